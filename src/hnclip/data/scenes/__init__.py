@@ -1,0 +1,70 @@
+"""`scenes`: a generated benchmark of dense, nearly identical captions that needs no download.
+
+`world` says what a scene is, `draw` paints it, `phrase` describes it; this file deals them out into splits.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from hashlib import sha256
+
+from PIL import Image
+
+from hnclip.data.records import Record, Region
+from hnclip.data.scenes.draw import draw_scene, thing_box
+from hnclip.data.scenes.phrase import describe
+from hnclip.data.scenes.world import STYLES, Scene, sample_family
+
+# Families per split. Four members each: 1,600 training pairs, 400 for validation, a test gallery of 1,000.
+FAMILIES = {"train": 400, "validation": 100, "test": 250}
+MEMBERS = 4
+
+
+@dataclass(frozen=True)
+class SceneImage:
+    """A picture that is drawn when somebody looks at it."""
+
+    scene: Scene
+
+    @property
+    def key(self) -> str:
+        return sha256(repr(self.scene).encode()).hexdigest()[:16]
+
+    def load(self) -> Image.Image:
+        return draw_scene(self.scene)
+
+
+def scene_records(
+    style: str, split: str, *, families: int | None = None, members: int = MEMBERS, seed: int = 0
+) -> list[Record]:
+    """The records of one style ("park" or "shelf") and split, always the same for the same arguments.
+
+    Every family has a random stream of its own, named by style, split, seed and number: splits share none, and a
+    smaller `families` gives a prefix of a larger one.
+    """
+    if style not in STYLES:
+        raise ValueError(f"style must be one of {', '.join(STYLES)}, not {style!r}")
+    if families is None:
+        if split not in FAMILIES:
+            raise ValueError(f"split must be one of {', '.join(FAMILIES)}, not {split!r}")
+        families = FAMILIES[split]
+    records = []
+    for family in range(families):
+        name = f"{style}/{split}/{seed}/{family}"
+        rng = random.Random(name)
+        for member, scene in enumerate(sample_family(STYLES[style], rng, members)):
+            caption = describe(scene, rng)
+            regions = zip(scene.things, caption.sentences)
+            records.append(
+                Record(
+                    id=f"{name}/{member}",
+                    image=SceneImage(scene),
+                    captions=(caption.text,),
+                    split=split,
+                    short=caption.short,
+                    regions=tuple(Region(thing_box(thing), sentence) for thing, sentence in regions),
+                    group=name,
+                )
+            )
+    return records

@@ -1,0 +1,117 @@
+"""Recall at K and rank statistics, in percent, per direction."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from .bootstrap import Interval, bootstrap_interval
+from .ranks import Ranks
+
+
+@dataclass(frozen=True)
+class DirectionMetrics:
+    """One direction: recall in percent by K, with intervals by K when they were asked for."""
+
+    recall: Mapping[int, float]
+    mean_rank: float
+    median_rank: float
+    queries: int
+    intervals: Mapping[int, Interval] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers and lists under "R@1", "R@1_interval", …, "mean_rank", "median_rank", "queries"."""
+        values: dict[str, Any] = {}
+        for k, recall in self.recall.items():
+            values[f"R@{k}"] = recall
+            if k in self.intervals:
+                values[f"R@{k}_interval"] = list(self.intervals[k])
+        values |= {"mean_rank": self.mean_rank, "median_rank": self.median_rank, "queries": self.queries}
+        return values
+
+
+@dataclass(frozen=True)
+class RetrievalMetrics:
+    """Both directions of one model on one gallery."""
+
+    text_to_image: DirectionMetrics
+    image_to_text: DirectionMetrics
+
+    def to_dict(self) -> dict[str, Any]:
+        """Both directions, ready for JSON, and "mean_R@K", the mean recall of the two, for every K."""
+        forward, backward = self.text_to_image, self.image_to_text
+        means = {f"mean_R@{k}": (forward.recall[k] + backward.recall[k]) / 2 for k in forward.recall}
+        return {"text_to_image": forward.to_dict(), "image_to_text": backward.to_dict(), **means}
+
+
+def recall_at(ranks: Tensor, k: int) -> float:
+    """Percentage of queries whose right answer is among the first k.
+
+    A query counts as soon as one right answer is found, the usual R@K of retrieval; it is not the share of
+    all right answers that were found.
+
+    Args:
+        ranks: 1-based ranks of one direction.
+        k: length of the result list; beyond the gallery size every query is a hit.
+
+    Shape:
+        ranks [n] integers.
+    """
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    if ranks.ndim != 1 or len(ranks) == 0:
+        raise ValueError(f"ranks must be [n] with at least one query, got shape {tuple(ranks.shape)}")
+    return 100 * int((ranks <= k).sum()) / len(ranks)
+
+
+def summarize(
+    ranks: Ranks,
+    ks: Sequence[int] = (1, 5, 10, 25, 50),
+    *,
+    intervals: bool = False,
+    groups: Tensor | None = None,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> RetrievalMetrics:
+    """Recall at every K, mean and median rank of both directions, with bootstrap intervals if asked.
+
+    Args:
+        ranks: from `retrieval_ranks`.
+        ks: lengths of the result list.
+        intervals: also bootstrap every recall. The captions of one image are always drawn together.
+        groups: label per image; images of one label (a family of near-duplicates) are drawn together, with
+            all their captions. Without it every image is its own group.
+        level, resamples, seed: as in `bootstrap_interval`.
+
+    Shape:
+        groups [I].
+    """
+    if not ks:
+        raise ValueError("ks must name at least one K")
+    images = len(ranks.image_to_text)
+    if groups is not None and groups.shape != (images,):
+        raise ValueError(f"groups must have one label per image, [{images}], got {tuple(groups.shape)}")
+    caption_groups = ranks.owner if groups is None else groups.cpu()[ranks.owner]  # [T]
+
+    def direction(of: Tensor, labels: Tensor | None) -> DirectionMetrics:
+        def interval(k: int) -> Interval:
+            hits = 100.0 * (of <= k)  # [n] in percent, like the recall
+            return bootstrap_interval(hits, groups=labels, level=level, resamples=resamples, seed=seed)
+
+        return DirectionMetrics(
+            recall={k: recall_at(of, k) for k in ks},
+            mean_rank=statistics.fmean(of.tolist()),
+            median_rank=float(statistics.median(of.tolist())),
+            queries=len(of),
+            intervals={k: interval(k) for k in ks} if intervals else {},
+        )
+
+    return RetrievalMetrics(
+        text_to_image=direction(ranks.text_to_image, caption_groups),
+        image_to_text=direction(ranks.image_to_text, groups),
+    )

@@ -1,0 +1,192 @@
+"""How the bundled model was made: short captions at 77 tokens, stretched to 248, then long captions.
+
+    hnclip pretrain --out models/tiny
+
+An endless stream of independent scenes of both styles (no families, no split of the benchmark), plain InfoNCE. It
+stands in for CLIP's and Long-CLIP's pre-training: what it leaves is a model that solves easy negatives. Every batch is
+a function of the seed and the step, and a killed run continues from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from hnclip.data.batches import Batch, prepare
+from hnclip.data.records import Record
+from hnclip.data.scenes import SceneImage, scene_records
+from hnclip.data.scenes.phrase import describe
+from hnclip.data.scenes.world import STYLES, sample_scene
+from hnclip.evaluate import retrieval_ranks, summarize
+from hnclip.files import replace_file
+from hnclip.losses import clip_loss
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import save, stretch
+from hnclip.models.tiny import OPENAI_MEAN, OPENAI_STD, tiny_clip
+from hnclip.models.tokenizer import train_tokenizer
+from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stretch of training: which text view, for how many steps, at which rate."""
+
+    view: str
+    steps: int
+    lr: float
+    warmup: int
+
+
+@dataclass(frozen=True)
+class PretrainConfig:
+    """The recipe. `vocabulary` counts tokens before missing bytes are added."""
+
+    out: Path = Path("runs/pretrain")
+    seed: int = 0
+    batch: int = 64
+    vocabulary: int = 1024
+    short: Stage = Stage("short", steps=1000, lr=1e-3, warmup=100)
+    long: Stage = Stage("caption", steps=2000, lr=1e-3, warmup=100)
+    scale_lr: float = 3e-3
+    scale_max: float = 100.0
+    weight_decay: float = 0.05
+    clip_grad: float = 1.0
+    log_every: int = 20
+    save_every: int = 100
+    evaluate_every: int = 400
+
+
+def pretrain(config: PretrainConfig, report: Callable[[str], None] = print) -> Path:
+    """Run or continue the recipe; returns the directory of the finished model."""
+    config.out.mkdir(parents=True, exist_ok=True)
+    settings = json.loads(json.dumps(asdict(config) | {"out": None}))
+    settings_file, state_file = config.out / "pretrain.json", config.out / "state.pt"
+    if state_file.exists() and json.loads(settings_file.read_text()) != settings:
+        raise ValueError(f"{config.out} holds a run with other settings; choose another --out or delete it")
+    with replace_file(settings_file) as partial:
+        partial.write_text(json.dumps(settings, indent=2) + "\n")
+
+    tokenizer = train_tokenizer(_tokenizer_texts(config.seed), config.vocabulary)
+    torch.manual_seed(config.seed)
+    model = DualEncoder(tiny_clip(tokenizer), tokenizer, image_mean=OPENAI_MEAN, image_std=OPENAI_STD)
+    state = torch.load(state_file, weights_only=True) if state_file.exists() else None
+    for name, stage in (("short", config.short), ("long", config.long)):
+        if name == "long":
+            stretch(model)
+        if state is not None and state["stage"] == "long" and name == "short":
+            continue  # done before the kill; the long stage's state carries its weights
+        _run_stage(name, stage, config, model, state if state and state["stage"] == name else None, report)
+        state = None if state is not None and state["stage"] == name else state
+    save(model, config.out / "model")
+    return config.out / "model"
+
+
+def _run_stage(
+    name: str,
+    stage: Stage,
+    config: PretrainConfig,
+    model: DualEncoder,
+    state: dict | None,
+    report: Callable[[str], None],
+) -> None:
+    rates = {"lr": stage.lr, "scale_lr": config.scale_lr, "weight_decay": config.weight_decay}
+    optimizer = build_optimizer(model, betas=(0.9, 0.98), **rates)
+    first = 0
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        first = state["step"]
+        report(f"{name}: continuing at step {first} of {stage.steps}")
+    started, seen = time.perf_counter(), 0
+    for step in range(first, stage.steps):
+        batch = _stream_batch(model, stage.view, config, f"{name}/{step}")
+        set_learning_rate(optimizer, learning_rate_factor(step, total=stage.steps, warmup=stage.warmup))
+        embeddings = model(batch)
+        image, text = embeddings.images["full"].vectors, embeddings.texts[stage.view].vectors
+        loss = clip_loss(image, text, embeddings.scale, ids=embeddings.ids)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_grad)
+        optimizer.step()
+        clamp_scale(model.clip.logit_scale, config.scale_max)
+        seen += len(batch)
+        done = step + 1
+        if done % config.log_every == 0 or done == stage.steps:
+            rate = seen / (time.perf_counter() - started)
+            entry = {
+                "stage": name,
+                "step": done,
+                "loss": round(loss.item(), 4),
+                "grad_norm": round(norm.item(), 3),
+                "scale": round(model.scale.item(), 2),
+                "pairs_per_second": round(rate, 1),
+            }
+            if done % config.evaluate_every == 0 or done == stage.steps:
+                entry |= _evaluate(model, stage.view)
+            with (config.out / "pretrain.jsonl").open("a") as log:
+                log.write(json.dumps(entry) + "\n")
+            left = (stage.steps - done) * config.batch / rate / 60
+            report(f"{name} {done}/{stage.steps}  {left:.0f} min left  {json.dumps(entry)}")
+        if done % config.save_every == 0 or done == stage.steps:
+            kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            with replace_file(config.out / "state.pt") as partial:
+                torch.save({"stage": name, "step": done, **kept}, partial)
+
+
+def _stream_record(name: str, style: str) -> Record:
+    rng = random.Random(name)
+    scene = sample_scene(STYLES[style], rng)
+    caption = describe(scene, rng)
+    return Record(id=name, image=SceneImage(scene), captions=(caption.text,), split="pretrain", short=caption.short)
+
+
+def _stream_batch(model: DualEncoder, view: str, config: PretrainConfig, name: str) -> Batch:
+    styles = sorted(STYLES)
+    records = [
+        _stream_record(f"pretrain/{config.seed}/{name}/{row}", styles[row % len(styles)]) for row in range(config.batch)
+    ]
+    data = prepare(
+        records, model.tokenizer, image_size=model.image_size, context=model.context, text_views=(view,)
+    )
+    return data.batch(range(len(records)))
+
+
+def _tokenizer_texts(seed: int) -> list[str]:
+    records = [_stream_record(f"tokenizer/{seed}/{row}", style) for row in range(4000) for style in sorted(STYLES)]
+    return [text for record in records for text in (record.captions[0], record.short or "")]
+
+
+@torch.no_grad()
+def _evaluate(model: DualEncoder, view: str) -> dict[str, float]:
+    """Recalls on the validation splits, to watch: the schedule is fixed and nothing is chosen by them."""
+    found = {}
+    for style in sorted(STYLES):
+        records = scene_records(style, "validation")
+        size, context = model.image_size, model.context
+        data = prepare(records, model.tokenizer, image_size=size, context=context, text_views=(view,))
+        parts = [model(data.batch(range(start, start + 100))) for start in range(0, len(data), 100)]
+        image = torch.cat([part.images["full"].vectors for part in parts])
+        text = torch.cat([part.texts[view].vectors for part in parts])
+        metrics = summarize(retrieval_ranks(image, text, torch.arange(len(data)))).to_dict()
+        found[f"{style}_R@1"] = round(metrics["text_to_image"]["R@1"], 2)
+        found[f"{style}_R@10"] = round(metrics["text_to_image"]["R@10"], 2)
+    return found
+
+
+def brief(config: PretrainConfig, steps: int) -> PretrainConfig:
+    """The same recipe in a few steps, for trying it out."""
+    return replace(
+        config,
+        short=replace(config.short, steps=steps, warmup=1),
+        long=replace(config.long, steps=steps, warmup=1),
+        save_every=max(1, steps // 2),
+        evaluate_every=steps,
+        log_every=1,
+        batch=8,
+    )
