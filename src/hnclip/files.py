@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +15,12 @@ from pathlib import Path
 def replace_file(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that takes its place, in one step, when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    partial = Path(name)
+    partial = _beside(path, "new")
+    partial.touch()
+    mode = partial.stat().st_mode  # what the umask allows; a writer that makes its own file may be stricter
     try:
         yield partial
+        partial.chmod(mode)
         _flush(partial)
         os.replace(partial, path)
     finally:
@@ -30,20 +32,27 @@ def replace_directory(path: Path) -> Iterator[Path]:
     """A temporary directory beside `path` that takes its place when the block ends without an error.
 
     Two renames swap an existing directory for the new one; a process killed between them leaves the old one beside
-    it as `.NAME.old…`, and `recover_directory` puts it back.
+    it as `.NAME.old-…`, and `recover_directory` puts it back.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.new", dir=path.parent))
-    partial.chmod(0o755)
+    path = path.resolve()  # behind a link it is the linked directory that is replaced
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} exists and is not a directory")
+    partial, old = _beside(path, "new"), _beside(path, "old")
+    partial.mkdir(parents=True)
+    mode = partial.stat().st_mode & 0o666  # what the umask allows; some writers make their files private
     try:
         yield partial
         for file in partial.rglob("*"):
             if file.is_file():
+                file.chmod(mode)
                 _flush(file)
         if path.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old", dir=path.parent))
             os.replace(path, old)
-            os.replace(partial, path)
+            try:
+                os.replace(partial, path)
+            except BaseException:
+                os.replace(old, path)
+                raise
             shutil.rmtree(old)
         else:
             os.replace(partial, path)
@@ -54,14 +63,23 @@ def replace_directory(path: Path) -> Iterator[Path]:
 def recover_directory(path: Path) -> None:
     """Finish what a kill interrupted in `replace_directory`: bring back the old directory if no new one came, and
     clear away what was left unfinished."""
-    old = sorted(path.parent.glob(f".{path.name}.old*"), key=lambda found: found.stat().st_mtime)
-    if not path.exists():
-        while old and not path.exists():
-            candidate = old.pop()
-            if any(candidate.iterdir()):
-                os.replace(candidate, path)
-    for leftover in [*old, *path.parent.glob(f".{path.name}.new*")]:
+    path = path.resolve()
+    old = _left_beside(path, "old")
+    if old and not path.exists():
+        os.replace(old.pop(), path)
+    for leftover in [*old, *_left_beside(path, "new")]:
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _beside(path: Path, mark: str) -> Path:
+    return path.with_name(f".{path.name}.{mark}-{secrets.token_hex(4)}")
+
+
+def _left_beside(path: Path, mark: str) -> list[Path]:
+    """The directories that `_beside` named for this path, oldest first."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.{mark}-[0-9a-f]{{8}}")
+    found = [other for other in path.parent.glob(".*") if name.fullmatch(other.name) and other.is_dir()]
+    return sorted(found, key=lambda other: other.stat().st_mtime)
 
 
 def _flush(file: Path) -> None:

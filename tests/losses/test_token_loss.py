@@ -163,3 +163,5 @@ def test_values_are_not_looked_at_when_told():
     leaves, masks = make_tokens(3, 2, 4, 4)
     nan = torch.full_like(leaves[0], float("nan"))
     assert token_loss(nan, leaves[1], *masks, leaves[2], check_values=False).isnan()
+    masks[1][0] = False
+    assert token_loss(*leaves[:2], *masks, leaves[2], check_values=False).isnan()

@@ -19,7 +19,7 @@ from hnclip.models.tokenizer import tokenize
 
 IMAGE_VIEWS: dict[str, Callable[[Record], Image.Image]] = {"full": lambda record: record.image.load()}
 TEXT_VIEWS: dict[str, Callable[[Record], str]] = {
-    "caption": lambda record: record.captions[0],
+    "caption": lambda record: _required(next(iter(record.captions), None), record, "a caption"),
     "short": lambda record: _required(record.short, record, "a short caption"),
 }
 
@@ -46,6 +46,9 @@ class TextBatch:
         lengths = self.lengths[rows]
         # Causal attention makes everything behind the end token irrelevant, so trimming is exact.
         return TextBatch(self.ids[rows, : int(lengths.max())], lengths)
+
+    def to(self, device: torch.device) -> TextBatch:
+        return TextBatch(self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True))
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,7 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         return Batch(
             {name: view.to(device, non_blocking=True) for name, view in self.images.items()},
-            {
-                name: TextBatch(view.ids.to(device, non_blocking=True), view.lengths.to(device, non_blocking=True))
-                for name, view in self.texts.items()
-            },
+            {name: view.to(device) for name, view in self.texts.items()},
             self.ids.to(device, non_blocking=True),
             None if self.margin_text is None else self.margin_text.to(device, non_blocking=True),
         )
@@ -121,6 +121,8 @@ class PairData:
 
     def with_margin_text(self, vectors: Tensor) -> PairData:
         """The same data, carrying one frozen caption embedding per record."""
+        if len(vectors) != len(self):
+            raise ValueError(f"vectors has {len(vectors)} rows for {len(self)} records")
         return replace(self, margin_text=vectors)
 
     def batch(self, indices: Sequence[int]) -> Batch:
@@ -152,11 +154,11 @@ def prepare(
     for name in text_views:
         if name not in TEXT_VIEWS:
             raise ValueError(f"unknown text view {name!r}; known: {', '.join(TEXT_VIEWS)}")
+    texts = {name: tokenize(tokenizer, [TEXT_VIEWS[name](r) for r in records], context) for name in text_views}
     images = {name: torch.empty(len(records), 3, image_size, image_size, dtype=torch.uint8) for name in image_views}
     for row, record in enumerate(progress(records)):
         for name in image_views:
             images[name][row] = preprocess_image(IMAGE_VIEWS[name](record), image_size)
-    texts = {name: tokenize(tokenizer, [TEXT_VIEWS[name](r) for r in records], context) for name in text_views}
     return PairData(
         records=records,
         images=images,
@@ -175,7 +177,7 @@ def _identities(records: Sequence[Record]) -> Tensor:
         [
             (
                 pictures.setdefault(record.image.key, len(pictures)),
-                captions.setdefault(record.captions[0], len(captions)),
+                captions.setdefault(TEXT_VIEWS["caption"](record), len(captions)),
             )
             for record in records
         ]

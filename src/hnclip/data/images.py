@@ -20,10 +20,12 @@ def preprocess_image(image: Image.Image, size: int) -> Tensor:
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    if image.mode.startswith("I;16"):  # Pillow would clip sixteen bits to eight, not scale them
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     image = image.convert("RGB")
     width, height = image.size
-    ratio = size / min(width, height)
-    width, height = max(size, int(width * ratio)), max(size, int(height * ratio))
+    short = min(width, height)
+    width, height = int(size * width / short), int(size * height / short)
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = (width - size) // 2, (height - size) // 2

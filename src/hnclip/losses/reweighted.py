@@ -191,12 +191,12 @@ def debiased_negatives(pairs: Pairs, beta: float, tau_plus: float) -> list[tuple
     directions = []
     for positive, log_sum, log_count in log_sums(pairs, beta):  # [R] each
         floor = log_count - pairs.scale  # [R]
-        share = (
-            log_tau + log_count + positive - log_sum
-        )  # [R], log of what is subtracted over what it is taken from
-        negative = share >= 0  # nothing remains; −1 stands in so that no NaN enters the gradient
-        remaining = torch.log(-torch.expm1(share.masked_fill(negative, -1.0)))  # [R]
+        # Log of what is subtracted, relative to what it is taken from; at 0 or more nothing remains.
+        share = log_tau + log_count + positive - log_sum  # [R]
+        exhausted = share >= 0  # [R]
+        # −1 stands in there, so that the branch not taken sends no NaN into the gradient.
+        remaining = torch.log(-torch.expm1(share.masked_fill(exhausted, -1.0)))  # [R]
         debiased = log_sum + remaining - math.log1p(-tau_plus)  # [R]
-        floored = negative | (debiased < floor)  # [R]
+        floored = exhausted | (debiased < floor)  # [R]
         directions.append((positive, torch.where(floored, floor, debiased), floored))
     return directions

@@ -23,6 +23,7 @@ from hnclip.losses.hard_negative import (
 )
 
 # Most patch-word similarities in one chunk, 128 MiB in float32: 16 pairs of 256 patches and 248 words fit.
+# Chunks below 32 MiB would stay in the C library's heap when freed and leave it in fragments.
 CHUNK_ELEMENTS = 2**25
 
 
@@ -44,8 +45,8 @@ def token_loss(
     words of max over patches; L = ½[CE(s·i2t) + CE(s·t2iᵀ)]. The two are different matrices, unlike S and Sᵀ.
 
     Memory: the N²·P·Q similarities are made and reduced in chunks of at most `CHUNK_ELEMENTS` (never less
-    than one query's), forward and backward. Between the two only the maxima and their positions are kept,
-    about N²·(P + Q) numbers.
+    than one query's), forward and backward; two or three are alive at a time. Between forward and backward
+    only the maxima and their positions are kept, about N²·(P + Q) numbers.
 
     Args:
         patches, words: token embeddings of all N pairs, used as given (the caller normalises).
@@ -53,7 +54,7 @@ def token_loss(
             the other places is never read.
         scale, offset, rows, ids, check_values: as in `hard_negative_loss`. Finding the token columns that
             nobody uses, to drop them, makes an accelerator wait for the host once per side, whatever
-            check_values says.
+            check_values says; without it a pair that has no token makes the loss NaN.
 
     Shape:
         patches [N, P, D]; words [N, Q, D]; patch_mask [N, P] bool; word_mask [N, Q] bool; returns a scalar.

@@ -21,6 +21,9 @@ class DualEncoder(nn.Module):
     its own final norm and projection.
     """
 
+    image_mean: Tensor  # [1, 3, 1, 1]
+    image_std: Tensor  # [1, 3, 1, 1]
+
     def __init__(
         self, clip: Any, tokenizer: Any, *, image_mean: tuple[float, ...], image_std: tuple[float, ...]
     ) -> None:
@@ -113,7 +116,7 @@ class DualEncoder(nn.Module):
 
 def _split(encoded: ViewEmbeddings, sizes: Mapping[str, int]) -> dict[str, ViewEmbeddings]:
     if len(sizes) == 1:
-        return {name: encoded for name in sizes}
+        return dict.fromkeys(sizes, encoded)
     vectors = encoded.vectors.split(list(sizes.values()))
     tokens = [None] * len(sizes) if encoded.tokens is None else encoded.tokens.split(list(sizes.values()))
     masks = [None] * len(sizes) if encoded.mask is None else encoded.mask.split(list(sizes.values()))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -34,37 +37,69 @@ def load(model: str | Path = BUNDLED) -> DualEncoder:
 def _load_directory(directory: Path) -> DualEncoder:
     from transformers import CLIPModel, CLIPTokenizer
 
-    config_file = directory / "config.json"
+    config_file, weights_file = directory / "config.json", directory / "model.safetensors"
     if not config_file.is_file():
         raise ValueError(f"{directory} has no config.json: it is not a saved model")
-    try:
-        kind = json.loads(config_file.read_text(encoding="utf-8")).get("model_type")
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{config_file} is not valid JSON: {error}") from error
+    kind = _read_settings(config_file).get("model_type")
     if kind != "clip":
         raise ValueError(f"{config_file} says model_type {kind!r}; only 'clip' can be opened")
-    if not (directory / "model.safetensors").is_file():
+    if not weights_file.is_file():
         raise ValueError(f"{directory} has no model.safetensors; weights in other formats are not read")
-    try:
-        clip, info = CLIPModel.from_pretrained(
-            directory, use_safetensors=True, output_loading_info=True, local_files_only=True
-        )
-    except Exception as error:  # safetensors and transformers raise many types for a damaged file; say which file
-        raise ValueError(f"{directory / 'model.safetensors'} cannot be read: {error}") from error
-    if info["missing_keys"] or info["mismatched_keys"]:
-        wrong = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
-        raise ValueError(f"{directory / 'model.safetensors'} lacks or misfits {len(wrong)} tensors, first: {wrong[0]}")
-    tokenizer = CLIPTokenizer.from_pretrained(directory, local_files_only=True)
+    # Without its files transformers would quietly make up a tokenizer of two words.
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+        raise ValueError(f"{directory} has no tokenizer.json: captions cannot be read without it")
+    with _quietly():
+        try:
+            clip, info = CLIPModel.from_pretrained(
+                directory,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # named below, together with what is missing
+            )
+        except Exception as error:  # safetensors and transformers raise many types for a damaged file; say which file
+            raise ValueError(f"{weights_file} cannot be read: {error}") from error
+        if wrong := sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}):
+            raise ValueError(f"{weights_file} lacks or misfits {len(wrong)} tensors, first: {wrong[0]}")
+        tokenizer = CLIPTokenizer.from_pretrained(directory, local_files_only=True)
     mean, std = _picture_statistics(directory)
     return DualEncoder(clip, tokenizer, image_mean=mean, image_std=std)
 
 
 def _picture_statistics(directory: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    file = directory / "preprocessor_config.json"
-    if not file.is_file():
-        return OPENAI_MEAN, OPENAI_STD
-    settings = json.loads(file.read_text(encoding="utf-8"))
+    """Mean and deviation from where an image processor or a whole processor keeps them, else OpenAI's."""
+    settings: dict[str, Any] = {}
+    if (file := directory / "preprocessor_config.json").is_file():
+        settings = _read_settings(file)
+    elif (file := directory / "processor_config.json").is_file():
+        settings = _read_settings(file).get("image_processor", {})
     return tuple(settings.get("image_mean", OPENAI_MEAN)), tuple(settings.get("image_std", OPENAI_STD))
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file} holds {type(settings).__name__}, not an object of settings")
+    return settings
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """No progress bars and load reports from transformers; its own settings come back afterwards."""
+    from transformers.utils import logging
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def save(model: DualEncoder, directory: str | Path) -> None:
@@ -81,7 +116,7 @@ def save(model: DualEncoder, directory: str | Path) -> None:
         image_mean=model.image_mean.flatten().tolist(),
         image_std=model.image_std.flatten().tolist(),
     )
-    with replace_directory(Path(directory)) as partial:
+    with _quietly(), replace_directory(Path(directory)) as partial:
         model.clip.save_pretrained(partial)
         model.tokenizer.model_max_length = model.context
         model.tokenizer.save_pretrained(partial)

@@ -37,7 +37,7 @@ def stretch_positions(table: Tensor, *, keep: int = KEEP, ratio: int = RATIO, tr
     if length > trained:
         raise ValueError(
             f"table has {length} positions, more than the {trained} of an unstretched model: stretching it again "
-            "would corrupt the trained positions. Use the model as it is, or pass `trained` if it really is unstretched."
+            "would corrupt what they learnt. Use the model as it is, or pass `trained` if it really is unstretched."
         )
     if not 0 <= keep < length - 1:
         raise ValueError(f"keep must be between 0 and {length - 2} for a table of {length} positions, got {keep}")

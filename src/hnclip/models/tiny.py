@@ -11,7 +11,7 @@ OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def tiny_clip(tokenizer: Any, *, scale: float = 14.3) -> Any:
-    """A fresh `transformers.CLIPModel` of about 2.5 million parameters for this tokenizer, 77 tokens long."""
+    """A fresh `transformers.CLIPModel` of about 1.8 million parameters for this tokenizer, 77 tokens long."""
     from math import log
 
     from transformers import CLIPConfig, CLIPModel
@@ -37,6 +37,6 @@ def tiny_clip(tokenizer: Any, *, scale: float = 14.3) -> Any:
             "eos_token_id": tokenizer.eos_token_id,
             "pad_token_id": tokenizer.pad_token_id,
         },
-        vision_config={**tower(160), "image_size": IMAGE_SIZE, "patch_size": PATCH},
+        vision_config={**tower(128), "image_size": IMAGE_SIZE, "patch_size": PATCH},
     )
     return CLIPModel(config)

@@ -46,9 +46,9 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    learnt = backend.get_vocab()
     merges = [tuple(pair) for pair in json.loads(backend.to_str())["model"]["merges"]]
-    symbols = [s for s, _ in sorted(learnt.items(), key=lambda item: item[1]) if s not in (start, end)]
-    missing = [symbol for letter in alphabet for symbol in (letter, f"{letter}</w>") if symbol not in learnt]
-    vocab = {symbol: index for index, symbol in enumerate([*symbols, *missing, start, end])}
-    return CLIPTokenizer(vocab=vocab, merges=merges)
+    # OpenAI's order: bytes, bytes at the end of a word, merged symbols, start, end. The trainer's own order of single
+    # symbols differs from process to process.
+    letters = [*alphabet, *(f"{letter}</w>" for letter in alphabet)]
+    symbols = dict.fromkeys([*letters, *("".join(pair) for pair in merges), start, end])
+    return CLIPTokenizer(vocab={symbol: index for index, symbol in enumerate(symbols)}, merges=merges)

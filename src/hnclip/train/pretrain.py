@@ -12,19 +12,21 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hnclip.data.batches import Batch, prepare
 from hnclip.data.records import Record
 from hnclip.data.scenes import SceneImage, scene_records
-from hnclip.data.scenes.phrase import describe
+from hnclip.data.scenes.phrase import describe, describe_briefly
 from hnclip.data.scenes.world import STYLES, sample_scene
 from hnclip.evaluate import retrieval_ranks, summarize
-from hnclip.files import replace_file
+from hnclip.files import replace_directory, replace_file
 from hnclip.losses import clip_loss
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import save, stretch
@@ -35,9 +37,10 @@ from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_f
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of training: which text view, for how many steps, at which rate."""
+    """One stretch of training: which text view of scenes with how many things, for how many steps, at which rate."""
 
     view: str
+    things: tuple[int, int]
     steps: int
     lr: float
     warmup: int
@@ -51,8 +54,8 @@ class PretrainConfig:
     seed: int = 0
     batch: int = 64
     vocabulary: int = 1024
-    short: Stage = Stage("short", steps=1000, lr=1e-3, warmup=100)
-    long: Stage = Stage("caption", steps=2000, lr=1e-3, warmup=100)
+    short: Stage = Stage("short", things=(1, 3), steps=1200, lr=1.5e-3, warmup=100)
+    long: Stage = Stage("caption", things=(4, 6), steps=3600, lr=1.5e-3, warmup=100)
     scale_lr: float = 3e-3
     scale_max: float = 100.0
     weight_decay: float = 0.05
@@ -72,7 +75,7 @@ def pretrain(config: PretrainConfig, report: Callable[[str], None] = print) -> P
     with replace_file(settings_file) as partial:
         partial.write_text(json.dumps(settings, indent=2) + "\n")
 
-    tokenizer = train_tokenizer(_tokenizer_texts(config.seed), config.vocabulary)
+    tokenizer = _tokenizer(config)
     torch.manual_seed(config.seed)
     model = DualEncoder(tiny_clip(tokenizer), tokenizer, image_mean=OPENAI_MEAN, image_std=OPENAI_STD)
     state = torch.load(state_file, weights_only=True) if state_file.exists() else None
@@ -104,11 +107,10 @@ def _run_stage(
         first = state["step"]
         report(f"{name}: continuing at step {first} of {stage.steps}")
     started, seen = time.perf_counter(), 0
-    for step in range(first, stage.steps):
-        batch = _stream_batch(model, stage.view, config, f"{name}/{step}")
+    for step, batch in enumerate(_stream(model, name, stage, config, first), start=first):
         set_learning_rate(optimizer, learning_rate_factor(step, total=stage.steps, warmup=stage.warmup))
         embeddings = model(batch)
-        image, text = embeddings.images["full"].vectors, embeddings.texts[stage.view].vectors
+        image, text = embeddings.images["full"].vectors, embeddings.texts["caption"].vectors
         loss = clip_loss(image, text, embeddings.scale, ids=embeddings.ids)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -139,27 +141,46 @@ def _run_stage(
                 torch.save({"stage": name, "step": done, **kept}, partial)
 
 
-def _stream_record(name: str, style: str) -> Record:
+def _stream_record(name: str, style: str, stage: Stage) -> Record:
+    """A scene of its own and one text of it. The text is the record's only caption, whatever its length."""
     rng = random.Random(name)
-    scene = sample_scene(STYLES[style], rng)
-    caption = describe(scene, rng)
-    return Record(id=name, image=SceneImage(scene), captions=(caption.text,), split="pretrain", short=caption.short)
+    scene = sample_scene(STYLES[style], rng, stage.things)
+    text = describe(scene, rng).text if stage.view == "caption" else describe_briefly(scene, rng)
+    return Record(id=name, image=SceneImage(scene), captions=(text,), split="pretrain")
 
 
-def _stream_batch(model: DualEncoder, view: str, config: PretrainConfig, name: str) -> Batch:
+def _stream(model: DualEncoder, name: str, stage: Stage, config: PretrainConfig, first: int) -> Iterator[Batch]:
+    """Batches from step `first` on, the next one drawn while the model works on the present one. Styles take turns, so
+    that no negative is told apart by its style alone."""
     styles = sorted(STYLES)
-    records = [
-        _stream_record(f"pretrain/{config.seed}/{name}/{row}", styles[row % len(styles)]) for row in range(config.batch)
-    ]
-    data = prepare(
-        records, model.tokenizer, image_size=model.image_size, context=model.context, text_views=(view,)
-    )
-    return data.batch(range(len(records)))
+    rows = range(config.batch)
+
+    def make(step: int) -> Batch:
+        prefix, style = f"pretrain/{config.seed}/{name}/{step}", styles[step % len(styles)]
+        records = [_stream_record(f"{prefix}/{row}", style, stage) for row in rows]
+        data = prepare(records, model.tokenizer, image_size=model.image_size, context=model.context)
+        return data.batch(rows)
+
+    with ThreadPoolExecutor(1) as ahead:
+        upcoming = ahead.submit(make, first)
+        for step in range(first, stage.steps):
+            batch = upcoming.result()
+            if step + 1 < stage.steps:
+                upcoming = ahead.submit(make, step + 1)
+            yield batch
 
 
-def _tokenizer_texts(seed: int) -> list[str]:
-    records = [_stream_record(f"tokenizer/{seed}/{row}", style) for row in range(4000) for style in sorted(STYLES)]
-    return [text for record in records for text in (record.captions[0], record.short or "")]
+def _tokenizer(config: PretrainConfig) -> Any:
+    """Learnt from both kinds of text of both styles; kept with the run, because the weights belong to its ids."""
+    from transformers import CLIPTokenizer
+
+    directory = config.out / "tokenizer"
+    if not directory.exists():
+        names = [(f"tokenizer/{config.seed}/{i}", style) for i in range(4000) for style in sorted(STYLES)]
+        texts = [_stream_record(*name, stage).captions[0] for name in names for stage in (config.short, config.long)]
+        with replace_directory(directory) as partial:
+            train_tokenizer(texts, config.vocabulary).save_pretrained(partial)
+    return CLIPTokenizer.from_pretrained(directory)
 
 
 @torch.no_grad()

@@ -45,10 +45,9 @@ def scene_records(
     """
     if style not in STYLES:
         raise ValueError(f"style must be one of {', '.join(STYLES)}, not {style!r}")
-    if families is None:
-        if split not in FAMILIES:
-            raise ValueError(f"split must be one of {', '.join(FAMILIES)}, not {split!r}")
-        families = FAMILIES[split]
+    if split not in FAMILIES:
+        raise ValueError(f"split must be one of {', '.join(FAMILIES)}, not {split!r}")
+    families = FAMILIES[split] if families is None else families
     records = []
     for family in range(families):
         name = f"{style}/{split}/{seed}/{family}"

@@ -43,7 +43,14 @@ _GROUND: dict[str, Colour] = {
     "meadow": (134, 190, 96),
     "beach": (232, 212, 158),
     "desert": (206, 140, 88),
-    "snowfield": (222, 232, 240),
+    "snowfield": (206, 220, 236),
+}
+# Moonlight keeps the ground readable, darker than by day; the desert turns dusky so that brown things stand out.
+_GROUND_AT_NIGHT: dict[str, Colour] = {
+    "meadow": (73, 104, 52),
+    "beach": (127, 116, 86),
+    "desert": (104, 66, 82),
+    "snowfield": (122, 127, 132),
 }
 _SKY: dict[str, tuple[Colour, Colour]] = {
     "morning": ((190, 224, 244), (255, 222, 196)),
@@ -88,9 +95,8 @@ def thing_box(thing: Thing) -> Box:
 def _park(scene: Scene) -> Image.Image:
     canvas = _gradient(*_SKY[scene.aspect("hour")]).copy()
     draw = ImageDraw.Draw(canvas)
-    ground = _GROUND[scene.aspect("ground")]
-    if scene.aspect("hour") == "night":  # moonlight keeps the ground readable, darker than by day
-        ground = tuple(int(channel * 0.55) for channel in ground)  # type: ignore[assignment]
+    grounds = _GROUND_AT_NIGHT if scene.aspect("hour") == "night" else _GROUND
+    ground = grounds[scene.aspect("ground")]
     horizon = _CELL + 16
     draw.rectangle((0, horizon, SIDE, SIDE), fill=ground)
     for row in (1, 2):  # paths under the two ground rows give the eye a depth cue
@@ -287,7 +293,7 @@ _SHAPES: dict[str, dict] = {
         "trim": ((_METAL, (_box(0.46, 0.6, 0.54, 0.92), _box(0.22, 0.92, 0.78, 1))),),
     },
     "candle": {
-        "body": (_box(0.32, 0.26, 0.68, 0.9),),
+        "body": (_box(0.24, 0.26, 0.76, 0.9),),
         "trim": (((255, 190, 60), (_oval(0.42, 0, 0.58, 0.24),)), (_METAL, (_box(0.14, 0.9, 0.86, 1),))),
     },
     "box": {
@@ -297,6 +303,9 @@ _SHAPES: dict[str, dict] = {
     "ball": {"body": (_oval(0.06, 0.12, 0.94, 1),)},
     "frame": {
         "body": (_box(0.02, 0.1, 0.98, 1),),
-        "trim": (((150, 200, 230), (_box(0.24, 0.32, 0.76, 0.78),)), ((90, 150, 90), (_poly(0.24, 0.78, 0.5, 0.46, 0.76, 0.78),))),
+        "trim": (
+            ((150, 200, 230), (_box(0.24, 0.32, 0.76, 0.78),)),
+            ((90, 150, 90), (_poly(0.24, 0.78, 0.5, 0.46, 0.76, 0.78),)),
+        ),
     },
 }

@@ -38,10 +38,11 @@ def describe(scene: Scene, rng: random.Random) -> Caption:
     parts.append(relations.pop())
     target = rng.randint(92, 128)
     while _words(parts) < target:
-        parts.append(relations.pop() if relations and rng.random() < 0.7 else closings.pop())
+        more_relations = relations and (rng.random() < 0.7 or not closings)
+        parts.append(relations.pop() if more_relations else closings.pop())
         if not relations and not closings:
             break
-    return Caption(text=" ".join(parts), short=_short(scene, wording, rng), sentences=sentences)
+    return Caption(text=" ".join(parts), short=describe_briefly(scene, rng), sentences=sentences)
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,15 @@ def _relations(scene: Scene, wording: _Wording, rng: random.Random) -> list[str]
     ]
 
 
-def _short(scene: Scene, wording: _Wording, rng: random.Random) -> str:
-    """Two or three things and the backdrop, in one sentence."""
-    picked = rng.sample(scene.things, min(len(scene.things), rng.randint(2, 3)))
-    looks = [_article(f"{thing.colour} {thing.kind}") for thing in picked]
-    if rng.random() < 0.6:
-        looks[0] += f" {rng.choice(wording.places[picked[0].cell])}"
-    listing = f"{', '.join(looks[:-1])} and {looks[-1]}"
+def describe_briefly(scene: Scene, rng: random.Random) -> str:
+    """One sentence: up to three things, some of them with their place or all their attributes, and the backdrop."""
+    wording = _WORDINGS[scene.style]
+    phrases = []
+    for thing in rng.sample(scene.things, min(len(scene.things), rng.randint(2, 3))):
+        phrase = _look(thing, wording, rng) if rng.random() < 0.5 else f"{thing.colour} {thing.kind}"
+        place = f" {rng.choice(wording.places[thing.cell])}" if rng.random() < 0.4 else ""
+        phrases.append(_article(phrase) + place)
+    listing = " and ".join(filter(None, (", ".join(phrases[:-1]), phrases[-1])))
     words = {"listing": listing, **dict(scene.backdrop), **_backdrop_phrases(scene, rng)}
     return _capital(rng.choice(wording.shorts).format(**words))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 SIZES = ("small", "medium", "large")
 PATTERNS = ("plain", "striped", "dotted", "checked")
@@ -109,7 +110,7 @@ def change_one_detail(scene: Scene, rng: random.Random) -> Scene:
         taken = {thing.cell for thing in scene.things}
         free = [(c, r) for r in range(ROWS) for c in range(COLUMNS) if (c, r) not in taken]
         column, row = rng.choice(free)
-        changed = replace(thing, column=column, row=row)
+        change: dict[str, Any] = {"column": column, "row": row}
     else:
         options: tuple[str, ...] = {
             "colour": style.colours,
@@ -118,8 +119,8 @@ def change_one_detail(scene: Scene, rng: random.Random) -> Scene:
             "kind": tuple(kind for kind in style.kinds if all(kind != t.kind for t in scene.things)),
         }[detail]
         value = rng.choice([option for option in options if option != getattr(thing, detail)])
-        changed = replace(thing, **{detail: value})
-    things = [*scene.things[:index], changed, *scene.things[index + 1 :]]
+        change = {detail: value}
+    things = [*scene.things[:index], replace(thing, **change), *scene.things[index + 1 :]]
     return replace(scene, things=tuple(sorted(things, key=lambda t: (t.row, t.column))))
 
 

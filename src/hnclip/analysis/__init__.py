@@ -1,0 +1,1 @@
+"""What runs and evaluations show: figures, examples, reports."""

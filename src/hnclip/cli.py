@@ -1,0 +1,178 @@
+"""The `hnclip` command: parses, calls, prints.
+
+Nothing heavy is imported before a command needs it, so help answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HELP = """usage: hnclip COMMAND [options]        hnclip COMMAND --help for the options
+
+image–text retrieval for long, nearly identical captions
+
+  demo       fine-tune the bundled model with InfoNCE and with HN-CLIP, compare, write a report
+  train      fine-tune a model; continue a stopped run with --resume RUN
+  eval       retrieval metrics of a model on a data set
+  pretrain   make the bundled model anew
+
+  --version  print the version
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 when it worked, 1 when it failed with a message, 2 for a wrong call, 130 when interrupted."""
+    command, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    if command in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    if command == "--version":
+        from hnclip import __version__
+
+        print(f"hnclip {__version__}")
+        return 0
+    if command not in COMMANDS:
+        print(f"hnclip: there is no command {command!r}\n\n{HELP}", end="", file=sys.stderr)
+        return 2
+    try:
+        COMMANDS[command](rest)
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"hnclip {command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"hnclip {command}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _train(arguments: Sequence[str]) -> None:
+    from hnclip import recipes
+    from hnclip.config import TrainConfig, from_json
+    from hnclip.options import Train
+
+    base = recipes.RECIPES[_value(arguments, "--recipe", "demo", recipes.RECIPES)]()
+    if (path := _value(arguments, "--config")) is not None:
+        base = from_json(TrainConfig, Path(path).read_text(encoding="utf-8"))
+    options = _parse(Train, "train", arguments, Train(run=base))
+
+    from hnclip.train.loop import resume, train
+
+    report = _silent if options.json or options.quiet else _say
+    quiet = options.quiet or options.json
+    if options.resume is not None:
+        result = resume(options.resume, quiet=quiet, report=report)
+    else:
+        result = train(options.run, quiet=quiet, report=report)
+    if options.json:
+        print(json.dumps({**vars(result), "out": str(result.out)}))
+        return
+    print(f"trained {result.steps} steps in {result.seconds:.0f} s")
+    for name, found in (("best", result.best), ("last", result.last)):
+        print(f"  {name}: epoch {found['epoch']}, validation R@1 {found['mean_R@1']:.1f}   {result.out / name}")
+    print(f"next: hnclip eval --model {result.out / 'best'}")
+
+
+def _eval(arguments: Sequence[str]) -> None:
+    from hnclip.options import Eval
+
+    options = _parse(Eval, "eval", arguments)
+
+    from hnclip.data.sources import open_records
+    from hnclip.evaluate import format_results
+    from hnclip.evaluate.retrieval import evaluate, prepare_gallery
+    from hnclip.files import replace_file
+    from hnclip.models.load import load
+    from hnclip.train.log import progress_bar
+    from hnclip.train.loop import pick_device
+
+    records = open_records(options.data, options.split)
+    model = load(options.model).to(pick_device(options.device))
+    gallery = prepare_gallery(records, model)
+    with progress_bar("encoding batches", quiet=options.quiet or options.json) as bar:
+        found = evaluate(model, gallery, intervals=True, batch=options.batch, progress=bar.walk)
+    metrics = {
+        "model": options.model,
+        "data": options.data,
+        "split": options.split,
+        "images": len(records),
+        "captions": len(gallery.captions),
+        "truncated_captions": gallery.truncated,
+        **found.metrics.to_dict(),
+    }
+    if options.out is not None:
+        ranks = {
+            "text_to_image": found.ranks.text_to_image.tolist(),
+            "image_to_text": found.ranks.image_to_text.tolist(),
+        }
+        with replace_file(options.out) as partial:
+            partial.write_text(json.dumps({**metrics, "ids": [r.id for r in records], "ranks": ranks}) + "\n")
+    if options.json:
+        print(json.dumps(metrics))
+        return
+    print(f"{options.model} on {options.data} {options.split}: {len(records)} images, {len(gallery.captions)} captions")
+    if gallery.truncated:
+        print(f"warning: {gallery.truncated} captions are cut at {model.context} tokens")
+    print(format_results({options.model: metrics}, ks=(1, 5, 10, 25, 50)))
+
+
+def _demo(arguments: Sequence[str]) -> None:
+    from hnclip.options import Demo
+
+    options = _parse(Demo, "demo", arguments)
+
+    from hnclip.demo import demo
+
+    quiet = options.quiet or options.json
+    results = demo(options.out, seed=options.seed, quiet=quiet, report=_silent if quiet else _say)
+    print(json.dumps(results.to_dict()) if options.json else results.to_text())
+
+
+def _pretrain(arguments: Sequence[str]) -> None:
+    from hnclip.options import Pretrain
+
+    options = _parse(Pretrain, "pretrain", arguments)
+
+    from hnclip.train.pretrain import PretrainConfig, brief, pretrain
+
+    config = PretrainConfig(out=options.out, seed=options.seed)
+    model = pretrain(brief(config, options.brief) if options.brief else config, report=_say)
+    print(f"the model is in {model}")
+
+
+def _parse(kind: type, command: str, arguments: Sequence[str], default: Any = None) -> Any:
+    import tyro
+
+    extra = {} if default is None else {"default": default}
+    return tyro.cli(kind, prog=f"hnclip {command}", args=arguments, **extra)
+
+
+def _value(arguments: Sequence[str], flag: str, default: Any = None, allowed: Any = None) -> Any:
+    """The value behind a flag that decides the defaults of all others, so it is read before they are parsed. A value
+    that is not allowed is left for the parser, which says so properly."""
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == flag:
+            found = value if equals else next(iter(arguments[index + 1 : index + 2]), default)
+            return found if allowed is None or found in allowed else default
+    return default
+
+
+def _say(text: str) -> None:
+    """Progress goes to standard error; standard output is for results."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "demo": _demo,
+    "train": _train,
+    "eval": _eval,
+    "pretrain": _pretrain,
+}

@@ -1,0 +1,181 @@
+"""What a run is made of: frozen dataclasses, checked on creation, saved with every run as JSON.
+
+No heavy import here: the command line builds its help from these.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+GlobalLoss = Literal[
+    "hn",
+    "infonce",
+    "fixed_margin",
+    "score_margin",
+    "hn_nce",
+    "hcl",
+    "debiased",
+    "max_hinge",
+    "siglip",
+]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """The loss: an exchangeable global term plus the token term."""
+
+    global_loss: GlobalLoss = "hn"
+    """Which global term. hn is the paper's, infonce plain CLIP, the others are rivals (docs/method.md)."""
+    gamma: float = 0.5
+    """Strength of the similarity margin γ (hn only). 0 makes hn plain InfoNCE."""
+    margin: float = 0.0
+    """A constant margin m added to every negative (hn only). The paper has none."""
+    center: float | Literal["mean"] = 0.0
+    """What is subtracted from caption similarities before γ: 0 as in the paper, a number, or the batch mean."""
+    margin_source: Literal["live", "frozen"] = "live"
+    """Where caption similarities come from: the encoder in training, or a copy frozen at the start."""
+    token_weight: float = 1.0
+    """Weight λ of the token term. 0 switches it off."""
+    parameters: dict[str, float] = field(default_factory=dict)
+    """Parameters of a rival loss by name, for example `beta 0.5`."""
+
+    def __post_init__(self) -> None:
+        _require(self.gamma >= 0, f"objective.gamma must not be negative, got {self.gamma}")
+        _require(self.margin >= 0, f"objective.margin must not be negative, got {self.margin}")
+        _require(self.token_weight >= 0, f"objective.token_weight must not be negative, got {self.token_weight}")
+        _require(
+            self.margin_source == "live" or self.global_loss == "hn",
+            f"objective.margin_source frozen needs objective.global_loss hn, not {self.global_loss}",
+        )
+        _require(
+            not self.parameters or self.global_loss != "hn",
+            "objective.parameters is for rival losses; hn has gamma, margin and center",
+        )
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with warm-up and cosine decay, over micro-batches."""
+
+    epochs: int = 10
+    micro_batch: int = 16
+    """Pairs encoded at once."""
+    accumulate: int = 8
+    """Micro-batches per optimiser step: 16 × 8 is the paper's effective batch of 128."""
+    negatives: Literal["micro", "batch"] = "micro"
+    """micro: each loss sees only its micro-batch (plain accumulation, as the paper's 16 × 8). batch: gradient
+    caching, every pair is compared with the whole batch, exact gradients."""
+    lr: float = 2e-6
+    scale_lr: float | None = None
+    """Learning rate of the temperature; the same as lr when left out, 0 to keep it fixed."""
+    weight_decay: float = 0.01
+    """On matrices only; biases, norms and the temperature are never decayed."""
+    beta1: float = 0.9
+    beta2: float = 0.98
+    warmup: float = 0.05
+    """Share of all steps with a rising learning rate."""
+    lr_floor: float = 0.01
+    """Share of the learning rate that is left at the last step."""
+    clip_grad: float = 1.0
+    """Largest gradient norm; 0 switches clipping off."""
+    scale_max: float = 100.0
+    """Largest inverse temperature s, as CLIP's clamp."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 runs the towers under autocast; losses are always computed in fp32. Slow where a processor emulates it."""
+
+    def __post_init__(self) -> None:
+        _require(self.epochs >= 1, f"optim.epochs must be at least 1, got {self.epochs}")
+        _require(self.micro_batch >= 2, f"optim.micro_batch must be at least 2, got {self.micro_batch}")
+        _require(self.accumulate >= 1, f"optim.accumulate must be at least 1, got {self.accumulate}")
+        _require(self.lr > 0, f"optim.lr must be positive, got {self.lr}")
+        _require(self.scale_lr is None or self.scale_lr >= 0, f"optim.scale_lr must not be negative, got {self.scale_lr}")
+        _require(self.weight_decay >= 0, f"optim.weight_decay must not be negative, got {self.weight_decay}")
+        _require(0 <= self.warmup < 1, f"optim.warmup must be in [0, 1), got {self.warmup}")
+        _require(0 <= self.lr_floor <= 1, f"optim.lr_floor must be in [0, 1], got {self.lr_floor}")
+        _require(self.clip_grad >= 0, f"optim.clip_grad must not be negative, got {self.clip_grad}")
+        _require(self.scale_max > 1, f"optim.scale_max must be above 1, got {self.scale_max}")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Fine-tune a model on image–caption pairs."""
+
+    out: Path = Path("runs/train")
+    """Where the run is written: config, metrics, checkpoint, best and last model."""
+    model: str = "bundled"
+    """`bundled`, or the path of a Hugging Face CLIP directory."""
+    data: str = "scenes/park"
+    """`scenes/park` or `scenes/shelf`."""
+    limit: int | None = None
+    """Use only the first so many training pairs."""
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    seed: int = 42
+    device: str = "auto"
+    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    threads: int = 0
+    """Processor threads; 0 leaves torch's choice. Results are bit-identical only for the same number."""
+    save_every: int = 25
+    """Optimiser steps between checkpoints; every epoch ends with one as well."""
+    evaluate_batch: int = 128
+    tensorboard: bool = False
+    """Also write TensorBoard events (needs `pip install hnclip[track]`)."""
+
+    def __post_init__(self) -> None:
+        _require(self.save_every >= 1, f"save_every must be at least 1, got {self.save_every}")
+        _require(self.limit is None or self.limit >= 2, f"limit must be at least 2, got {self.limit}")
+        _require(self.threads >= 0, f"threads must not be negative, got {self.threads}")
+        _require(self.evaluate_batch >= 1, f"evaluate_batch must be at least 1, got {self.evaluate_batch}")
+
+
+def to_json(config: Any) -> str:
+    return json.dumps(asdict(config), indent=2, default=str) + "\n"
+
+
+def from_json(kind: type, text: str) -> Any:
+    """The inverse of `to_json`. Unknown, missing or mistyped fields are errors that name the field."""
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the configuration is not valid JSON: {error}") from error
+    return _build(kind, values, "")
+
+
+def _build(kind: type, values: Any, prefix: str) -> Any:
+    _require(isinstance(values, dict), f"configuration {prefix or 'file'} must be a JSON object")
+    hints = get_type_hints(kind)
+    names = {spec.name for spec in fields(kind)}
+    for name in values:
+        _require(name in names, f"configuration has an unknown field {prefix}{name}")
+    built = {name: _convert(hints[name], value, f"{prefix}{name}") for name, value in values.items()}
+    return kind(**built)
+
+
+def _convert(hint: Any, value: Any, name: str) -> Any:
+    if is_dataclass(hint):
+        return _build(hint, value, f"{name}.")  # type: ignore[arg-type]
+    if hint is Path:
+        return Path(value)
+    origin = get_origin(hint)
+    options = get_args(hint) if origin in (Union, UnionType) else (hint,)
+    for option in options:
+        if get_origin(option) is Literal:
+            if value in get_args(option):
+                return value
+        elif get_origin(option) is dict:
+            if isinstance(value, dict):
+                return value
+        elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif option in (int, str, bool, type(None)) and type(value) is option:
+            return value
+    raise ValueError(f"configuration field {name} cannot be {value!r}")

@@ -1,0 +1,235 @@
+"""Gradients of one optimiser step in chunks that fit into memory, with negatives from the chunk or the batch.
+
+A contrastive loss does not add up over chunks, because every pair is everybody's negative. `cached_backward`
+still gets the whole batch's gradient with the activations of one chunk (GradCache, Gao et al. 2021):
+
+1. Encode every chunk without a graph, and remember the random state it began with.
+2. Join the embeddings, evaluate the objective on all pairs, and keep its gradient by every embedding.
+3. Encode every chunk again, now with a graph, and push the kept gradients into the parameters.
+
+By the chain rule this is exact if step 3 computes the same embeddings as step 1. Dropout draws new masks at
+every call, so step 3 replays the random state of step 1. A model that changes its buffers in forward, as
+batch norm does, is out.
+
+`micro_backward` is plain accumulation: every chunk is a batch of its own, with negatives from the chunk only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hnclip.data.batches import Batch
+from hnclip.losses import clip_loss
+from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
+from hnclip.objectives.objective import Objective
+from hnclip.train.checkpoint import random_state, restore_random_state
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step saw, without gradients.
+
+    Shape:
+        terms: scalars by name, weights applied; means over the pairs of this process.
+        infonce: [L], plain InfoNCE of "full" and "caption" in each of the L evaluations of the objective.
+    """
+
+    terms: dict[str, Tensor]
+    infonce: Tensor
+
+
+def _alone(embeddings: Embeddings) -> Embeddings:
+    return embeddings
+
+
+def micro_backward(
+    model: nn.Module,
+    batch: Batch,
+    objective: Objective,
+    *,
+    chunk: int,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    gather: Callable[[Embeddings], Embeddings] = _alone,
+) -> StepResult:
+    """Add to every parameter the gradient of the mean loss of micro-batches of `chunk` pairs.
+
+    Args:
+        model: `model(batch, tokens=…) -> Embeddings`.
+        objective: its terms' sum is the loss.
+        chunk: pairs per micro-batch; see `chunk_slices` for the last one.
+        autocast: makes the context of each encoder call. Do not wrap the whole step instead: the objective
+            stays outside, in full precision.
+        gather: `gather_embeddings` adds the other processes' pairs of the same micro-batch as negatives.
+
+    Relations:
+        Losses count by their numbers of pairs, so uneven micro-batches average right. With a `chunk` as
+        large as the batch this is `cached_backward`; with less, every pair has fewer negatives, and the
+        gradient is another one.
+    """
+    results = []
+    for rows in chunk_slices(len(batch), chunk):
+        part = batch[rows]
+        with autocast():
+            embeddings = model(part, tokens=objective.tokens)
+        results.append(_evaluate(objective, gather(embeddings), len(part) / len(batch)))
+    return StepResult(
+        {name: torch.stack([result.terms[name] for result in results]).sum() for name in results[0].terms},
+        torch.cat([result.infonce for result in results]),
+    )
+
+
+def cached_backward(
+    model: nn.Module,
+    batch: Batch,
+    objective: Objective,
+    *,
+    chunk: int,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    gather: Callable[[Embeddings], Embeddings] = _alone,
+) -> StepResult:
+    """Add to every parameter the gradient of the loss of the whole batch, encoding `chunk` pairs at a time.
+
+    Afterwards the random state is where encoding every chunk once and evaluating the objective leaves it.
+
+    Memory: the activations of one chunk, and the embeddings of the batch with their gradients. Time: one more
+    forward pass than `micro_backward`.
+
+    Args:
+        model, objective, autocast: as in `micro_backward`.
+        chunk: pairs per encoder call; without dropout the result does not depend on it.
+        gather: `gather_embeddings` adds the batches of the other processes as negatives.
+    """
+    device = batch.ids.device
+    slices = chunk_slices(len(batch), chunk)
+    states, parts = [], []
+    for rows in slices:
+        states.append(random_state(device))
+        # Autocast ends with the call: older torch would hand weights cast here, without a graph, to step 3.
+        with torch.no_grad(), autocast():
+            parts.append(_as_leaves(model(batch[rows], tokens=objective.tokens)))
+
+    result = _evaluate(objective, gather(join_embeddings(parts)))
+
+    for rows, state, part in zip(slices, states, parts):
+        with _replay(state, device), autocast():
+            live = model(batch[rows], tokens=objective.tokens)
+        # No gradient: a view the objective ignores, or the scale of a part that did not lend it to the whole.
+        # No graph: a frozen tower.
+        pushed = [
+            (tensor, leaf.grad)
+            for tensor, leaf in zip(_differentiable(live), _differentiable(part))
+            if leaf.grad is not None and tensor.requires_grad
+        ]
+        if pushed:
+            tensors, grads = zip(*pushed)
+            torch.autograd.backward(tensors, grads)
+    return result
+
+
+# By where the negatives of a pair come from.
+BACKWARD: dict[str, Callable[..., StepResult]] = {"micro": micro_backward, "batch": cached_backward}
+
+
+def chunk_slices(count: int, size: int) -> list[slice]:
+    """Consecutive slices of `size` rows. One row left over joins the slice before: alone it has no negative."""
+    if count < 1 or size < 1:
+        raise ValueError(f"the batch and its chunks must hold at least 1 pair, got {count} and {size}")
+    starts = list(range(0, count, size))
+    if size > 1 and len(starts) > 1 and count - starts[-1] == 1:
+        starts.pop()
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], count])]
+
+
+def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
+    """Consecutive parts of a batch as one, with gradient. The scale is the first part's: it counts once."""
+    first = parts[0]
+    return Embeddings(
+        images={name: _join_views([part.images[name] for part in parts]) for name in first.images},
+        texts={name: _join_views([part.texts[name] for part in parts]) for name in first.texts},
+        scale=first.scale,
+        ids=_join([part.ids for part in parts]),
+        margin_text=_join([part.margin_text for part in parts]),
+    )
+
+
+def pad_tokens(view: ViewEmbeddings, length: int) -> ViewEmbeddings:
+    """The view with `length` token places; what is added is masked out."""
+    if view.tokens is None or view.mask is None or view.tokens.shape[1] == length:
+        return view
+    missing = length - view.tokens.shape[1]
+    tokens, mask = F.pad(view.tokens, (0, 0, 0, missing)), F.pad(view.mask, (0, missing))  # [N, T, D], [N, T]
+    return replace(view, tokens=tokens, mask=mask)
+
+
+def _join_views(parts: Sequence[ViewEmbeddings]) -> ViewEmbeddings:
+    length = max(0 if part.tokens is None else part.tokens.shape[1] for part in parts)
+    padded = [pad_tokens(part, length) for part in parts]
+    return ViewEmbeddings(
+        torch.cat([part.vectors for part in padded]),  # [N, D]
+        _join([part.tokens for part in padded]),  # [N, T, D]
+        _join([part.mask for part in padded]),  # [N, T]
+    )
+
+
+def _join(parts: Sequence[Tensor | None]) -> Tensor | None:
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors) if tensors else None
+
+
+def _differentiable(embeddings: Embeddings) -> list[Tensor]:
+    """The tensors that a loss may send gradient to, in a fixed order."""
+    views = [*embeddings.images.values(), *embeddings.texts.values()]
+    tensors = [tensor for view in views for tensor in (view.vectors, view.tokens)]
+    return [embeddings.scale, *(tensor for tensor in tensors if tensor is not None)]
+
+
+def _as_leaves(embeddings: Embeddings) -> Embeddings:
+    """The same numbers as the start of a new graph."""
+
+    def views(side: Mapping[str, ViewEmbeddings]) -> dict[str, ViewEmbeddings]:
+        return {
+            name: ViewEmbeddings(
+                view.vectors.detach().requires_grad_(),
+                None if view.tokens is None else view.tokens.detach().requires_grad_(),
+                view.mask,
+            )
+            for name, view in side.items()
+        }
+
+    scale = embeddings.scale.detach().requires_grad_()
+    return replace(embeddings, images=views(embeddings.images), texts=views(embeddings.texts), scale=scale)
+
+
+def _evaluate(objective: Objective, embeddings: Embeddings, share: float = 1.0) -> StepResult:
+    """Evaluate the objective once, its terms times `share`, and go backward from their sum."""
+    terms = {name: share * term for name, term in objective(embeddings).items()}
+    torch.stack(list(terms.values())).sum().backward()
+    with torch.no_grad():
+        infonce = clip_loss(
+            embeddings.images["full"].vectors,
+            embeddings.texts["caption"].vectors,
+            embeddings.scale,
+            offset=embeddings.offset,
+            rows=embeddings.rows,
+            ids=embeddings.ids,
+            check_values=False,
+        )
+    return StepResult({name: term.detach() for name, term in terms.items()}, infonce[None])
+
+
+@contextmanager
+def _replay(state: dict[str, Tensor], device: torch.device) -> Iterator[None]:
+    """Draw from `state` inside, and go on afterwards as if nothing had been drawn."""
+    current = random_state(device)
+    restore_random_state(state, device)
+    try:
+        yield
+    finally:
+        restore_random_state(current, device)

@@ -1,0 +1,107 @@
+"""What a run says while it goes: metrics.jsonl for programs, a progress bar for people, TensorBoard if asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Appends one JSON object per line. Opened at `length` bytes: what a killed run wrote beyond its last checkpoint
+    is cut off, so a step never appears twice."""
+
+    def __init__(self, run: Path, length: int, *, tensorboard: bool = False) -> None:
+        path = run / METRICS
+        self._file = path.open("ab")
+        self._file.truncate(min(length, self._file.tell()))
+        self._file.seek(0, os.SEEK_END)
+        self._board = _board(run) if tensorboard else None
+
+    def write(self, entry: dict[str, Any]) -> None:
+        self._file.write(json.dumps(entry).encode() + b"\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in entry.items():
+                if isinstance(value, int | float) and name != "step":
+                    self._board.add_scalar(f"{entry['kind']}/{name}", value, entry["step"])
+
+    @property
+    def length(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _board(run: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError("tensorboard is not installed: pip install 'hnclip[track]', or leave --tensorboard out") from error
+    return SummaryWriter(str(run / "tensorboard"))
+
+
+def read_metrics(run: Path, kind: str) -> list[dict[str, Any]]:
+    """The entries of one kind ("step" or "evaluation") of a run, in order."""
+    with (run / METRICS).open(encoding="utf-8") as file:
+        entries = [json.loads(line) for line in file]
+    return [entry for entry in entries if entry["kind"] == kind]
+
+
+class Bar:
+    """A task of a progress display."""
+
+    def __init__(self, display: Any, task: Any) -> None:
+        self._display, self._task = display, task
+
+    def advance(self, done: int, text: str = "") -> None:
+        self._display.update(self._task, advance=done, text=text)
+
+    def walk(self, steps: range) -> Iterator[int]:
+        """Go through a range; the bar becomes longer by it and moves with it."""
+        total = self._display.tasks[self._task].total
+        self._display.update(self._task, total=total + len(steps))
+        for step in steps:
+            yield step
+            self.advance(1)
+
+
+@contextmanager
+def progress_bar(title: str, total: int = 0, done: int = 0, *, quiet: bool = False) -> Iterator[Bar]:
+    """A bar with what is done, its speed and the time left, on standard error; nothing when `quiet` or when nobody
+    watches a terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> str:
+            return f"{task.speed:.0f}/s" if task.speed else ""
+
+    console = Console(file=sys.stderr)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        Rate(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[text]}"),
+    )
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as display:
+        yield Bar(display, display.add_task(title, total=total, completed=done, text=""))

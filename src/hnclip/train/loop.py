@@ -1,0 +1,289 @@
+"""The training loop: one readable path from a configuration to a fine-tuned model."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hnclip.config import TrainConfig, from_json, to_json
+from hnclip.data.batches import PairData, prepare
+from hnclip.data.sources import open_records
+from hnclip.evaluate.retrieval import Gallery, encode_gallery, evaluate, prepare_gallery
+from hnclip.files import recover_directory, replace_file
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load, save
+from hnclip.objectives.build import build_objective
+from hnclip.train.checkpoint import (
+    NAME,
+    TrainState,
+    load_state,
+    only_writer,
+    random_state,
+    restore_random_state,
+    save_state,
+)
+from hnclip.train.grad_cache import BACKWARD, StepResult, chunk_slices
+from hnclip.train.log import MetricsLog, progress_bar
+from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
+
+SATURATED = 1e-3  # an InfoNCE below this teaches nothing: the paper's threshold
+CONFIG, RESULT = "config.json", "result.json"
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss or its gradient stopped being a number."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A finished run. `best` is the epoch with the highest validation R@1 (mean of both directions), `last` the final
+    one; each is {"epoch": …, "mean_R@1": …} and a model directory of that name in `out`."""
+
+    out: Path
+    steps: int
+    seconds: float
+    best: dict[str, float]
+    last: dict[str, float]
+
+
+def train(config: TrainConfig, *, quiet: bool = False, report: Callable[[str], None] = print) -> TrainResult:
+    """Start a run in `config.out`, which must not hold one already."""
+    if (config.out / CONFIG).exists():
+        raise ValueError(f"{config.out} already holds a run; continue it with --resume {config.out}, or choose another --out")
+    build_objective(config.objective)  # a wrong parameter fails here, before anything is written
+    with only_writer(config.out):
+        with replace_file(config.out / CONFIG) as partial:
+            partial.write_text(to_json(config), encoding="utf-8")
+        return _run(config, quiet, report)
+
+
+def resume(out: Path, *, quiet: bool = False, report: Callable[[str], None] = print) -> TrainResult:
+    """Continue the run in `out` from its last checkpoint, to the same weights as if it had never stopped."""
+    path = out / CONFIG
+    if not path.exists():
+        raise ValueError(f"{out} holds no run to resume: {path} does not exist")
+    config = from_json(TrainConfig, path.read_text(encoding="utf-8"))
+    with only_writer(out):
+        return _run(config, quiet, report, out)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the machine's accelerator if it has one."""
+    if name == "auto":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return found or torch.device("cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name!r} cannot be used here: {error}") from error
+
+
+def epoch_order(length: int, seed: int, epoch: int) -> list[int]:
+    """The order of the pairs in an epoch, from the seed and the epoch alone."""
+    generator = torch.Generator().manual_seed((seed << 20) + epoch)
+    return torch.randperm(length, generator=generator).tolist()
+
+
+def _run(config: TrainConfig, quiet: bool, report: Callable[[str], None], out: Path | None = None) -> TrainResult:
+    out = out or config.out
+    if (out / RESULT).exists():
+        report(f"{out} is finished already")
+        return TrainResult(out=out, **json.loads((out / RESULT).read_text(encoding="utf-8")))
+    for name in ("best", "last"):
+        recover_directory(out / name)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    torch.manual_seed(config.seed)
+    device = pick_device(config.device)
+    model = load(config.model).to(device)
+    objective = build_objective(config.objective)
+    data, validation = _data(config, model, objective, report)
+    return _Run(config, out, model, objective, data, validation, quiet, report).go()
+
+
+def _data(config: TrainConfig, model: DualEncoder, objective: Any, report: Callable[[str], None]) -> tuple[PairData, Gallery]:
+    records = open_records(config.data, "train")[: config.limit]
+    data = prepare(
+        records,
+        model.tokenizer,
+        image_size=model.image_size,
+        context=model.context,
+        image_views=objective.image_views,
+        text_views=objective.text_views,
+    )
+    validation = prepare_gallery(open_records(config.data, "validation"), model)
+    for view, count in data.truncated.items():
+        if count:
+            report(f"warning: {count} of {len(data)} training texts ({view}) are cut at {model.context} tokens")
+    if validation.truncated:
+        cut = f"{validation.truncated} of {len(validation.captions)}"
+        report(f"warning: {cut} validation captions are cut at {model.context} tokens")
+    if objective.frozen_margin:  # before any step, so the margins are those of the initial encoder
+        _, text = encode_gallery(model, prepare_gallery(records, model), batch=config.evaluate_batch)
+        data = data.with_margin_text(text)
+    return data, validation
+
+
+class _Run:
+    """One run in progress: what the steps share."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        out: Path,
+        model: DualEncoder,
+        objective: Any,
+        data: PairData,
+        validation: Gallery,
+        quiet: bool,
+        report: Callable[[str], None],
+    ) -> None:
+        self.config, self.out, self.model, self.objective = config, out, model, objective
+        self.data, self.validation, self.quiet, self.report = data, validation, quiet, report
+        optim = config.optim
+        self.batches = list(chunk_slices(len(data), optim.micro_batch * optim.accumulate))
+        self.total = optim.epochs * len(self.batches)
+        self.warmup = round(optim.warmup * self.total)
+        self.optimizer = build_optimizer(
+            model,
+            lr=optim.lr,
+            scale_lr=optim.lr if optim.scale_lr is None else optim.scale_lr,
+            weight_decay=optim.weight_decay,
+            betas=(optim.beta1, optim.beta2),
+        )
+        self.step = 0
+        self.best: dict[str, float] = {}
+        self.last: dict[str, float] = {}
+
+    def go(self) -> TrainResult:
+        started = time.perf_counter()
+        state = load_state(self.out)
+        if state is not None:
+            self._restore(state)
+            self.report(f"resuming at step {self.step} of {self.total}")
+        self.log = MetricsLog(self.out, state.log_bytes if state else 0, tensorboard=self.config.tensorboard)
+        try:
+            if state is None:
+                self._evaluate(epoch=0)
+            for epoch in range(self.step // len(self.batches), self.config.optim.epochs):
+                self._epoch(epoch)
+        finally:
+            self.log.close()
+        result = {
+            "steps": self.step,
+            "seconds": round(time.perf_counter() - started, 1),
+            "best": self.best,
+            "last": self.last,
+        }
+        with replace_file(self.out / RESULT) as partial:
+            partial.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        return TrainResult(out=self.out, **result)  # type: ignore[arg-type]
+
+    def _epoch(self, epoch: int) -> None:
+        order = epoch_order(len(self.data), self.config.seed, epoch)
+        first = self.step - epoch * len(self.batches)
+        title = f"epoch {epoch + 1}/{self.config.optim.epochs}"
+        done = self.batches[first - 1].stop if first else 0
+        self.model.train()
+        with progress_bar(title, len(self.data), done, quiet=self.quiet) as bar:
+            for rows in self.batches[first:]:
+                entry = self._step(epoch, order[rows])
+                bar.advance(rows.stop - rows.start, f"loss {entry['loss']:.3f}")
+                if self.step % self.config.save_every == 0 and rows is not self.batches[-1]:
+                    self._save()
+        self._evaluate(epoch + 1)
+        self._save()
+
+    def _step(self, epoch: int, indices: list[int]) -> dict[str, Any]:
+        started = time.perf_counter()
+        optim = self.config.optim
+        batch = self.data.batch(indices).to(self.model.device)
+        factor = learning_rate_factor(self.step, total=self.total, warmup=self.warmup, floor=optim.lr_floor)
+        set_learning_rate(self.optimizer, factor)
+        self.optimizer.zero_grad(set_to_none=True)
+        result = BACKWARD[optim.negatives](
+            self.model, batch, self.objective, chunk=optim.micro_batch, autocast=self._autocast
+        )
+        limit = optim.clip_grad or float("inf")  # an infinite limit measures the norm and changes nothing
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self._check(result, norm)
+        self.optimizer.step()
+        clamp_scale(self.model.clip.logit_scale, optim.scale_max)
+        self.step += 1
+        entry = self._entry(epoch, result, norm, len(indices) / (time.perf_counter() - started))
+        self.log.write(entry)
+        return entry
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.config.optim.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
+
+    def _check(self, result: StepResult, norm: Tensor) -> None:
+        """Stop before bad numbers reach the weights."""
+        loss = sum(result.terms.values())
+        if bool(torch.isfinite(torch.as_tensor(loss))) and bool(torch.isfinite(norm)):
+            return
+        values = ", ".join(f"{name} {value.item():.4g}" for name, value in result.terms.items())
+        saved = self.out / NAME
+        where = f"the last good state is {saved}" if saved.exists() else "no checkpoint had been written yet"
+        raise TrainingDiverged(
+            f"step {self.step + 1}: the loss is not a number ({values}, gradient norm {norm.item():.4g}); {where}. "
+            "Try a lower --optim.lr or --optim.precision fp32."
+        )
+
+    def _entry(self, epoch: int, result: StepResult, norm: Tensor, speed: float) -> dict[str, Any]:
+        terms = {name: value.item() for name, value in result.terms.items()}
+        return {
+            "kind": "step",
+            "epoch": epoch + 1,
+            "step": self.step,
+            "loss": sum(terms.values()),
+            **terms,
+            "infonce": result.infonce.mean().item(),
+            "saturated": (result.infonce < SATURATED).float().mean().item(),
+            "grad_norm": norm.item(),
+            "scale": self.model.scale.item(),
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "pairs_per_second": round(speed, 1),
+        }
+
+    def _evaluate(self, epoch: int) -> None:
+        metrics = evaluate(self.model, self.validation, batch=self.config.evaluate_batch).metrics.to_dict()
+        self.last = {"epoch": epoch, "mean_R@1": metrics["mean_R@1"]}
+        better = epoch > 0 and self.last["mean_R@1"] > self.best.get("mean_R@1", -1.0)
+        if better:
+            self.best = self.last
+        for name, wanted in (("best", better), ("last", epoch > 0)):
+            if wanted:
+                save(self.model, self.out / name)
+        self.log.write({"kind": "evaluation", "epoch": epoch, "step": self.step, "split": "validation", **metrics})
+        text, image = metrics["text_to_image"]["R@1"], metrics["image_to_text"]["R@1"]
+        name = f"epoch {epoch}/{self.config.optim.epochs}" if epoch else "before training"
+        self.report(f"{name}: validation R@1 text→image {text:.1f}, image→text {image:.1f}{'  (best)' if better else ''}")
+
+    def _save(self) -> None:
+        state = TrainState(
+            step=self.step,
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            random=random_state(self.model.device),
+            log_bytes=self.log.length,
+            best=self.best,
+            last=self.last,
+        )
+        save_state(self.out, state)
+
+    def _restore(self, state: TrainState) -> None:
+        self.model.load_state_dict(state.model)
+        self.optimizer.load_state_dict(state.optimizer)
+        restore_random_state(state.random, self.model.device)
+        self.step, self.best, self.last = state.step, state.best, state.last

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from PIL import Image
+
+from hnclip.data.batches import Batch, TextBatch, pad_texts, prepare
+from hnclip.data.images import preprocess_image
+from hnclip.data.records import Record
+from hnclip.models.tokenizer import tokenize, train_tokenizer
+
+CAPTIONS = ("a dog", "a dog runs over the wide green field", "two", "a dog", "the cat sleeps")
+
+
+@dataclass(frozen=True)
+class Grey:
+    """A picture of one grey, named by it."""
+
+    level: int
+
+    @property
+    def key(self):
+        return str(self.level)
+
+    def load(self):
+        return Image.new("L", (20, 12), self.level)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(CAPTIONS, 600)
+
+
+@pytest.fixture
+def records():
+    return [
+        Record(id=f"r{i}", image=Grey(level), captions=(caption, "unused"), split="train", short=f"s {i}")
+        for i, (caption, level) in enumerate(zip(CAPTIONS, (10, 20, 30, 40, 20)))
+    ]
+
+
+@pytest.fixture
+def data(records, tokenizer):
+    return prepare(records, tokenizer, image_size=8, context=77, text_views=("caption", "short"))
+
+
+def rows_of(texts):
+    return [row[:length].tolist() for row, length in zip(texts.ids, texts.lengths)]
+
+
+def test_views_hold_the_prepared_pictures_and_tokens(data, records, tokenizer):
+    batch = data.batch([3, 1])
+    assert len(batch) == 2
+    assert len(data) == len(records)
+    expected = torch.stack([preprocess_image(records[i].image.load(), 8) for i in (3, 1)])
+    assert torch.equal(batch.images["full"], expected)
+    for view, texts in {"caption": [CAPTIONS[3], CAPTIONS[1]], "short": ["s 3", "s 1"]}.items():
+        assert rows_of(batch.texts[view]) == [list(row) for row in tokenize(tokenizer, texts, 77).ids]
+    assert torch.equal(batch.ids, data.ids[[3, 1]])
+
+
+def test_only_the_asked_views_are_prepared(records, tokenizer):
+    batch = prepare(records, tokenizer, image_size=8, context=77).batch([0])
+    assert list(batch.images) == ["full"]
+    assert list(batch.texts) == ["caption"]
+
+
+def test_padding_reaches_the_longest_text_and_no_further():
+    texts = pad_texts([(5, 6), (5, 7, 8, 6), (6,)], pad=9)
+    assert texts.ids.tolist() == [[5, 6, 9, 9], [5, 7, 8, 6], [6, 9, 9, 9]]
+    assert texts.lengths.tolist() == [2, 4, 1]
+
+
+def test_a_slice_trims_padding_exactly():
+    texts = pad_texts([(5, 6), (5, 7, 8, 6), (6,), (5, 4, 6)], pad=9)
+    part = texts[2:]
+    assert part.ids.tolist() == [[6, 9, 9], [5, 4, 6]]
+    assert part.lengths.tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_chunks_cover_everything_once_and_in_order(data, size):
+    batch = data.with_margin_text(torch.arange(10.0).view(5, 2)).batch(range(5))
+    chunks = list(batch.chunks(size))
+    assert [len(chunk) for chunk in chunks[:-1]] == [size] * (len(chunks) - 1)
+    assert torch.equal(torch.cat([chunk.ids for chunk in chunks]), batch.ids)
+    assert torch.equal(torch.cat([chunk.images["full"] for chunk in chunks]), batch.images["full"])
+    assert torch.equal(torch.cat([chunk.margin_text for chunk in chunks]), batch.margin_text)
+    for view, texts in batch.texts.items():
+        assert [row for chunk in chunks for row in rows_of(chunk.texts[view])] == rows_of(texts)
+
+
+def test_equal_pictures_and_equal_captions_share_a_number(data):
+    pictures, captions = data.ids.T
+    assert (pictures[:, None] == pictures).nonzero().tolist() == [
+        [0, 0],
+        [1, 1],
+        [1, 4],
+        [2, 2],
+        [3, 3],
+        [4, 1],
+        [4, 4],
+    ]
+    assert (captions[:, None] == captions).nonzero().tolist() == [
+        [0, 0],
+        [0, 3],
+        [1, 1],
+        [2, 2],
+        [3, 0],
+        [3, 3],
+        [4, 4],
+    ]
+
+
+def test_margin_text_follows_its_rows(data):
+    vectors = torch.randn(5, 3)
+    batch = data.with_margin_text(vectors).batch([4, 0, 2])
+    assert torch.equal(batch.margin_text, vectors[[4, 0, 2]])
+    assert torch.equal(batch[1:].margin_text, vectors[[0, 2]])
+    assert data.batch([0]).margin_text is None
+    assert data.batch([0, 1])[:1].margin_text is None
+
+
+def test_margin_text_needs_one_row_per_record(data):
+    with pytest.raises(ValueError, match="vectors has 4 rows for 5 records"):
+        data.with_margin_text(torch.zeros(4, 3))
+
+
+def test_truncated_captions_are_counted_per_view(records, tokenizer):
+    data = prepare(records, tokenizer, image_size=8, context=6, text_views=("caption", "short"))
+    too_long = sum(len(row) > 6 for row in tokenize(tokenizer, CAPTIONS, 77).ids)
+    assert too_long > 0
+    assert data.truncated == {"caption": too_long, "short": 0}
+    assert max(len(row) for row in data.texts["caption"]) == 6
+
+
+def test_moves_every_tensor_to_a_device(data):
+    moved = data.with_margin_text(torch.zeros(5, 3)).batch([0, 1]).to(torch.device("meta"))
+    tensors = [moved.images["full"], moved.ids, moved.margin_text]
+    for texts in moved.texts.values():
+        tensors += [texts.ids, texts.lengths]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert isinstance(moved, Batch)
+    assert all(isinstance(texts, TextBatch) for texts in moved.texts.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, {"image_views": ("full", "crop")}, "unknown image view 'crop'; known: full"),
+        ({}, {"text_views": ("poem",)}, "unknown text view 'poem'; known: caption, short"),
+        ({"short": None}, {"text_views": ("short",)}, "record r0 has no text for this view: a short caption"),
+        ({"captions": ()}, {}, "record r0 has no text for this view: a caption"),
+        ({"captions": ()}, {"text_views": ("short",)}, "record r0 has no text for this view: a caption"),
+        ({"captions": (" ",)}, {}, r"texts\[0\] is empty"),
+    ],
+)
+def test_says_what_is_missing(records, tokenizer, change, options, message):
+    with pytest.raises(ValueError, match=message):
+        prepare([replace(records[0], **change)], tokenizer, image_size=8, context=77, **options)
+
+
+def test_refuses_nothing_at_all(tokenizer):
+    with pytest.raises(ValueError, match="records is empty"):
+        prepare([], tokenizer, image_size=8, context=77)
+
+
+def test_reports_progress_over_every_record(records, tokenizer):
+    seen = []
+
+    def watch(items):
+        for item in items:
+            seen.append(item.id)
+            yield item
+
+    prepare(records, tokenizer, image_size=8, context=77, progress=watch)
+    assert seen == [record.id for record in records]
