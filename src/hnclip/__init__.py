@@ -23,7 +23,7 @@ _HOMES = {
     "TrainConfig": "hnclip.config",
     "retrieval_ranks": "hnclip.evaluate",
 }
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604
+__all__ = [*_HOMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -97,7 +97,9 @@ class OptimConfig:
         _require(self.micro_batch >= 2, f"optim.micro_batch must be at least 2, got {self.micro_batch}")
         _require(self.accumulate >= 1, f"optim.accumulate must be at least 1, got {self.accumulate}")
         _require(self.lr > 0, f"optim.lr must be positive, got {self.lr}")
-        _require(self.scale_lr is None or self.scale_lr >= 0, f"optim.scale_lr must not be negative, got {self.scale_lr}")
+        _require(
+            self.scale_lr is None or self.scale_lr >= 0, f"optim.scale_lr must not be negative, got {self.scale_lr}"
+        )
         _require(self.weight_decay >= 0, f"optim.weight_decay must not be negative, got {self.weight_decay}")
         _require(0 <= self.warmup < 1, f"optim.warmup must be in [0, 1), got {self.warmup}")
         _require(0 <= self.lr_floor <= 1, f"optim.lr_floor must be in [0, 1], got {self.lr_floor}")

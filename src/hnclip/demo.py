@@ -14,12 +14,12 @@ from hnclip.analysis.report import write_report
 from hnclip.config import TrainConfig, to_json
 from hnclip.data.records import Record
 from hnclip.data.sources import open_records
-from hnclip.evaluate import PairedDifference, Ranks, format_results, paired_bootstrap
+from hnclip.evaluate import PairedDifference, Ranks, format_results, paired_bootstrap, result_rows
 from hnclip.evaluate.retrieval import Evaluation, evaluate, group_numbers, prepare_gallery
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
 from hnclip.train.log import progress_bar, read_metrics
-from hnclip.train.loop import CONFIG, RESULT, resume, train
+from hnclip.train.loop import CONFIG, RESULT, SATURATED, resume, train
 
 ZERO_SHOT, INFONCE, HN = "zero-shot", "InfoNCE", "HN-CLIP"
 
@@ -37,7 +37,7 @@ class DemoResults:
     def to_dict(self) -> dict[str, Any]:
         return {
             "metrics": self.metrics,
-            "difference_R@1": {direction: vars(found) for direction, found in self.differences.items()},
+            "difference_R@1": {direction: found._asdict() for direction, found in self.differences.items()},
             "best_epochs": self.epochs,
             "report": str(self.report),
         }
@@ -50,8 +50,10 @@ class DemoResults:
         sentences = []
         for direction, found in self.differences.items():
             interval = f"{found.mean:+.1f} points of R@1 [{found.low:+.1f}, {found.high:+.1f}]"
-            verdict = "no clear difference" if found.low <= 0 <= found.high else (
-                f"{HN} is better" if found.mean > 0 else f"{INFONCE} is better"
+            verdict = (
+                "no clear difference"
+                if found.low <= 0 <= found.high
+                else (f"{HN} is better" if found.mean > 0 else f"{INFONCE} is better")
             )
             sentences.append(f"{direction.replace('_to_', '→')}: {HN} minus {INFONCE} {interval}: {verdict}")
         return sentences
@@ -148,21 +150,26 @@ def _write_report(
         out,
         title="HN-CLIP on scenes",
         summary=[
-            f"The bundled model was fine-tuned twice on {configs[HN].data}, from the same start, with the same seed and "
-            f"budget: once with plain InfoNCE, once with HN-CLIP. Shown is retrieval among {len(records)} test "
+            f"The bundled model was fine-tuned twice on {configs[HN].data}, from the same start, with the same seed "
+            f"and budget: once with plain InfoNCE, once with HN-CLIP. Shown is retrieval among {len(records)} test "
             "pictures that come in families of near-duplicates; the epoch of each run was chosen by validation.",
             *found.findings(),
         ],
-        tables={"Retrieval on the test split": _table(found.metrics), "Text→image at rank 1, in captions": [
-            list(counts), [str(count) for count in counts.values()]
-        ]},
+        tables={
+            "Retrieval on the test split": result_rows(found.metrics),
+            "Text→image at rank 1, in captions": [list(counts), [str(count) for count in counts.values()]],
+        },
         figures={
             "saturation": (
                 saturation_figure(steps),
                 "How much each objective still had to learn from. Left: InfoNCE of the batches of each run. Middle: "
-                "norm of the run's own gradient before clipping. Right: share of micro-batches whose InfoNCE is below 0.001.",
+                "norm of the run's own gradient before clipping. Right: share of micro-batches whose InfoNCE is below "
+                f"{SATURATED}.",
             ),
-            "convergence": (convergence_figure(epochs), "Validation R@1 after each epoch; 0 is the model before training."),
+            "convergence": (
+                convergence_figure(epochs),
+                "Validation R@1 after each epoch; 0 is the model before training.",
+            ),
             "retrieval": (
                 retrieval_figure(differing_examples(tuned, records)),
                 "Captions for which the two models disagree, taken from both sides in turn.",
@@ -170,13 +177,3 @@ def _write_report(
         },
         data=found.to_dict() | {"counts": counts},
     )
-
-
-def _table(metrics: dict[str, dict[str, Any]]) -> list[list[str]]:
-    directions = {"text_to_image": "T→I", "image_to_text": "I→T"}
-    header = ["model", *(f"{short} R@{k}" for short in directions.values() for k in (1, 5, 10))]
-    rows = [
-        [name, *(f"{found[direction][f'R@{k}']:.1f}" for direction in directions for k in (1, 5, 10))]
-        for name, found in metrics.items()
-    ]
-    return [header, *rows]

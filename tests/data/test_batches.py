@@ -81,9 +81,9 @@ def test_a_slice_trims_padding_exactly():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-def test_chunks_cover_everything_once_and_in_order(data, size):
+def test_slices_cover_everything_once_and_in_order(data, size):
     batch = data.with_margin_text(torch.arange(10.0).view(5, 2)).batch(range(5))
-    chunks = list(batch.chunks(size))
+    chunks = [batch[start : start + size] for start in range(0, 5, size)]
     assert [len(chunk) for chunk in chunks[:-1]] == [size] * (len(chunks) - 1)
     assert torch.equal(torch.cat([chunk.ids for chunk in chunks]), batch.ids)
     assert torch.equal(torch.cat([chunk.images["full"] for chunk in chunks]), batch.images["full"])

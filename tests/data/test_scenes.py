@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 from hnclip.data.images import preprocess_image
 from hnclip.data.scenes import FAMILIES, MEMBERS, scene_records
 from hnclip.data.scenes.draw import SIDE, draw_scene, thing_box
-from hnclip.data.scenes.phrase import _WORDINGS, WORDS
-from hnclip.data.scenes.world import PATTERNS, STYLES, Scene, Thing, details_apart
+from hnclip.data.scenes.phrase import _WORDINGS, WORDS, describe
+from hnclip.data.scenes.world import PATTERNS, STYLES, Scene, Thing, details_apart, sample_scene
 
 # What each detail may be called, written down apart from the wording it checks.
 SIZE_WORDS = {
@@ -283,3 +284,23 @@ def test_unknown_names_are_refused():
         scene_records("city", "train")
     with pytest.raises(ValueError, match="split must be one of train, validation, test, not 'dev'"):
         scene_records("park", "dev", families=1)
+
+
+class Unlucky(random.Random):
+    """Never chooses to compare two things, and always wants the longest caption."""
+
+    def random(self):
+        return 0.99
+
+    def getrandbits(self, bits):  # keeps the other choices random
+        return super().getrandbits(bits)
+
+    def randint(self, low, high):
+        return high
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_captions_get_long_enough_by_comparisons_when_nothing_else_is_left(style):
+    for seed in range(300):
+        scene = sample_scene(STYLES[style], random.Random(seed), things=(4, 4))
+        assert len(describe(scene, Unlucky(seed)).text.split()) >= WORDS[0]

@@ -75,9 +75,7 @@ def test_memory_is_bounded_by_blocks_that_use_every_resample(monkeypatch):
     shapes = []
     draw = torch.randint
     monkeypatch.setattr(bootstrap, "_DRAWS_AT_ONCE", 1000)
-    monkeypatch.setattr(
-        torch, "randint", lambda high, size, **kw: shapes.append(size) or draw(high, size, **kw)
-    )
+    monkeypatch.setattr(torch, "randint", lambda high, size, **kw: shapes.append(size) or draw(high, size, **kw))
     bootstrap_interval(bernoulli(300, 0.5, 8), resamples=10)
     assert shapes == [(3, 300), (3, 300), (3, 300), (1, 300)]
 

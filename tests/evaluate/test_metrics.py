@@ -13,9 +13,7 @@ from hnclip.evaluate import Ranks, bootstrap_interval, recall_at, summarize
 RANKS = Ranks(torch.tensor([1, 2, 6, 11]), torch.tensor([1, 3]), torch.tensor([0, 0, 0, 1]))
 
 
-@pytest.mark.parametrize(
-    ("k", "recall"), [(1, 25.0), (2, 50.0), (5, 50.0), (6, 75.0), (11, 100.0), (999, 100.0)]
-)
+@pytest.mark.parametrize(("k", "recall"), [(1, 25.0), (2, 50.0), (5, 50.0), (6, 75.0), (11, 100.0), (999, 100.0)])
 def test_recall_is_the_share_of_ranks_up_to_k(k, recall):
     assert recall_at(RANKS.text_to_image, k) == recall
 
@@ -24,9 +22,7 @@ def test_recall_is_exact_for_whole_numbers():
     assert recall_at(torch.tensor([1] * 29 + [2] * 71), 1) == 29.0
 
 
-@pytest.mark.parametrize(
-    ("argument", "ranks", "k"), [("k", [1, 2], 0), ("ranks", [], 1), ("ranks", [[1]], 1)]
-)
+@pytest.mark.parametrize(("argument", "ranks", "k"), [("k", [1, 2], 0), ("ranks", [], 1), ("ranks", [[1]], 1)])
 def test_recall_errors_name_the_argument(argument, ranks, k):
     with pytest.raises(ValueError, match=rf"^{argument} "):
         recall_at(torch.tensor(ranks), k)
@@ -67,9 +63,7 @@ def test_intervals_draw_the_captions_of_an_image_together():
 
 
 def test_intervals_in_the_dictionary():
-    values = json.loads(
-        json.dumps(summarize(many_ranks(), ks=(1, 2, 3), intervals=True, resamples=200).to_dict())
-    )
+    values = json.loads(json.dumps(summarize(many_ranks(), ks=(1, 2, 3), intervals=True, resamples=200).to_dict()))
     for direction in ("text_to_image", "image_to_text"):
         for k in (1, 2):
             low, high = values[direction][f"R@{k}_interval"]

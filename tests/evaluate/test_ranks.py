@@ -69,9 +69,7 @@ def test_without_ties_equals_the_place_in_a_descending_sort():
     scores = text @ image.T  # [T, I]
     right = torch.arange(61)[:, None]
     assert torch.equal(ranks.text_to_image, (scores.argsort(1, descending=True) == right).nonzero()[:, 1] + 1)
-    assert torch.equal(
-        ranks.image_to_text, (scores.T.argsort(1, descending=True) == right).nonzero()[:, 1] + 1
-    )
+    assert torch.equal(ranks.image_to_text, (scores.T.argsort(1, descending=True) == right).nonzero()[:, 1] + 1)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])

@@ -10,15 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def make_pairs(
-    n: int, d: int, seed: int = 0, scale: float = 10.0, dtype: torch.dtype = torch.float64
-) -> list[Tensor]:
+def make_pairs(n: int, d: int, seed: int = 0, scale: float = 10.0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Unit image and text vectors that resemble their partner, and a scale; all leaves with gradient."""
     generator = torch.Generator().manual_seed(seed)
     topic = torch.randn(n, d, generator=generator, dtype=torch.float64)
     image, text = (
-        F.normalize(topic + torch.randn(n, d, generator=generator, dtype=torch.float64), dim=1)
-        for _ in range(2)
+        F.normalize(topic + torch.randn(n, d, generator=generator, dtype=torch.float64), dim=1) for _ in range(2)
     )
     return [t.to(dtype).requires_grad_() for t in (image, text, torch.tensor(scale))]
 
@@ -38,9 +35,7 @@ def make_tokens(n: int, p: int, q: int, d: int, seed: int = 0) -> tuple[list[Ten
     return leaves, [patch_mask, word_mask]
 
 
-def value_and_grads(
-    loss: Callable[..., Tensor], leaves: Sequence[Tensor], autocast: bool = False
-) -> list[Tensor]:
+def value_and_grads(loss: Callable[..., Tensor], leaves: Sequence[Tensor], autocast: bool = False) -> list[Tensor]:
     """The loss and its gradient with respect to every leaf; zeros where it does not depend on one."""
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         value = loss(*leaves)

@@ -186,8 +186,7 @@ def test_gradient_ratio_of_two_negatives():
     force = torch.autograd.grad(loss, image)[0][1]
     similarity, caption_similarity = image[1].detach(), margin_text[1] @ margin_text.T
     expected = torch.exp(
-        scale * (similarity[2] - similarity[4])
-        + scale * 0.5 * (caption_similarity[2] - caption_similarity[4])
+        scale * (similarity[2] - similarity[4]) + scale * 0.5 * (caption_similarity[2] - caption_similarity[4])
     )
     assert_equal([force[2] / force[4]], [expected.detach()])
 
@@ -269,9 +268,7 @@ def test_open_clip_call():
     assert loss(image, text, scale) == expected
     assert loss(**features, logit_bias=None, output_dict=True) == {"contrastive_loss": expected}
     shard = {"ids": torch.tensor([0, 1, 1, 2, 3]), "offset": 1, "rows": 2, "margin_text": image.detach()}
-    assert loss(**features, **shard) == hard_negative_loss(
-        image, text, scale, 0.7, margin=0.1, center=0.2, **shard
-    )
+    assert loss(**features, **shard) == hard_negative_loss(image, text, scale, 0.7, margin=0.1, center=0.2, **shard)
     assert "gamma=0.7" in repr(loss)
     with pytest.raises(ValueError, match="logit_bias"):
         loss(**features, logit_bias=torch.tensor(-10.0))

@@ -80,17 +80,13 @@ def test_good_arguments_pass(name):
     plain = LOSSES[name](**arguments())
     assert plain.ndim == 0
     assert LOSSES[name](**{**arguments(), "scale": one_element}) == plain
-    assert LOSSES[name](**arguments(), ids=torch.arange(4), rows=4, check_values=False) == pytest.approx(
-        plain
-    )
+    assert LOSSES[name](**arguments(), ids=torch.arange(4), rows=4, check_values=False) == pytest.approx(plain)
 
 
 @pytest.mark.parametrize("name", GLOBAL_LOSSES)
 def test_values_are_not_looked_at_when_told(name):
     nan = torch.full((4, 3), NAN)
-    loss = GLOBAL_LOSSES[name](
-        **{**arguments(), "image": nan, "scale": torch.tensor(NAN)}, check_values=False
-    )
+    loss = GLOBAL_LOSSES[name](**{**arguments(), "image": nan, "scale": torch.tensor(NAN)}, check_values=False)
     assert loss.isnan()
 
 

@@ -24,9 +24,7 @@ def test_hn_nce_equals_the_double_loop(ids, scale, options):
 
 @BOTH_IDS
 @pytest.mark.parametrize("scale", [1.5, 5.0, 50.0])
-@pytest.mark.parametrize(
-    "options", [{}, {"beta": 0.5, "tau_plus": 0.1}, {"beta": 0.0, "tau_plus": 0.3}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"beta": 0.5, "tau_plus": 0.1}, {"beta": 0.0, "tau_plus": 0.3}], ids=str)
 def test_hcl_equals_the_double_loop(ids, scale, options):
     leaves = make_pairs(6, 4, scale=scale)
     got = value_and_grads(lambda *x: hcl_loss(*x, **options, ids=ids), leaves)

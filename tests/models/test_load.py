@@ -49,9 +49,10 @@ def test_a_round_trip_keeps_every_bit(model, saved):
     assert reopened.tokenizer.get_vocab() == model.tokenizer.get_vocab()
 
 
-def test_saving_twice_writes_the_same_bytes(model, saved, tmp_path):
+def test_saving_again_writes_the_same_weights_vocabulary_and_statistics(saved, tmp_path):
     save(load(saved), tmp_path / "again")
-    assert content(tmp_path / "again") == content(saved)
+    for name in ("model.safetensors", "tokenizer.json", "preprocessor_config.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
 
 
 @torch.no_grad()
@@ -63,14 +64,7 @@ def test_transformers_alone_opens_it_and_agrees(model, saved, picture, captions)
     inputs = processor(text=[caption], images=[picture], return_tensors="pt")
     expected = clip(**inputs)
     torch.testing.assert_close(encode_text(model, caption), expected.text_embeds, rtol=0, atol=1e-5)
-    # The two resizes may round a pixel differently by one grey level.
-    assert (encode_image(model, picture) * expected.image_embeds).sum() > 0.999
-    pixel_distance = (inputs["pixel_values"] - _processed(model, picture)).abs().max()
-    assert pixel_distance <= 1.01 / 255 / model.image_std.min()
-
-
-def _processed(model, picture):
-    return (preprocess_image(picture, model.image_size)[None] / 255 - model.image_mean) / model.image_std
+    torch.testing.assert_close(encode_image(model, picture), expected.image_embeds, rtol=0, atol=1e-5)
 
 
 def test_picture_statistics_are_saved(model, tmp_path):

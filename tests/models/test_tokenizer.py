@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -31,9 +36,36 @@ def test_captions_decode_to_their_words(tokenizer, captions):
         assert plain(decoded) == plain(caption.lower())
 
 
-def test_start_and_end_are_the_largest_ids(tokenizer):
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (len(tokenizer) - 2, len(tokenizer) - 1)
-    assert sorted(tokenizer.get_vocab().values()) == list(range(len(tokenizer)))
+def test_the_vocabulary_has_openais_order(tokenizer):
+    from tokenizers import pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    symbols = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    assert symbols[:256] == letters
+    assert symbols[256:512] == [f"{letter}</w>" for letter in letters]
+    assert symbols[-2:] == ["<|startoftext|>", "<|endoftext|>"]
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (len(symbols) - 2, len(symbols) - 1)
+    assert sorted(tokenizer.get_vocab().values()) == list(range(len(symbols)))
+
+
+VOCABULARY = """
+import json, sys
+from hnclip.models.tokenizer import train_tokenizer
+
+print(json.dumps(train_tokenizer(json.load(sys.stdin), 900).get_vocab()))
+"""
+
+
+def test_the_vocabulary_is_the_same_in_every_process(tokenizer, captions):
+    other = subprocess.run(
+        [sys.executable, "-c", VOCABULARY],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        input=json.dumps(captions),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert json.loads(other.stdout) == tokenizer.get_vocab()
 
 
 def test_a_larger_vocabulary_gives_shorter_captions(captions, tokenizer):

@@ -15,9 +15,9 @@ from hnclip.data.scenes import scene_records
 from hnclip.losses import clip_loss, hard_negative_loss
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.tokenizer import train_tokenizer
-from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
+from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings, join_embeddings
 from hnclip.objectives.hn_clip import HNClip
-from hnclip.train.grad_cache import BACKWARD, cached_backward, chunk_slices, join_embeddings, micro_backward
+from hnclip.train.grad_cache import BACKWARD, cached_backward, chunk_slices, micro_backward
 
 PAIRS = 11
 # Rows 0 and 5 show one picture, rows 2 and 9 carry one caption.

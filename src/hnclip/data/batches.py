@@ -78,11 +78,6 @@ class Batch:
             None if self.margin_text is None else self.margin_text[rows],
         )
 
-    def chunks(self, size: int) -> Iterator[Batch]:
-        """Consecutive parts of at most `size` pairs."""
-        for start in range(0, len(self), size):
-            yield self[start : start + size]
-
     def to(self, device: torch.device) -> Batch:
         return Batch(
             {name: view.to(device, non_blocking=True) for name, view in self.images.items()},

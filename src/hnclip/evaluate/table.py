@@ -49,12 +49,17 @@ def format_results(
     ks: Sequence[int] = (1, 5, 10),
     table: Callable[[Sequence[str], Sequence[Sequence[str]]], str] = text_table,
 ) -> str:
-    """One line per model: recall in percent, text to image then image to text, interval on the first K.
+    """One line per model: `result_rows` as `text_table` or `markdown_table`."""
+    headers, *rows = result_rows(results, ks=ks)
+    return table(headers, rows)
+
+
+def result_rows(results: Mapping[str, Mapping[str, Any]], *, ks: Sequence[int] = (1, 5, 10)) -> list[list[str]]:
+    """A header, then one row per model: recall in percent, text to image then image to text.
 
     Args:
-        results: `RetrievalMetrics.to_dict()` by the model's name, in the order of the lines.
+        results: `RetrievalMetrics.to_dict()` by the model's name, in the order of the rows.
         ks: the columns of each direction. Only the first shows its interval, where the results have one.
-        table: `text_table` or `markdown_table`.
     """
     if not ks:
         raise ValueError("ks must name at least one K")
@@ -63,7 +68,7 @@ def format_results(
         [name, *(_cell(name, metrics, direction, k, k == ks[0]) for direction in _DIRECTIONS for k in ks)]
         for name, metrics in results.items()
     ]
-    return table(headers, rows)
+    return [headers, *rows]
 
 
 def _cell(name: str, metrics: Mapping[str, Any], direction: str, k: int, with_interval: bool) -> str:

@@ -112,9 +112,7 @@ class HardNegativeLoss(nn.Module):
             options: margin_text, offset, rows, ids and check_values of `hard_negative_loss`.
         """
         if logit_bias is not None:
-            raise ValueError(
-                "logit_bias must be None: a bias cancels in a softmax; it belongs to a sigmoid loss"
-            )
+            raise ValueError("logit_bias must be None: a bias cancels in a softmax; it belongs to a sigmoid loss")
         loss = hard_negative_loss(
             image_features,
             text_features,
@@ -165,9 +163,7 @@ class Pairs:
         """[R, N], True where a column is a negative: neither the query's own pair nor the same thing."""
         same = self.same()
         shape = (self.rows, len(self.image))
-        mask = (
-            torch.ones(shape, dtype=torch.bool, device=self.image.device) if same is None else ~same
-        )  # [R, N]
+        mask = torch.ones(shape, dtype=torch.bool, device=self.image.device) if same is None else ~same  # [R, N]
         mask.diagonal(self.offset).fill_(False)
         return mask
 
@@ -186,9 +182,7 @@ def check_pairs(
     check_embeddings("image", image, 2)
     check_embeddings("text", text, 2)
     if image.shape != text.shape:
-        raise ValueError(
-            f"image and text must have the same shape, got {tuple(image.shape)} and {tuple(text.shape)}"
-        )
+        raise ValueError(f"image and text must have the same shape, got {tuple(image.shape)} and {tuple(text.shape)}")
     count = check_count("image", image)
     if check_values:
         check_finite("image", image)
@@ -344,9 +338,7 @@ def negative_margins(
     if margin_text is not None:
         check_embeddings("margin_text", margin_text, 2)
         if len(margin_text) != len(source):
-            raise ValueError(
-                f"margin_text must have {len(source)} rows, one per pair, got {len(margin_text)}"
-            )
+            raise ValueError(f"margin_text must have {len(source)} rows, one per pair, got {len(margin_text)}")
         if check_values:
             check_finite("margin_text", margin_text)
         source = margin_text.to(source)  # [N, D']

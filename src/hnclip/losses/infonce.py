@@ -31,9 +31,7 @@ def clip_loss(
     Reference:
         Radford et al. 2021; HN-CLIP, eq. 1.
     """
-    return hard_negative_loss(
-        image, text, scale, 0.0, offset=offset, rows=rows, ids=ids, check_values=check_values
-    )
+    return hard_negative_loss(image, text, scale, 0.0, offset=offset, rows=rows, ids=ids, check_values=check_values)
 
 
 def fixed_margin_loss(

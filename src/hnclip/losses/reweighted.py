@@ -86,9 +86,7 @@ def hcl_loss(
     pairs = check_pairs(image, text, scale, offset=offset, rows=rows, ids=ids, check_values=check_values)
     directions = debiased_negatives(pairs, beta, tau_plus)
     # −log(e^p / (e^p + e^n)) = −logsigmoid(p − n), exact for tiny losses too.
-    image_to_text, text_to_image = (
-        -F.logsigmoid(positive - negative).mean() for positive, negative, _ in directions
-    )
+    image_to_text, text_to_image = (-F.logsigmoid(positive - negative).mean() for positive, negative, _ in directions)
     return (image_to_text + text_to_image) / 2
 
 

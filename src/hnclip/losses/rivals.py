@@ -64,9 +64,7 @@ def score_margin_loss(
         return exclude(scores, same)
 
     similarity, transposed = pairs.similarities()  # [R, N] each
-    return symmetric_cross_entropy(
-        logits(similarity, "image_to_text"), logits(transposed, "text_to_image"), offset
-    )
+    return symmetric_cross_entropy(logits(similarity, "image_to_text"), logits(transposed, "text_to_image"), offset)
 
 
 def max_hinge_loss(
@@ -147,9 +145,7 @@ def siglip_loss(
         bias = -pairs.scale.detach() * mean - count.clamp(min=1).log()
     elif isinstance(bias, Tensor):
         if bias.numel() != 1:
-            raise ValueError(
-                f"bias must be a number or a tensor of one element, got shape {tuple(bias.shape)}"
-            )
+            raise ValueError(f"bias must be a number or a tensor of one element, got shape {tuple(bias.shape)}")
         if check_values:
             check_finite("bias", bias)
         bias = bias.reshape(()).to(pairs.image)

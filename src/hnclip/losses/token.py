@@ -106,14 +106,10 @@ def check_tokens(name: str, tokens: Tensor, mask_name: str, mask: Tensor, check_
     if mask.dtype != torch.bool:
         raise ValueError(f"{mask_name} must be bool, got {mask.dtype}")
     if mask.shape != tokens.shape[:2]:
-        raise ValueError(
-            f"{mask_name} must have shape {tuple(tokens.shape[:2])} like {name}, got {tuple(mask.shape)}"
-        )
+        raise ValueError(f"{mask_name} must have shape {tuple(tokens.shape[:2])} like {name}, got {tuple(mask.shape)}")
     if check_values and not bool(mask.any(1).all()):
         empty = (~mask.any(1)).nonzero().flatten().tolist()
-        raise ValueError(
-            f"{mask_name} must be True for at least one token of every pair, got none for pairs {empty}"
-        )
+        raise ValueError(f"{mask_name} must be True for at least one token of every pair, got none for pairs {empty}")
 
 
 def gather_tokens(tokens: Tensor, mask: Tensor, dtype: torch.dtype) -> Tokens:
@@ -141,9 +137,7 @@ def token_scores(image: Tokens, text: Tokens, offset: int, rows: int) -> tuple[T
             image_rows.append(best_key(similarity, weights))  # [C, N]
             text_columns.append(best_query(similarity, text.weights))  # [C, N]
         return torch.cat(image_rows), torch.cat(text_columns).T
-    image_queries, text_queries = (
-        Tokens(*(t[offset : offset + rows] for t in side)) for side in (image, text)
-    )
+    image_queries, text_queries = (Tokens(*(t[offset : offset + rows] for t in side)) for side in (image, text))
     return (
         torch.cat([best_key(*chunk) for chunk in similarity_chunks(image_queries, text)]),  # [R, N]
         torch.cat([best_key(*chunk) for chunk in similarity_chunks(text_queries, image)]),  # [R, N]

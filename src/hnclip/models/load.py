@@ -134,5 +134,4 @@ def stretch(model: DualEncoder, *, keep: int = KEEP, ratio: int = RATIO) -> Dual
         embeddings.position_embedding.weight.copy_(stretched)
     embeddings.register_buffer("position_ids", torch.arange(length, device=table.device)[None], persistent=False)
     model.clip.config.text_config.max_position_embeddings = length
-    model.clip.text_model.config.max_position_embeddings = length
     return model

@@ -24,6 +24,4 @@ def build_objective(config: ObjectiveConfig) -> HNClip:
                 choices = ", ".join(own) or "none"
                 raise ValueError(f"objective.parameters: {config.global_loss} has no {name!r}; it has {choices}")
         loss = partial(loss, **config.parameters)
-    return HNClip(
-        global_loss=loss, token_weight=config.token_weight, frozen_margin=config.margin_source == "frozen"
-    )
+    return HNClip(global_loss=loss, token_weight=config.token_weight, frozen_margin=config.margin_source == "frozen")

@@ -6,9 +6,11 @@ seam of the house: embeddings in, scalar terms out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -48,3 +50,39 @@ class Embeddings:
     margin_text: Tensor | None = None
     offset: int = 0
     rows: int | None = None
+
+
+def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
+    """Consecutive parts of a batch as one, with gradient. The scale is the first part's: it counts once."""
+    first = parts[0]
+    return Embeddings(
+        images={name: _join_views([part.images[name] for part in parts]) for name in first.images},
+        texts={name: _join_views([part.texts[name] for part in parts]) for name in first.texts},
+        scale=first.scale,
+        ids=_join([part.ids for part in parts]),
+        margin_text=_join([part.margin_text for part in parts]),
+    )
+
+
+def pad_tokens(view: ViewEmbeddings, length: int) -> ViewEmbeddings:
+    """The view with `length` token places; what is added is masked out."""
+    if view.tokens is None or view.mask is None or view.tokens.shape[1] == length:
+        return view
+    missing = length - view.tokens.shape[1]
+    tokens, mask = F.pad(view.tokens, (0, 0, 0, missing)), F.pad(view.mask, (0, missing))  # [N, T, D], [N, T]
+    return replace(view, tokens=tokens, mask=mask)
+
+
+def _join_views(parts: Sequence[ViewEmbeddings]) -> ViewEmbeddings:
+    length = max(0 if part.tokens is None else part.tokens.shape[1] for part in parts)
+    padded = [pad_tokens(part, length) for part in parts]
+    return ViewEmbeddings(
+        torch.cat([part.vectors for part in padded]),  # [N, D]
+        _join([part.tokens for part in padded]),  # [N, T, D]
+        _join([part.mask for part in padded]),  # [N, T]
+    )
+
+
+def _join(parts: Sequence[Tensor | None]) -> Tensor | None:
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors) if tensors else None

@@ -55,14 +55,19 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
     """The generators that training draws from."""
     state = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
-        state[device.type] = torch.get_device_module(device).get_rng_state(device)
+        state[device.type] = torch.get_device_module(device).get_rng_state(*_which(device))
     return state
 
 
 def restore_random_state(state: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type in state and device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(state[device.type], device)
+        torch.get_device_module(device).set_rng_state(state[device.type], *_which(device))
+
+
+def _which(device: torch.device) -> tuple[torch.device, ...]:
+    """Apple's accelerator is only one, and its functions take no device."""
+    return () if device.type == "mps" else (device,)
 
 
 @contextmanager

@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
-from hnclip.train.grad_cache import pad_tokens
+from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings, pad_tokens
 
 
 @contextmanager

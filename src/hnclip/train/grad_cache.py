@@ -16,18 +16,17 @@ batch norm does, is out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hnclip.data.batches import Batch
 from hnclip.losses import clip_loss
-from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
+from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings, join_embeddings
 from hnclip.objectives.objective import Objective
 from hnclip.train.checkpoint import random_state, restore_random_state
 
@@ -145,42 +144,6 @@ def chunk_slices(count: int, size: int) -> list[slice]:
     if size > 1 and len(starts) > 1 and count - starts[-1] == 1:
         starts.pop()
     return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], count])]
-
-
-def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
-    """Consecutive parts of a batch as one, with gradient. The scale is the first part's: it counts once."""
-    first = parts[0]
-    return Embeddings(
-        images={name: _join_views([part.images[name] for part in parts]) for name in first.images},
-        texts={name: _join_views([part.texts[name] for part in parts]) for name in first.texts},
-        scale=first.scale,
-        ids=_join([part.ids for part in parts]),
-        margin_text=_join([part.margin_text for part in parts]),
-    )
-
-
-def pad_tokens(view: ViewEmbeddings, length: int) -> ViewEmbeddings:
-    """The view with `length` token places; what is added is masked out."""
-    if view.tokens is None or view.mask is None or view.tokens.shape[1] == length:
-        return view
-    missing = length - view.tokens.shape[1]
-    tokens, mask = F.pad(view.tokens, (0, 0, 0, missing)), F.pad(view.mask, (0, missing))  # [N, T, D], [N, T]
-    return replace(view, tokens=tokens, mask=mask)
-
-
-def _join_views(parts: Sequence[ViewEmbeddings]) -> ViewEmbeddings:
-    length = max(0 if part.tokens is None else part.tokens.shape[1] for part in parts)
-    padded = [pad_tokens(part, length) for part in parts]
-    return ViewEmbeddings(
-        torch.cat([part.vectors for part in padded]),  # [N, D]
-        _join([part.tokens for part in padded]),  # [N, T, D]
-        _join([part.mask for part in padded]),  # [N, T]
-    )
-
-
-def _join(parts: Sequence[Tensor | None]) -> Tensor | None:
-    tensors = [part for part in parts if part is not None]
-    return torch.cat(tensors) if tensors else None
 
 
 def _differentiable(embeddings: Embeddings) -> list[Tensor]:

@@ -46,7 +46,9 @@ def _board(run: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError("tensorboard is not installed: pip install 'hnclip[track]', or leave --tensorboard out") from error
+        raise ValueError(
+            "tensorboard is not installed: pip install 'hnclip[track]', or leave --tensorboard out"
+        ) from error
     return SummaryWriter(str(run / "tensorboard"))
 
 

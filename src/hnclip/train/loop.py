@@ -57,12 +57,11 @@ class TrainResult:
 def train(config: TrainConfig, *, quiet: bool = False, report: Callable[[str], None] = print) -> TrainResult:
     """Start a run in `config.out`, which must not hold one already."""
     if (config.out / CONFIG).exists():
-        raise ValueError(f"{config.out} already holds a run; continue it with --resume {config.out}, or choose another --out")
-    build_objective(config.objective)  # a wrong parameter fails here, before anything is written
+        raise ValueError(
+            f"{config.out} already holds a run; continue it with --resume {config.out}, or choose another --out"
+        )
     with only_writer(config.out):
-        with replace_file(config.out / CONFIG) as partial:
-            partial.write_text(to_json(config), encoding="utf-8")
-        return _run(config, quiet, report)
+        return _run(config, config.out, quiet, report)
 
 
 def resume(out: Path, *, quiet: bool = False, report: Callable[[str], None] = print) -> TrainResult:
@@ -72,7 +71,7 @@ def resume(out: Path, *, quiet: bool = False, report: Callable[[str], None] = pr
         raise ValueError(f"{out} holds no run to resume: {path} does not exist")
     config = from_json(TrainConfig, path.read_text(encoding="utf-8"))
     with only_writer(out):
-        return _run(config, quiet, report, out)
+        return _run(config, out, quiet, report)
 
 
 def pick_device(name: str) -> torch.device:
@@ -92,8 +91,7 @@ def epoch_order(length: int, seed: int, epoch: int) -> list[int]:
     return torch.randperm(length, generator=generator).tolist()
 
 
-def _run(config: TrainConfig, quiet: bool, report: Callable[[str], None], out: Path | None = None) -> TrainResult:
-    out = out or config.out
+def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], None]) -> TrainResult:
     if (out / RESULT).exists():
         report(f"{out} is finished already")
         return TrainResult(out=out, **json.loads((out / RESULT).read_text(encoding="utf-8")))
@@ -106,10 +104,15 @@ def _run(config: TrainConfig, quiet: bool, report: Callable[[str], None], out: P
     model = load(config.model).to(device)
     objective = build_objective(config.objective)
     data, validation = _data(config, model, objective, report)
+    # Only now: a run that could not start because of its model or data leaves nothing that is in the way of the next.
+    with replace_file(out / CONFIG) as partial:
+        partial.write_text(to_json(config), encoding="utf-8")
     return _Run(config, out, model, objective, data, validation, quiet, report).go()
 
 
-def _data(config: TrainConfig, model: DualEncoder, objective: Any, report: Callable[[str], None]) -> tuple[PairData, Gallery]:
+def _data(
+    config: TrainConfig, model: DualEncoder, objective: Any, report: Callable[[str], None]
+) -> tuple[PairData, Gallery]:
     records = open_records(config.data, "train")[: config.limit]
     data = prepare(
         records,
@@ -268,7 +271,9 @@ class _Run:
         self.log.write({"kind": "evaluation", "epoch": epoch, "step": self.step, "split": "validation", **metrics})
         text, image = metrics["text_to_image"]["R@1"], metrics["image_to_text"]["R@1"]
         name = f"epoch {epoch}/{self.config.optim.epochs}" if epoch else "before training"
-        self.report(f"{name}: validation R@1 text→image {text:.1f}, image→text {image:.1f}{'  (best)' if better else ''}")
+        self.report(
+            f"{name}: validation R@1 text→image {text:.1f}, image→text {image:.1f}{'  (best)' if better else ''}"
+        )
 
     def _save(self) -> None:
         state = TrainState(

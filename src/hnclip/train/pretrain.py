@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,14 @@ from hnclip.data.records import Record
 from hnclip.data.scenes import SceneImage, scene_records
 from hnclip.data.scenes.phrase import describe, describe_briefly
 from hnclip.data.scenes.world import STYLES, sample_scene
-from hnclip.evaluate import retrieval_ranks, summarize
+from hnclip.evaluate.retrieval import evaluate, prepare_gallery
 from hnclip.files import replace_directory, replace_file
 from hnclip.losses import clip_loss
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import save, stretch
 from hnclip.models.tiny import OPENAI_MEAN, OPENAI_STD, tiny_clip
 from hnclip.models.tokenizer import train_tokenizer
+from hnclip.train.log import MetricsLog
 from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
 
 
@@ -79,13 +81,14 @@ def pretrain(config: PretrainConfig, report: Callable[[str], None] = print) -> P
     torch.manual_seed(config.seed)
     model = DualEncoder(tiny_clip(tokenizer), tokenizer, image_mean=OPENAI_MEAN, image_std=OPENAI_STD)
     state = torch.load(state_file, weights_only=True) if state_file.exists() else None
-    for name, stage in (("short", config.short), ("long", config.long)):
-        if name == "long":
-            stretch(model)
-        if state is not None and state["stage"] == "long" and name == "short":
-            continue  # done before the kill; the long stage's state carries its weights
-        _run_stage(name, stage, config, model, state if state and state["stage"] == name else None, report)
-        state = None if state is not None and state["stage"] == name else state
+    at = state["stage"] if state else None
+    with closing(MetricsLog(config.out, state["log_bytes"] if state else 0)) as log:
+        for name, stage in (("short", config.short), ("long", config.long)):
+            if name == "long":
+                stretch(model)
+            if name == "short" and at == "long":
+                continue  # done before the stop; the long stage's state has its weights
+            _run_stage(name, stage, config, model, log, state if at == name else None, report)
     save(model, config.out / "model")
     return config.out / "model"
 
@@ -95,6 +98,7 @@ def _run_stage(
     stage: Stage,
     config: PretrainConfig,
     model: DualEncoder,
+    log: MetricsLog,
     state: dict | None,
     report: Callable[[str], None],
 ) -> None:
@@ -122,6 +126,7 @@ def _run_stage(
         if done % config.log_every == 0 or done == stage.steps:
             rate = seen / (time.perf_counter() - started)
             entry = {
+                "kind": "step",
                 "stage": name,
                 "step": done,
                 "loss": round(loss.item(), 4),
@@ -131,14 +136,13 @@ def _run_stage(
             }
             if done % config.evaluate_every == 0 or done == stage.steps:
                 entry |= _evaluate(model, stage.view)
-            with (config.out / "pretrain.jsonl").open("a") as log:
-                log.write(json.dumps(entry) + "\n")
+            log.write(entry)
             left = (stage.steps - done) * config.batch / rate / 60
             report(f"{name} {done}/{stage.steps}  {left:.0f} min left  {json.dumps(entry)}")
         if done % config.save_every == 0 or done == stage.steps:
             kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             with replace_file(config.out / "state.pt") as partial:
-                torch.save({"stage": name, "step": done, **kept}, partial)
+                torch.save({"stage": name, "step": done, "log_bytes": log.length, **kept}, partial)
 
 
 def _stream_record(name: str, style: str, stage: Stage) -> Record:
@@ -183,20 +187,15 @@ def _tokenizer(config: PretrainConfig) -> Any:
     return CLIPTokenizer.from_pretrained(directory)
 
 
-@torch.no_grad()
 def _evaluate(model: DualEncoder, view: str) -> dict[str, float]:
     """Recalls on the validation splits, to watch: the schedule is fixed and nothing is chosen by them."""
     found = {}
     for style in sorted(STYLES):
         records = scene_records(style, "validation")
-        size, context = model.image_size, model.context
-        data = prepare(records, model.tokenizer, image_size=size, context=context, text_views=(view,))
-        parts = [model(data.batch(range(start, start + 100))) for start in range(0, len(data), 100)]
-        image = torch.cat([part.images["full"].vectors for part in parts])
-        text = torch.cat([part.texts[view].vectors for part in parts])
-        metrics = summarize(retrieval_ranks(image, text, torch.arange(len(data)))).to_dict()
-        found[f"{style}_R@1"] = round(metrics["text_to_image"]["R@1"], 2)
-        found[f"{style}_R@10"] = round(metrics["text_to_image"]["R@10"], 2)
+        if view == "short":
+            records = [replace(record, captions=(str(record.short),)) for record in records]
+        metrics = evaluate(model, prepare_gallery(records, model)).metrics.text_to_image
+        found[f"{style}_R@1"], found[f"{style}_R@10"] = (round(metrics.recall[k], 2) for k in (1, 10))
     return found
 
 

@@ -1,0 +1,42 @@
+"""A model small enough for every test that needs a real one on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained CLIP of two narrow layers per tower, 248 tokens long, with a tokenizer of its own."""
+    import torch
+    from transformers import CLIPConfig, CLIPModel
+
+    from hnclip.data.scenes import scene_records
+    from hnclip.models.dual_encoder import DualEncoder
+    from hnclip.models.load import save
+    from hnclip.models.tiny import OPENAI_MEAN, OPENAI_STD
+    from hnclip.models.tokenizer import train_tokenizer
+
+    texts = [record.captions[0] for record in scene_records("park", "train", families=50)]
+    tokenizer = train_tokenizer(texts, 700)
+    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = CLIPConfig(
+        projection_dim=32,
+        text_config={
+            **tower,
+            "vocab_size": len(tokenizer),
+            "max_position_embeddings": 248,
+            "bos_token_id": tokenizer.bos_token_id,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token_id": tokenizer.pad_token_id,
+            "attention_dropout": 0.1,  # so that an inexact random state shows
+        },
+        vision_config={**tower, "image_size": 48, "patch_size": 16, "attention_dropout": 0.1},
+    )
+    torch.manual_seed(0)
+    model = DualEncoder(CLIPModel(config), tokenizer, image_mean=OPENAI_MEAN, image_std=OPENAI_STD)
+    directory = tmp_path_factory.mktemp("models") / "small"
+    save(model, directory)
+    return directory

@@ -1,0 +1,102 @@
+"""The command line as a person or a program uses it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hnclip.cli import main
+from hnclip.train.log import read_metrics
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "hnclip", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """Answering in a blink is a matter of what is imported."""
+    code = "import sys; from hnclip.cli import main; main(['--help']); print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(found.stdout.split())
+    assert "demo" in found.stdout
+    assert not loaded & {"torch", "transformers", "tyro", "numpy", "matplotlib", "rich"}
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "demo", "pretrain"])
+def test_help_of_a_command_loads_no_torch(command: str) -> None:
+    code = (
+        "import sys\nfrom hnclip.cli import main\n"
+        f"try: main(['{command}', '--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--out" in found.stdout
+    assert not set(found.stdout.split()) & {"torch", "transformers"}
+
+
+def test_wrong_calls_say_what_is_wrong() -> None:
+    unknown = run("trian")
+    assert unknown.returncode == 2
+    assert "no command 'trian'" in unknown.stderr
+    assert run("--version").stdout.startswith("hnclip ")
+    misspelt = run("train", "--optim.learning-rate", "1")
+    assert misspelt.returncode == 2
+    assert "--optim.learning-rate" in misspelt.stderr + misspelt.stdout
+    impossible = run("train", "--objective.gamma", "-1")
+    assert impossible.returncode == 2
+    assert "gamma must not be negative" in impossible.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["eval", "--model", "nowhere"], "'nowhere' is neither"),
+        (["eval", "--data", "photos"], "'photos' is not known"),
+        (["train", "--data", "scenes/moon", "--out", "OUT"], "style must be one of park, shelf"),
+        (["train", "--resume", "OUT"], "holds no run to resume"),
+        (["train", "--config", "OUT/none.json"], "none.json"),
+        (["eval", "--device", "warp"], "device 'warp'"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], model_directory: Path
+) -> None:
+    if "--model" not in arguments:
+        arguments = [*arguments, "--model", str(model_directory)]
+    code = main([argument.replace("OUT", str(tmp_path / "run")) for argument in arguments])
+    error = capsys.readouterr().err
+    assert code == 1
+    assert said in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "run" / "config.json").exists()  # nothing stands in the way of the corrected call
+
+
+def test_train_eval_resume_and_rerun(model_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program trains, reads the JSON, evaluates the best model, and repeats the run from its saved configuration."""
+    out, again = tmp_path / "run", tmp_path / "again"
+    options = ["--model", str(model_directory), "--limit", "12", "--optim.epochs", "1", "--threads", "1", "--json"]
+    assert main(["train", "--recipe", "tiny", "--out", str(out), *options]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["out"] == str(out)
+    assert result["steps"] == 1
+    assert main(["train", "--resume", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == result
+
+    ranks = tmp_path / "ranks.json"
+    assert main(["eval", "--model", str(out / "best"), "--split", "validation", "--out", str(ranks), "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)
+    evaluation = read_metrics(out, "evaluation")[-1]
+    assert metrics["text_to_image"]["R@1"] == evaluation["text_to_image"]["R@1"]
+    assert metrics["images"] == len(json.loads(ranks.read_text())["ids"]) == 400
+    stored = json.loads(ranks.read_text())["ranks"]["text_to_image"]
+    assert 100 * sum(rank <= 10 for rank in stored) / 400 == pytest.approx(metrics["text_to_image"]["R@10"])
+    low, high = metrics["text_to_image"]["R@10_interval"]
+    assert low <= metrics["text_to_image"]["R@10"] <= high
+
+    assert main(["train", "--config", str(out / "config.json"), "--out", str(again), "--quiet"]) == 0
+    capsys.readouterr()
+    same = [(run / "last" / "model.safetensors").read_bytes() for run in (out, again)]
+    assert same[0] == same[1]

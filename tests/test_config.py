@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hnclip.config import ObjectiveConfig, OptimConfig, TrainConfig, from_json, to_json
+from hnclip.losses import GLOBAL_LOSSES
+from hnclip.objectives.build import build_objective
+from hnclip.recipes import RECIPES
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_survives_a_round_trip(name: str) -> None:
+    config = RECIPES[name]()
+    assert from_json(TrainConfig, to_json(config)) == config
+
+
+def test_round_trip_keeps_what_was_changed() -> None:
+    objective = ObjectiveConfig(global_loss="hcl", token_weight=0.0, parameters={"beta": 0.5})
+    optim = OptimConfig(scale_lr=0.0, negatives="batch", precision="bf16")
+    config = TrainConfig(out=Path("somewhere"), limit=10, objective=objective, optim=optim)
+    assert from_json(TrainConfig, to_json(config)) == config
+    centred = TrainConfig(objective=ObjectiveConfig(center="mean"))
+    assert from_json(TrainConfig, to_json(centred)) == centred
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"sead": 1}, "sead"),
+        ({"seed": "one"}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"tensorboard": 1}, "tensorboard"),
+        ({"objective": {"gama": 0.5}}, "objective.gama"),
+        ({"objective": {"global_loss": "triplet"}}, "objective.global_loss"),
+        ({"objective": 3}, "objective"),
+        ({"optim": {"lr": None}}, "optim.lr"),
+    ],
+)
+def test_a_wrong_file_names_the_field(change: dict, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        from_json(TrainConfig, json.dumps(change))
+
+
+def test_text_that_is_not_json() -> None:
+    with pytest.raises(ValueError, match="not valid JSON"):
+        from_json(TrainConfig, "seed: 1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (ObjectiveConfig, {"gamma": -0.1}),
+        (ObjectiveConfig, {"margin": -0.1}),
+        (ObjectiveConfig, {"token_weight": -1.0}),
+        (ObjectiveConfig, {"margin_source": "frozen", "global_loss": "infonce"}),
+        (ObjectiveConfig, {"parameters": {"beta": 1.0}}),
+        (OptimConfig, {"epochs": 0}),
+        (OptimConfig, {"micro_batch": 1}),
+        (OptimConfig, {"accumulate": 0}),
+        (OptimConfig, {"lr": 0.0}),
+        (OptimConfig, {"scale_lr": -1.0}),
+        (OptimConfig, {"weight_decay": -1.0}),
+        (OptimConfig, {"warmup": 1.0}),
+        (OptimConfig, {"lr_floor": 2.0}),
+        (OptimConfig, {"clip_grad": -1.0}),
+        (OptimConfig, {"scale_max": 1.0}),
+        (TrainConfig, {"save_every": 0}),
+        (TrainConfig, {"limit": 1}),
+        (TrainConfig, {"threads": -1}),
+        (TrainConfig, {"evaluate_batch": 0}),
+    ],
+)
+def test_impossible_values_name_the_field(kind: type, change: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        kind(**change)
+
+
+@pytest.mark.parametrize("name", GLOBAL_LOSSES)
+def test_every_loss_can_be_chosen(name: str) -> None:
+    objective = build_objective(ObjectiveConfig(global_loss=name))  # type: ignore[arg-type]
+    inner = getattr(objective.global_loss, "func", objective.global_loss)
+    assert inner is GLOBAL_LOSSES[name]
+
+
+def test_parameters_reach_the_rival_and_strangers_are_refused() -> None:
+    objective = build_objective(ObjectiveConfig(global_loss="hcl", parameters={"beta": 0.25}))
+    assert objective.global_loss.keywords == {"beta": 0.25}  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"hcl has no 'bta'; it has beta, tau_plus"):
+        build_objective(ObjectiveConfig(global_loss="hcl", parameters={"bta": 0.25}))
+    with pytest.raises(ValueError, match="infonce has no 'offset'"):
+        build_objective(ObjectiveConfig(global_loss="infonce", parameters={"offset": 1.0}))
+
+
+def test_the_margin_family_reaches_the_loss() -> None:
+    objective = build_objective(ObjectiveConfig(gamma=0.3, margin=0.1, center="mean", margin_source="frozen"))
+    assert objective.global_loss.keywords == {"gamma": 0.3, "margin": 0.1, "center": "mean"}  # type: ignore[attr-defined]
+    assert objective.frozen_margin

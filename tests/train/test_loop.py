@@ -1,0 +1,276 @@
+"""The training loop: it learns, it is reproducible, and a kill at any moment changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import hnclip.train.loop as loop
+from hnclip.config import ObjectiveConfig, OptimConfig, TrainConfig
+from hnclip.data.scenes import scene_records
+from hnclip.train.checkpoint import load_state, only_writer, save_state
+from hnclip.train.log import read_metrics
+from hnclip.train.loop import TrainingDiverged, epoch_order, pick_device, resume, train
+
+
+@pytest.fixture(autouse=True)
+def small_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight families for training and five for validation are enough to see the loop work."""
+    sizes = {"train": 8, "validation": 5, "test": 5}
+    monkeypatch.setattr(loop, "open_records", lambda source, split: scene_records("park", split, families=sizes[split]))
+
+
+def config_for(model: Path, out: Path, **changes: object) -> TrainConfig:
+    optim = OptimConfig(epochs=2, micro_batch=4, accumulate=2, lr=1e-3)
+    base = TrainConfig(out=out, model=str(model), optim=optim, save_every=2, threads=1, device="cpu")
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "last" / "model.safetensors")
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+def test_a_run_learns_and_leaves_everything_behind(model_directory: Path, tmp_path: Path) -> None:
+    config = config_for(model_directory, tmp_path / "run")
+    result = train(replace(config, optim=replace(config.optim, epochs=6)), quiet=True, report=lambda _: None)
+    steps, evaluations = read_metrics(result.out, "step"), read_metrics(result.out, "evaluation")
+    assert result.steps == len(steps) == 6 * 4
+    assert [entry["step"] for entry in steps] == list(range(1, 25))
+    assert [entry["epoch"] for entry in evaluations] == list(range(7))
+    first, last = (sum(entry["loss"] for entry in part) for part in (steps[:4], steps[-4:]))
+    assert last < first
+    for entry in steps:
+        assert entry["loss"] == pytest.approx(entry["global"] + entry["token"])
+        assert 0 <= entry["saturated"] <= 1
+        assert entry["grad_norm"] > 0
+        assert 1 <= entry["scale"] <= 100
+    best = max(evaluations[1:], key=lambda entry: entry["mean_R@1"])
+    assert result.best == {"epoch": best["epoch"], "mean_R@1": best["mean_R@1"]}
+    assert result.last["epoch"] == 6
+    assert json.loads((result.out / "config.json").read_text())["optim"]["epochs"] == 6
+    assert not list(result.out.glob(".*new*"))
+
+
+def test_same_seed_same_weights_other_seed_others(model_directory: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(config_for(model_directory, tmp_path / name, seed=seed), quiet=True, report=lambda _: None)
+    assert_same_weights(tmp_path / "a", tmp_path / "b")
+    assert any(not torch.equal(value, weights(tmp_path / "c")[name]) for name, value in weights(tmp_path / "a").items())
+
+
+@pytest.mark.parametrize("negatives", ["micro", "batch"])
+def test_stopping_at_any_step_changes_nothing(
+    negatives: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout is on, so this needs the random state too; stops fall before, at and after checkpoints."""
+    optim = replace(config_for(model_directory, tmp_path).optim, negatives=negatives)
+    whole = config_for(model_directory, tmp_path / "whole", optim=optim)
+    train(whole, quiet=True, report=lambda _: None)
+    original = loop._Run._step
+    for stop in (1, 2, 3, 5, 8):
+
+        def failing(self: loop._Run, epoch: int, indices: list[int], stop: int = stop) -> dict:
+            entry = original(self, epoch, indices)
+            if self.step == stop:
+                raise KeyboardInterrupt
+            return entry
+
+        out = tmp_path / f"stopped{stop}"
+        monkeypatch.setattr(loop._Run, "_step", failing)
+        with pytest.raises(KeyboardInterrupt):
+            train(replace(whole, out=out), quiet=True, report=lambda _: None)
+        monkeypatch.setattr(loop._Run, "_step", original)
+        resume(out, quiet=True, report=lambda _: None)
+        assert_same_weights(tmp_path / "whole", out)
+        assert [entry["step"] for entry in read_metrics(out, "step")] == list(range(1, 9))
+
+
+def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, tmp_path: Path) -> None:
+    """SIGKILL a real process again and again, at moments nobody chose, until the run is through."""
+    script = (
+        "import sys; from pathlib import Path; from dataclasses import replace;"
+        "import hnclip.train.loop as loop; from hnclip.data.scenes import scene_records;"
+        "from hnclip.config import TrainConfig, from_json;"
+        "sizes = {'train': 8, 'validation': 5};"
+        "loop.open_records = lambda source, split: scene_records('park', split, families=sizes[split]);"
+        "out = Path(sys.argv[1]);"
+        "started = (out / 'config.json').exists();"
+        "go = (lambda: loop.resume(out, quiet=True)) if started else "
+        "(lambda: loop.train(from_json(TrainConfig, Path(sys.argv[2]).read_text()), quiet=True));"
+        "print('go', flush=True); go()"
+    )
+    whole = config_for(model_directory, tmp_path / "whole", save_every=1)
+    train(whole, quiet=True, report=lambda _: None)
+    killed = tmp_path / "killed"
+    settings = tmp_path / "settings.json"
+    settings.write_text(loop.to_json(replace(whole, out=killed)))
+    kills = 0
+    for delay in (0.15, 0.4, 0.7, 1.1, 1.6, 30):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(killed), str(settings)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        assert process.stdout is not None
+        process.stdout.readline()  # imports are done; the delay counts from here
+        deadline = time.monotonic() + delay
+        while time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.stdout.close()
+        process.wait()
+        if (killed / "result.json").exists():
+            break
+    assert kills >= 1
+    assert_same_weights(tmp_path / "whole", killed)
+    assert [entry["step"] for entry in read_metrics(killed, "step")] == list(range(1, 9))
+
+
+def test_a_finished_run_is_left_alone(model_directory: Path, tmp_path: Path) -> None:
+    config = config_for(model_directory, tmp_path / "run")
+    first = train(config, quiet=True, report=lambda _: None)
+    stamp = (tmp_path / "run" / "last" / "model.safetensors").stat().st_mtime_ns
+    assert resume(tmp_path / "run", quiet=True, report=lambda _: None) == first
+    assert (tmp_path / "run" / "last" / "model.safetensors").stat().st_mtime_ns == stamp
+    with pytest.raises(ValueError, match="already holds a run"):
+        train(config, quiet=True, report=lambda _: None)
+
+
+def test_nan_stops_the_run_and_names_the_last_good_state(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(model_directory, tmp_path / "run")
+    original = loop.BACKWARD["micro"]
+
+    def poisoned(model: torch.nn.Module, *arguments: object, **options: object) -> object:
+        result = original(model, *arguments, **options)
+        if (config.out / "checkpoint.pt").exists():
+            result.terms["global"].fill_(float("nan"))
+        return result
+
+    monkeypatch.setitem(loop.BACKWARD, "micro", poisoned)
+    with pytest.raises(TrainingDiverged, match=r"step 3: .*global nan.*checkpoint\.pt"):
+        train(config, quiet=True, report=lambda _: None)
+    state = load_state(config.out)
+    assert state is not None
+    assert state.step == 2
+    assert all(torch.isfinite(value).all() for value in state.model.values())
+
+
+def test_frozen_margins_come_from_the_initial_encoder(model_directory: Path, tmp_path: Path) -> None:
+    """Live and frozen margins agree in the first step of a run and part afterwards."""
+    runs = {}
+    for source in ("live", "frozen"):
+        objective = ObjectiveConfig(margin_source=source, token_weight=0.0)  # type: ignore[arg-type]
+        config = config_for(model_directory, tmp_path / source, objective=objective)
+        train(config, quiet=True, report=lambda _: None)
+        runs[source] = [entry["global"] for entry in read_metrics(config.out, "step")]
+    # Dropout makes the live margins of a step differ a little from those of the evaluation mode.
+    assert runs["live"][0] == pytest.approx(runs["frozen"][0], rel=0.05)
+    assert runs["live"][-1] != pytest.approx(runs["frozen"][-1], rel=1e-4)
+
+
+def test_micro_and_batch_negatives_differ(model_directory: Path, tmp_path: Path) -> None:
+    losses = {}
+    for negatives in ("micro", "batch"):
+        base = config_for(model_directory, tmp_path / negatives)
+        config = replace(base, optim=replace(base.optim, negatives=negatives))
+        train(config, quiet=True, report=lambda _: None)
+        losses[negatives] = read_metrics(config.out, "step")[0]["infonce"]
+    assert losses["batch"] > losses["micro"]  # 7 negatives are harder than 3
+
+
+def test_a_full_disk_keeps_the_old_checkpoint(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(config_for(model_directory, tmp_path / "run"), quiet=True, report=lambda _: None)
+    before = (tmp_path / "run" / "checkpoint.pt").read_bytes()
+    state = load_state(tmp_path / "run")
+    assert state is not None
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match=r"No space left.*intact"):
+        save_state(tmp_path / "run", replace(state, step=99))
+    assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == before
+    assert not list((tmp_path / "run").glob(".checkpoint*"))
+
+
+def test_two_writers_are_refused(tmp_path: Path) -> None:
+    held = "from hnclip.train.checkpoint import only_writer; from pathlib import Path; import sys, time\n"
+    held += "with only_writer(Path(sys.argv[1])): print('held', flush=True); time.sleep(30)"
+    other = subprocess.Popen([sys.executable, "-c", held, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="another process"), only_writer(tmp_path):
+            pass
+    finally:
+        other.kill()
+        other.stdout.close()
+        other.wait()
+    with only_writer(tmp_path):  # a killed holder holds nothing
+        pass
+
+
+def test_damaged_checkpoints_are_named(model_directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match=r"checkpoint\.pt .*damaged"):
+        load_state(tmp_path)
+    assert load_state(tmp_path / "nowhere") is None
+    with pytest.raises(ValueError, match="holds no run"):
+        resume(tmp_path / "nowhere")
+
+
+def test_order_is_a_permutation_of_its_own_per_seed_and_epoch() -> None:
+    orders = [tuple(epoch_order(50, seed, epoch)) for seed in (0, 1) for epoch in (0, 1)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len(set(orders)) == 4
+    assert tuple(epoch_order(50, 1, 1)) == orders[3]
+
+
+def test_unknown_device_is_a_clear_error() -> None:
+    with pytest.raises(ValueError, match="device 'warp'"):
+        pick_device("warp")
+    assert pick_device("cpu") == torch.device("cpu")
+
+
+def test_bf16_trains(model_directory: Path, tmp_path: Path) -> None:
+    base = config_for(model_directory, tmp_path / "run")
+    config = replace(base, optim=replace(base.optim, precision="bf16", epochs=1))
+    result = train(config, quiet=True, report=lambda _: None)
+    assert result.steps == 4
+    assert all(value.dtype == torch.float32 for value in weights(result.out).values())
+
+
+def test_tensorboard_events_are_written(model_directory: Path, tmp_path: Path) -> None:
+    base = config_for(model_directory, tmp_path / "run", tensorboard=True)
+    train(replace(base, optim=replace(base.optim, epochs=1)), quiet=True, report=lambda _: None)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    logged = [event.value for event in events.Scalars("step/loss")]
+    assert logged == pytest.approx([entry["loss"] for entry in read_metrics(tmp_path / "run", "step")], rel=1e-6)
