@@ -1,10 +1,16 @@
-"""A model small enough for every test that needs a real one on disk."""
+"""What all tests share: settings of the property tests, and a model small enough to be on disk for each of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# The same examples on every run, however slow the machine; `--hypothesis-profile=explore` looks for new ones.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None)
+settings.load_profile("steady")
 
 
 @pytest.fixture(scope="session")

@@ -81,6 +81,7 @@ def _eval(arguments: Sequence[str]) -> None:
 
     options = _parse(Eval, "eval", arguments)
 
+    from hnclip.analysis.geometry import caption_geometry
     from hnclip.data.sources import open_records
     from hnclip.evaluate import format_results
     from hnclip.evaluate.retrieval import evaluate, prepare_gallery
@@ -94,6 +95,7 @@ def _eval(arguments: Sequence[str]) -> None:
     gallery = prepare_gallery(records, model)
     with progress_bar("encoding batches", quiet=options.quiet or options.json) as bar:
         found = evaluate(model, gallery, intervals=True, batch=options.batch, progress=bar.walk)
+    geometry = caption_geometry(found.text, gallery.owner)
     metrics = {
         "model": options.model,
         "data": options.data,
@@ -101,6 +103,7 @@ def _eval(arguments: Sequence[str]) -> None:
         "images": len(records),
         "captions": len(gallery.captions),
         "truncated_captions": gallery.truncated,
+        "caption_similarity": geometry._asdict(),
         **found.metrics.to_dict(),
     }
     if options.out is not None:
@@ -116,6 +119,7 @@ def _eval(arguments: Sequence[str]) -> None:
     print(f"{options.model} on {options.data} {options.split}: {len(records)} images, {len(gallery.captions)} captions")
     if gallery.truncated:
         print(f"warning: {gallery.truncated} captions are cut at {model.context} tokens")
+    print(f"caption similarity: {geometry.pairwise:.2f} on average, {geometry.hardest:.2f} to the hardest companion")
     print(format_results({options.model: metrics}, ks=(1, 5, 10, 25, 50)))
 
 

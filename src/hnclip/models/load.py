@@ -54,6 +54,7 @@ def _load_directory(directory: Path) -> DualEncoder:
                 directory,
                 use_safetensors=True,
                 local_files_only=True,
+                dtype=torch.float32,  # weights stored in half precision are trained in full
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # named below, together with what is missing
             )

@@ -10,12 +10,16 @@ from torch import nn
 
 def parameter_groups(model: nn.Module, *, lr: float, scale_lr: float, weight_decay: float) -> list[dict]:
     """Three groups: matrices (decayed), biases, norms and embeddings of one row (not decayed), and the temperature,
-    which has a learning rate of its own and is never decayed. A zero `scale_lr` leaves the temperature out."""
+    which has a learning rate of its own and is never decayed. A zero `scale_lr` leaves the temperature out and frozen:
+    a gradient that no step uses would still count in the norm that clipping looks at."""
     decay, plain, scale = [], [], []
     for name, parameter in model.named_parameters():
+        is_scale = name.endswith("logit_scale")
+        if is_scale and scale_lr == 0:
+            parameter.requires_grad_(False)
         if not parameter.requires_grad:
             continue
-        if name.endswith("logit_scale"):
+        if is_scale:
             scale.append(parameter)
         elif parameter.ndim < 2:
             plain.append(parameter)
@@ -24,9 +28,8 @@ def parameter_groups(model: nn.Module, *, lr: float, scale_lr: float, weight_dec
     groups = [
         {"params": decay, "lr": lr, "weight_decay": weight_decay},
         {"params": plain, "lr": lr, "weight_decay": 0.0},
+        {"params": scale, "lr": scale_lr, "weight_decay": 0.0},
     ]
-    if scale_lr > 0:
-        groups.append({"params": scale, "lr": scale_lr, "weight_decay": 0.0})
     return [{**group, "peak_lr": group["lr"]} for group in groups if group["params"]]
 
 

@@ -10,6 +10,7 @@ a function of the seed and the step, and a killed run continues from its last ch
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -45,20 +46,21 @@ class Stage:
     things: tuple[int, int]
     steps: int
     lr: float
+    scale_lr: float
     warmup: int
 
 
 @dataclass(frozen=True)
 class PretrainConfig:
-    """The recipe. `vocabulary` counts tokens before missing bytes are added."""
+    """The recipe. `vocabulary` counts tokens before missing bytes are added. The temperature is learnt in the short
+    stage; the long one starts at CLIP's limit of `scale_max`, as Long-CLIP does, and stays there."""
 
     out: Path = Path("runs/pretrain")
     seed: int = 0
     batch: int = 64
     vocabulary: int = 1024
-    short: Stage = Stage("short", things=(1, 3), steps=1200, lr=1.5e-3, warmup=100)
-    long: Stage = Stage("caption", things=(4, 6), steps=3600, lr=1.5e-3, warmup=100)
-    scale_lr: float = 3e-3
+    short: Stage = Stage("short", things=(1, 3), steps=1200, lr=1.5e-3, scale_lr=3e-3, warmup=100)
+    long: Stage = Stage("caption", things=(4, 6), steps=1300, lr=1.5e-3, scale_lr=0.0, warmup=100)
     scale_max: float = 100.0
     weight_decay: float = 0.05
     clip_grad: float = 1.0
@@ -86,6 +88,7 @@ def pretrain(config: PretrainConfig, report: Callable[[str], None] = print) -> P
         for name, stage in (("short", config.short), ("long", config.long)):
             if name == "long":
                 stretch(model)
+                model.clip.logit_scale.data.fill_(math.log(config.scale_max))
             if name == "short" and at == "long":
                 continue  # done before the stop; the long stage's state has its weights
             _run_stage(name, stage, config, model, log, state if at == name else None, report)
@@ -102,7 +105,7 @@ def _run_stage(
     state: dict | None,
     report: Callable[[str], None],
 ) -> None:
-    rates = {"lr": stage.lr, "scale_lr": config.scale_lr, "weight_decay": config.weight_decay}
+    rates = {"lr": stage.lr, "scale_lr": stage.scale_lr, "weight_decay": config.weight_decay}
     optimizer = build_optimizer(model, betas=(0.9, 0.98), **rates)
     first = 0
     if state is not None:
