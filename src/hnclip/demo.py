@@ -160,17 +160,17 @@ def _write_report(
             "Text→image at rank 1, in captions": [list(counts), [str(count) for count in counts.values()]],
         },
         figures={
-            "saturation": (
+            "Saturation over steps": (
                 saturation_figure(steps),
-                "How much each objective still had to learn from. Left: InfoNCE of the batches of each run. Middle: "
-                "norm of the run's own gradient before clipping. Right: share of micro-batches whose InfoNCE is below "
+                "How much each objective still had to learn from. Top: InfoNCE of the batches of each run. Middle: "
+                "norm of the run's own gradient before clipping. Bottom: share of micro-batches whose InfoNCE is below "
                 f"{SATURATED}.",
             ),
-            "convergence": (
+            "R@1 per epoch": (
                 convergence_figure(epochs),
                 "Validation R@1 after each epoch; 0 is the model before training.",
             ),
-            "retrieval": (
+            "Where the two differ": (
                 retrieval_figure(differing_examples(tuned, records)),
                 "Captions for which the two models disagree, taken from both sides in turn.",
             ),
