@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"hnclip {command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"hnclip {command}: interrupted", file=sys.stderr)
+        print(f"hnclip {command}: interrupted; {CONTINUE.get(command, 'nothing was lost')}", file=sys.stderr)
         return 130
     return 0
 
@@ -174,6 +174,11 @@ def _silent(text: str) -> None:
     """Say nothing."""
 
 
+CONTINUE = {
+    "train": "continue with hnclip train --resume RUN, RUN being the directory of the run",
+    "demo": "the same command continues where it was",
+    "pretrain": "the same command continues where it was",
+}
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "demo": _demo,
     "train": _train,
