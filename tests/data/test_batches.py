@@ -9,7 +9,8 @@ from PIL import Image
 from hnclip.data.batches import Batch, TextBatch, pad_texts, prepare
 from hnclip.data.images import preprocess_image
 from hnclip.data.records import Record
-from hnclip.models.tokenizer import tokenize, train_tokenizer
+from hnclip.data.texts import tokenize
+from hnclip.models.tokenizer import train_tokenizer
 
 CAPTIONS = ("a dog", "a dog runs over the wide green field", "two", "a dog", "the cat sleeps")
 

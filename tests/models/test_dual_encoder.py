@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from hnclip.data.batches import Batch, TextBatch, pad_texts
+from hnclip.data.texts import tokenize
 from hnclip.models.tiny import OPENAI_MEAN, OPENAI_STD
-from hnclip.models.tokenizer import tokenize
 
 LENGTHS = (3, 7, 40, 77)  # tokens with start and end
 

@@ -9,8 +9,8 @@ from PIL import Image
 
 from hnclip.data.batches import pad_texts
 from hnclip.data.images import preprocess_image
+from hnclip.data.texts import tokenize
 from hnclip.models.load import load, save, stretch
-from hnclip.models.tokenizer import tokenize
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hnclip.data.scenes import scene_records
-from hnclip.models.tokenizer import tokenize
+from hnclip.data.texts import tokenize
 
 
 def plain(text):

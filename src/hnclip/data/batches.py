@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hnclip.data.images import preprocess_image
 from hnclip.data.records import Record
-from hnclip.models.tokenizer import tokenize
+from hnclip.data.texts import tokenize
 
 IMAGE_VIEWS: dict[str, Callable[[Record], Image.Image]] = {"full": lambda record: record.image.load()}
 TEXT_VIEWS: dict[str, Callable[[Record], str]] = {

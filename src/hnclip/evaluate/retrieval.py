@@ -12,9 +12,9 @@ from torch import Tensor
 from hnclip.data.batches import pad_texts
 from hnclip.data.images import preprocess_image
 from hnclip.data.records import Record
+from hnclip.data.texts import tokenize
 from hnclip.evaluate.metrics import RetrievalMetrics, summarize
 from hnclip.evaluate.ranks import Ranks, retrieval_ranks
-from hnclip.models.tokenizer import tokenize
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder

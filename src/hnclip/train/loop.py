@@ -21,6 +21,7 @@ from hnclip.files import recover_directory, replace_file
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, save
 from hnclip.objectives.build import build_objective
+from hnclip.objectives.objective import Objective
 from hnclip.train.checkpoint import (
     NAME,
     TrainState,
@@ -111,7 +112,7 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
 
 
 def _data(
-    config: TrainConfig, model: DualEncoder, objective: Any, report: Callable[[str], None]
+    config: TrainConfig, model: DualEncoder, objective: Objective, report: Callable[[str], None]
 ) -> tuple[PairData, Gallery]:
     records = open_records(config.data, "train")[: config.limit]
     data = prepare(
@@ -123,13 +124,14 @@ def _data(
         text_views=objective.text_views,
     )
     validation = prepare_gallery(open_records(config.data, "validation"), model)
+    report(f"{len(data)} training pairs and {len(validation.records)} validation pictures from {config.data}")
     for view, count in data.truncated.items():
         if count:
             report(f"warning: {count} of {len(data)} training texts ({view}) are cut at {model.context} tokens")
     if validation.truncated:
         cut = f"{validation.truncated} of {len(validation.captions)}"
         report(f"warning: {cut} validation captions are cut at {model.context} tokens")
-    if objective.frozen_margin:  # before any step, so the margins are those of the initial encoder
+    if config.objective.margin_source == "frozen":  # before any step, so the margins are those of the initial encoder
         _, text = encode_gallery(model, prepare_gallery(records, model), batch=config.evaluate_batch)
         data = data.with_margin_text(text)
     return data, validation
@@ -143,7 +145,7 @@ class _Run:
         config: TrainConfig,
         out: Path,
         model: DualEncoder,
-        objective: Any,
+        objective: Objective,
         data: PairData,
         validation: Gallery,
         quiet: bool,
