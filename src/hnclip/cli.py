@@ -61,7 +61,7 @@ def _train(arguments: Sequence[str]) -> None:
 
     from hnclip.train.loop import resume, train
 
-    report = _silent if options.json or options.quiet else _say
+    report = _warn if options.json or options.quiet else _say
     quiet = options.quiet or options.json
     if options.resume is not None:
         result = resume(options.resume, quiet=quiet, report=report)
@@ -131,7 +131,7 @@ def _demo(arguments: Sequence[str]) -> None:
     from hnclip.demo import demo
 
     quiet = options.quiet or options.json
-    results = demo(options.out, seed=options.seed, quiet=quiet, report=_silent if quiet else _say)
+    results = demo(options.out, seed=options.seed, quiet=quiet, report=_warn if quiet else _say)
     print(json.dumps(results.to_dict()) if options.json else results.to_text())
 
 
@@ -170,8 +170,10 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _silent(text: str) -> None:
-    """Say nothing."""
+def _warn(text: str) -> None:
+    """Say only what must not be overlooked."""
+    if text.startswith("warning:"):
+        _say(text)
 
 
 CONTINUE = {

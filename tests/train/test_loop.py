@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import hnclip.train.loop as loop
 from hnclip.config import ObjectiveConfig, OptimConfig, TrainConfig
+from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
 from hnclip.train.checkpoint import load_state, only_writer, save_state
 from hnclip.train.log import read_metrics
@@ -188,6 +189,24 @@ def test_frozen_margins_come_from_the_initial_encoder(model_directory: Path, tmp
     # Dropout makes the live margins of a step differ a little from those of the evaluation mode.
     assert runs["live"][0] == pytest.approx(runs["frozen"][0], rel=0.05)
     assert runs["live"][-1] != pytest.approx(runs["frozen"][-1], rel=1e-4)
+
+
+def test_cut_captions_are_counted_and_said(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def long_ones(source: str, split: str) -> list[Record]:
+        first, *others = scene_records("park", split, families=2)
+        return [replace(first, captions=("a red house " * 200,)), *others]
+
+    monkeypatch.setattr(loop, "open_records", long_ones)
+    said: list[str] = []
+    base = config_for(model_directory, tmp_path / "run")
+    train(replace(base, optim=replace(base.optim, epochs=1)), quiet=True, report=said.append)
+    assert "warning: 1 of 8 training texts (caption) are cut at 248 tokens" in said
+    assert "warning: 1 of 8 validation captions are cut at 248 tokens" in said
+    (entry,) = read_metrics(tmp_path / "run", "data")
+    assert entry["truncated"] == {"caption": 1}
+    assert entry["validation_truncated"] == 1
 
 
 def test_micro_and_batch_negatives_differ(model_directory: Path, tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ class _Run:
         self.log = MetricsLog(self.out, state.log_bytes if state else 0, tensorboard=self.config.tensorboard)
         try:
             if state is None:
+                self.log.write(self._about_data())
                 self._evaluate(epoch=0)
             for epoch in range(self.step // len(self.batches), self.config.optim.epochs):
                 self._epoch(epoch)
@@ -191,6 +192,16 @@ class _Run:
         with replace_file(self.out / RESULT) as partial:
             partial.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         return TrainResult(out=self.out, **result)  # type: ignore[arg-type]
+
+    def _about_data(self) -> dict[str, Any]:
+        return {
+            "kind": "data",
+            "step": 0,
+            "pairs": len(self.data),
+            "truncated": dict(self.data.truncated),
+            "validation_captions": len(self.validation.captions),
+            "validation_truncated": self.validation.truncated,
+        }
 
     def _epoch(self, epoch: int) -> None:
         order = epoch_order(len(self.data), self.config.seed, epoch)
