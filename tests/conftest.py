@@ -22,7 +22,6 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from hnclip.data.scenes import scene_records
     from hnclip.models.dual_encoder import DualEncoder
     from hnclip.models.load import save
-    from hnclip.models.tiny import OPENAI_MEAN, OPENAI_STD
     from hnclip.models.tokenizer import train_tokenizer
 
     texts = [record.captions[0] for record in scene_records("park", "train", families=50)]
@@ -42,7 +41,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vision_config={**tower, "image_size": 48, "patch_size": 16, "attention_dropout": 0.1},
     )
     torch.manual_seed(0)
-    model = DualEncoder(CLIPModel(config), tokenizer, image_mean=OPENAI_MEAN, image_std=OPENAI_STD)
+    model = DualEncoder(CLIPModel(config), tokenizer)
     directory = tmp_path_factory.mktemp("models") / "small"
     save(model, directory)
     return directory

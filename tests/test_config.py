@@ -68,6 +68,8 @@ def test_text_that_is_not_json() -> None:
         (OptimConfig, {"clip_grad": -1.0}),
         (OptimConfig, {"scale_max": 1.0}),
         (TrainConfig, {"save_every": 0}),
+        (TrainConfig, {"seed": -1}),
+        (TrainConfig, {"seed": 2**32}),
         (TrainConfig, {"limit": 1}),
         (TrainConfig, {"threads": -1}),
         (TrainConfig, {"evaluate_batch": 0}),

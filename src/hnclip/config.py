@@ -133,6 +133,7 @@ class TrainConfig:
     """Also write TensorBoard events (needs `pip install hnclip[track]`)."""
 
     def __post_init__(self) -> None:
+        _require(0 <= self.seed < 2**32, f"seed must be in [0, 2**32), got {self.seed}")
         _require(self.save_every >= 1, f"save_every must be at least 1, got {self.save_every}")
         _require(self.limit is None or self.limit >= 2, f"limit must be at least 2, got {self.limit}")
         _require(self.threads >= 0, f"threads must not be negative, got {self.threads}")

@@ -19,7 +19,7 @@ from hnclip.evaluate.retrieval import Evaluation, evaluate, group_numbers, prepa
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
 from hnclip.train.log import progress_bar, read_metrics
-from hnclip.train.loop import CONFIG, RESULT, SATURATED, resume, train
+from hnclip.train.loop import CONFIG, RESULT, SATURATED, pick_device, resume, train
 
 ZERO_SHOT, INFONCE, HN = "zero-shot", "InfoNCE", "HN-CLIP"
 
@@ -50,11 +50,8 @@ class DemoResults:
         sentences = []
         for direction, found in self.differences.items():
             interval = f"{found.mean:+.1f} points of R@1 [{found.low:+.1f}, {found.high:+.1f}]"
-            verdict = (
-                "no clear difference"
-                if found.low <= 0 <= found.high
-                else (f"{HN} is better" if found.mean > 0 else f"{INFONCE} is better")
-            )
+            winner = HN if found.mean > 0 else INFONCE
+            verdict = "no clear difference" if found.low <= 0 <= found.high else f"{winner} is better"
             sentences.append(f"{direction.replace('_to_', '→')}: {HN} minus {INFONCE} {interval}: {verdict}")
         return sentences
 
@@ -81,7 +78,7 @@ def demo(
     data = configs[HN].data
     records = open_records(data, "test")
     models = {ZERO_SHOT: configs[HN].model} | {name: str(config.out / "best") for name, config in configs.items()}
-    evaluations = _evaluate(models, records, quiet)
+    evaluations = _evaluate(models, records, configs[HN].device, quiet)
     metrics = {name: found.metrics.to_dict() for name, found in evaluations.items()}
     tuned = {name: evaluations[name] for name in (INFONCE, HN)}
     found = DemoResults(
@@ -112,11 +109,11 @@ def _train(config: TrainConfig, quiet: bool, report: Callable[[str], None]) -> A
     return resume(config.out, quiet=quiet, report=report)
 
 
-def _evaluate(models: dict[str, str], records: Sequence[Record], quiet: bool) -> dict[str, Evaluation]:
+def _evaluate(models: dict[str, str], records: Sequence[Record], device: str, quiet: bool) -> dict[str, Evaluation]:
     evaluations, gallery = {}, None
     with progress_bar("test split, batches", quiet=quiet) as bar:
         for name, path in models.items():
-            model = load(path)
+            model = load(path).to(pick_device(device))
             gallery = gallery or prepare_gallery(records, model)  # one tokenizer and picture size for all three
             evaluations[name] = evaluate(model, gallery, intervals=True, progress=bar.walk)
     return evaluations

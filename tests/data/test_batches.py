@@ -166,15 +166,3 @@ def test_says_what_is_missing(records, tokenizer, change, options, message):
 def test_refuses_nothing_at_all(tokenizer):
     with pytest.raises(ValueError, match="records is empty"):
         prepare([], tokenizer, image_size=8, context=77)
-
-
-def test_reports_progress_over_every_record(records, tokenizer):
-    seen = []
-
-    def watch(items):
-        for item in items:
-            seen.append(item.id)
-            yield item
-
-    prepare(records, tokenizer, image_size=8, context=77, progress=watch)
-    assert seen == [record.id for record in records]

@@ -54,7 +54,7 @@ def test_the_batch_size_does_not_matter_and_the_mode_is_restored(model: DualEnco
     assert not model.training
 
 
-def test_a_model_that_sees_everything_ranks_everything_first(model: DualEncoder, records: list[Record]) -> None:
+def test_the_ranks_are_those_of_the_encoded_vectors(model: DualEncoder, records: list[Record]) -> None:
     gallery = prepare_gallery(records, model)
     found = evaluate(model, gallery)
     assert found.ranks.text_to_image.shape == (16,)
@@ -77,6 +77,8 @@ def test_truncation_is_counted_and_nothing_is_an_error(model: DualEncoder, recor
     assert prepare_gallery(records, model).truncated == 0
     with pytest.raises(ValueError, match="records is empty"):
         prepare_gallery([], model)
+    with pytest.raises(ValueError, match="batch must be at least 1"):
+        encode_gallery(model, prepare_gallery(records, model), batch=0)
     with pytest.raises(ValueError, match="empty"):
         prepare_gallery([replace(records[0], captions=(" ",))], model)
 

@@ -23,7 +23,7 @@ def tokenizer(captions):
 def model(tokenizer):
     """A small random model. Its weights are blown up, so that no two captions or pictures look alike to it."""
     from hnclip.models.dual_encoder import DualEncoder
-    from hnclip.models.tiny import OPENAI_MEAN, OPENAI_STD, tiny_clip
+    from hnclip.models.tiny import tiny_clip
 
     torch.manual_seed(0)
     clip = tiny_clip(tokenizer).eval()
@@ -31,4 +31,4 @@ def model(tokenizer):
         for weight in clip.parameters():
             if weight.ndim > 1:
                 weight.mul_(4)
-    return DualEncoder(clip, tokenizer, image_mean=OPENAI_MEAN, image_std=OPENAI_STD)
+    return DualEncoder(clip, tokenizer)

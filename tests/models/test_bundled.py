@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hnclip.analysis.geometry import caption_geometry
-from hnclip.data.batches import prepare
+from hnclip.data.batches import pad_texts, prepare
 from hnclip.data.scenes import scene_records
 from hnclip.evaluate.retrieval import Evaluation, Gallery, evaluate, prepare_gallery
 from hnclip.losses import clip_loss
@@ -42,6 +42,8 @@ def test_it_is_small_and_opens_without_us(model: DualEncoder) -> None:
         output = clip(**inputs)
     gallery = prepare_gallery([record], model)
     ours = model.encode_images(gallery.pixels).vectors
+    words = model.encode_texts(pad_texts(gallery.captions, model.tokenizer.pad_token_id)).vectors
+    torch.testing.assert_close(output.text_embeds, words, atol=1e-5, rtol=0)
     torch.testing.assert_close(output.image_embeds, ours, atol=5e-3, rtol=0)  # resizing rounds to a grey level
     assert model.context == 248
 

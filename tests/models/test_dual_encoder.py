@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from hnclip.data.batches import Batch, TextBatch, pad_texts
 from hnclip.data.texts import tokenize
-from hnclip.models.tiny import OPENAI_MEAN, OPENAI_STD
+from hnclip.models.dual_encoder import OPENAI_MEAN, OPENAI_STD
 
 LENGTHS = (3, 7, 40, 77)  # tokens with start and end
 

@@ -55,6 +55,11 @@ def test_other_settings_in_the_same_place_are_refused(tmp_path: Path) -> None:
         pretrain(replace(config, seed=1), report=lambda _: None)
 
 
+def test_a_trial_of_no_steps_is_refused() -> None:
+    with pytest.raises(ValueError, match="brief"):
+        brief(PretrainConfig(), -1)
+
+
 def test_the_stream_has_no_families_and_never_repeats() -> None:
     stage = PretrainConfig().long
     first, second = (recipe._stream_record(f"x/{number}", "park", stage) for number in (0, 1))

@@ -5,7 +5,7 @@ An objective names the views it needs; `PairData` prepares exactly those, once, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -138,7 +138,6 @@ def prepare(
     context: int,
     image_views: Sequence[str] = ("full",),
     text_views: Sequence[str] = ("caption",),
-    progress: Callable[[Sequence[Record]], Iterator[Record]] = iter,
 ) -> PairData:
     """Decode, resize and tokenize the views of these records, once."""
     if not records:
@@ -151,7 +150,7 @@ def prepare(
             raise ValueError(f"unknown text view {name!r}; known: {', '.join(TEXT_VIEWS)}")
     texts = {name: tokenize(tokenizer, [TEXT_VIEWS[name](r) for r in records], context) for name in text_views}
     images = {name: torch.empty(len(records), 3, image_size, image_size, dtype=torch.uint8) for name in image_views}
-    for row, record in enumerate(progress(records)):
+    for row, record in enumerate(records):
         for name in image_views:
             images[name][row] = preprocess_image(IMAGE_VIEWS[name](record), image_size)
     return PairData(

@@ -76,6 +76,8 @@ def encode_gallery(
     Shape:
         returns image [I, D], text [T, D]
     """
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
     training = model.training
     model.eval()
     images = [

@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from hnclip.data.batches import Batch, TextBatch
 from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
 
+# Mean and deviation of the pictures that OpenAI's CLIP was trained on, by colour.
+OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
+OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
+
 
 class DualEncoder(nn.Module):
     """A `transformers.CLIPModel` with its tokenizer and picture statistics.
@@ -25,7 +29,12 @@ class DualEncoder(nn.Module):
     image_std: Tensor  # [1, 3, 1, 1]
 
     def __init__(
-        self, clip: Any, tokenizer: Any, *, image_mean: tuple[float, ...], image_std: tuple[float, ...]
+        self,
+        clip: Any,
+        tokenizer: Any,
+        *,
+        image_mean: tuple[float, ...] = OPENAI_MEAN,
+        image_std: tuple[float, ...] = OPENAI_STD,
     ) -> None:
         super().__init__()
         self.clip = clip

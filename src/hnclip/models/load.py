@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from hnclip.files import replace_directory
-from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.dual_encoder import OPENAI_MEAN, OPENAI_STD, DualEncoder
 from hnclip.models.long_context import KEEP, RATIO, stretch_positions
-from hnclip.models.tiny import OPENAI_MEAN, OPENAI_STD
 
 BUNDLED = "bundled"
 

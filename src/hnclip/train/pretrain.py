@@ -32,7 +32,7 @@ from hnclip.files import replace_directory, replace_file
 from hnclip.losses import clip_loss
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import save, stretch
-from hnclip.models.tiny import OPENAI_MEAN, OPENAI_STD, tiny_clip
+from hnclip.models.tiny import tiny_clip
 from hnclip.models.tokenizer import train_tokenizer
 from hnclip.train.log import MetricsLog
 from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
@@ -81,7 +81,7 @@ def pretrain(config: PretrainConfig, report: Callable[[str], None] = print) -> P
 
     tokenizer = _tokenizer(config)
     torch.manual_seed(config.seed)
-    model = DualEncoder(tiny_clip(tokenizer), tokenizer, image_mean=OPENAI_MEAN, image_std=OPENAI_STD)
+    model = DualEncoder(tiny_clip(tokenizer), tokenizer)
     state = torch.load(state_file, weights_only=True) if state_file.exists() else None
     at = state["stage"] if state else None
     with closing(MetricsLog(config.out, state["log_bytes"] if state else 0)) as log:
@@ -204,6 +204,8 @@ def _evaluate(model: DualEncoder, view: str) -> dict[str, float]:
 
 def brief(config: PretrainConfig, steps: int) -> PretrainConfig:
     """The same recipe in a few steps, for trying it out."""
+    if steps < 1:
+        raise ValueError(f"brief must be at least 1 step, got {steps}")
     return replace(
         config,
         short=replace(config.short, steps=steps, warmup=1),
