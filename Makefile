@@ -32,6 +32,8 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+# Only files of it are used, its tokenizer and its loss: imported whole it needs torchvision, which breaks a CPU torch.
+	$(BIN)/python -m pip install --quiet --no-deps open_clip_torch==3.3.0
 	touch $(READY)
 
 clean:
