@@ -20,7 +20,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import CLIPConfig, CLIPModel
 
     from hnclip.data.scenes import scene_records
-    from hnclip.models.dual_encoder import DualEncoder
+    from hnclip.models.huggingface import wrap
     from hnclip.models.load import save
     from hnclip.models.tokenizer import train_tokenizer
 
@@ -41,7 +41,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vision_config={**tower, "image_size": 48, "patch_size": 16, "attention_dropout": 0.1},
     )
     torch.manual_seed(0)
-    model = DualEncoder(CLIPModel(config), tokenizer)
+    model = wrap(CLIPModel(config), tokenizer)
     directory = tmp_path_factory.mktemp("models") / "small"
     save(model, directory)
     return directory

@@ -1,7 +1,8 @@
-"""Files and directories that appear whole or not at all."""
+"""Files and directories that appear whole or not at all, and settings that are read or refused by name."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -9,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -69,6 +71,17 @@ def recover_directory(path: Path) -> None:
         os.replace(old.pop(), path)
     for leftover in [*old, *_left_beside(path, "new")]:
         shutil.rmtree(leftover, ignore_errors=True)
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    try:
+        settings = json.loads(file.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not valid JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file} holds {type(settings).__name__}, not an object of settings")
+    return settings
 
 
 def _beside(path: Path, mark: str) -> Path:

@@ -7,12 +7,13 @@ import torch
 from PIL import Image
 
 from hnclip.data.batches import Batch, TextBatch, pad_texts, prepare
-from hnclip.data.images import preprocess_image
+from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.records import Record
-from hnclip.data.texts import tokenize
+from hnclip.data.texts import TextTransform
 from hnclip.models.tokenizer import train_tokenizer
 
 CAPTIONS = ("a dog", "a dog runs over the wide green field", "two", "a dog", "the cat sleeps")
+SMALL = ImageTransform(8)
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def records():
 
 @pytest.fixture
 def data(records, tokenizer):
-    return prepare(records, tokenizer, image_size=8, context=77, text_views=("caption", "short"))
+    return prepare(records, TextTransform(tokenizer, 77), SMALL, text_views=("caption", "short"))
 
 
 def rows_of(texts):
@@ -55,15 +56,15 @@ def test_views_hold_the_prepared_pictures_and_tokens(data, records, tokenizer):
     batch = data.batch([3, 1])
     assert len(batch) == 2
     assert len(data) == len(records)
-    expected = torch.stack([preprocess_image(records[i].image.load(), 8) for i in (3, 1)])
+    expected = torch.stack([preprocess_image(records[i].image.load(), SMALL) for i in (3, 1)])
     assert torch.equal(batch.images["full"], expected)
     for view, texts in {"caption": [CAPTIONS[3], CAPTIONS[1]], "short": ["s 3", "s 1"]}.items():
-        assert rows_of(batch.texts[view]) == [list(row) for row in tokenize(tokenizer, texts, 77).ids]
+        assert rows_of(batch.texts[view]) == [list(row) for row in TextTransform(tokenizer, 77)(texts).ids]
     assert torch.equal(batch.ids, data.ids[[3, 1]])
 
 
 def test_only_the_asked_views_are_prepared(records, tokenizer):
-    batch = prepare(records, tokenizer, image_size=8, context=77).batch([0])
+    batch = prepare(records, TextTransform(tokenizer, 77), SMALL).batch([0])
     assert list(batch.images) == ["full"]
     assert list(batch.texts) == ["caption"]
 
@@ -130,8 +131,8 @@ def test_margin_text_needs_one_row_per_record(data):
 
 
 def test_truncated_captions_are_counted_per_view(records, tokenizer):
-    data = prepare(records, tokenizer, image_size=8, context=6, text_views=("caption", "short"))
-    too_long = sum(len(row) > 6 for row in tokenize(tokenizer, CAPTIONS, 77).ids)
+    data = prepare(records, TextTransform(tokenizer, 6), SMALL, text_views=("caption", "short"))
+    too_long = sum(len(row) > 6 for row in TextTransform(tokenizer, 77)(CAPTIONS).ids)
     assert too_long > 0
     assert data.truncated == {"caption": too_long, "short": 0}
     assert max(len(row) for row in data.texts["caption"]) == 6
@@ -160,9 +161,9 @@ def test_moves_every_tensor_to_a_device(data):
 )
 def test_says_what_is_missing(records, tokenizer, change, options, message):
     with pytest.raises(ValueError, match=message):
-        prepare([replace(records[0], **change)], tokenizer, image_size=8, context=77, **options)
+        prepare([replace(records[0], **change)], TextTransform(tokenizer, 77), SMALL, **options)
 
 
 def test_refuses_nothing_at_all(tokenizer):
     with pytest.raises(ValueError, match="records is empty"):
-        prepare([], tokenizer, image_size=8, context=77)
+        prepare([], TextTransform(tokenizer, 77), SMALL)

@@ -10,7 +10,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from hnclip.data.images import preprocess_image
+from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.scenes import FAMILIES, MEMBERS, scene_records
 from hnclip.data.scenes.draw import SIDE, draw_scene, thing_box
 from hnclip.data.scenes.phrase import _WORDINGS, WORDS, describe
@@ -84,7 +84,7 @@ def pixels(scene, side=SIDE):
     image = draw_scene(scene)
     if side == SIDE:
         return np.asarray(image).astype(np.int16)  # [H, W, 3]
-    return preprocess_image(image, side).permute(1, 2, 0).numpy().astype(np.int16)
+    return preprocess_image(image, ImageTransform(side)).permute(1, 2, 0).numpy().astype(np.int16)
 
 
 def visibly_different(a, b):

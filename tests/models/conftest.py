@@ -22,7 +22,7 @@ def tokenizer(captions):
 @pytest.fixture
 def model(tokenizer):
     """A small random model. Its weights are blown up, so that no two captions or pictures look alike to it."""
-    from hnclip.models.dual_encoder import DualEncoder
+    from hnclip.models.huggingface import wrap
     from hnclip.models.tiny import tiny_clip
 
     torch.manual_seed(0)
@@ -31,4 +31,4 @@ def model(tokenizer):
         for weight in clip.parameters():
             if weight.ndim > 1:
                 weight.mul_(4)
-    return DualEncoder(clip, tokenizer)
+    return wrap(clip, tokenizer)

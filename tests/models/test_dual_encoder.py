@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from hnclip.data.batches import Batch, TextBatch, pad_texts
-from hnclip.data.texts import tokenize
-from hnclip.models.dual_encoder import OPENAI_MEAN, OPENAI_STD
+from hnclip.data.images import OPENAI_MEAN, OPENAI_STD
+from hnclip.data.texts import TextTransform
 
 LENGTHS = (3, 7, 40, 77)  # tokens with start and end
 
@@ -22,7 +22,7 @@ def texts(model, captions):
     """Captions of several lengths, the last filling the context."""
     long = " ".join(captions[:2])
     return pad_texts(
-        [tokenize(model.tokenizer, [long], length).ids[0] for length in LENGTHS], model.tokenizer.pad_token_id
+        [TextTransform(model.tokenizer, length)([long]).ids[0] for length in LENGTHS], model.tokenizer.pad_token_id
     )
 
 
@@ -34,7 +34,7 @@ def normalised(pixels):
 
 @torch.no_grad()
 def test_vectors_equal_the_backbones_own(model, pixels, texts):
-    expected = model.clip(input_ids=texts.ids, pixel_values=normalised(pixels))
+    expected = model.backbone(input_ids=texts.ids, pixel_values=normalised(pixels))
     torch.testing.assert_close(model.encode_images(pixels).vectors, expected.image_embeds, rtol=0, atol=1e-6)
     torch.testing.assert_close(model.encode_texts(texts).vectors, expected.text_embeds, rtol=0, atol=1e-6)
     assert (expected.text_embeds @ expected.text_embeds.T).triu(1).max() < 0.99  # they could have been told apart
@@ -44,7 +44,7 @@ def test_vectors_equal_the_backbones_own(model, pixels, texts):
 def test_an_attention_mask_would_change_nothing(model, texts):
     position = torch.arange(texts.ids.shape[1])
     mask = (position < texts.lengths[:, None]).long()  # [B, T]
-    masked = model.clip.get_text_features(input_ids=texts.ids, attention_mask=mask).pooler_output
+    masked = model.backbone.get_text_features(input_ids=texts.ids, attention_mask=mask).pooler_output
     torch.testing.assert_close(model.encode_texts(texts).vectors, F.normalize(masked, dim=-1), rtol=0, atol=1e-5)
 
 
@@ -72,10 +72,10 @@ def test_the_pad_id_does_not_matter(model, texts):
 @torch.no_grad()
 def test_patch_vectors_pass_the_final_norm_and_the_projection(model, pixels):
     found = model.encode_images(pixels, tokens=True)
-    hidden = model.clip.vision_model(pixel_values=normalised(pixels)).last_hidden_state[:, 1:]
-    expected = model.clip.visual_projection(model.clip.vision_model.post_layernorm(hidden))
-    patches = (model.image_size // model.clip.config.vision_config.patch_size) ** 2
-    assert found.tokens.shape == (4, patches, model.clip.config.projection_dim)
+    hidden = model.backbone.vision_model(pixel_values=normalised(pixels)).last_hidden_state[:, 1:]
+    expected = model.backbone.visual_projection(model.backbone.vision_model.post_layernorm(hidden))
+    patches = (model.image_size // model.backbone.config.vision_config.patch_size) ** 2
+    assert found.tokens.shape == (4, patches, model.backbone.config.projection_dim)
     torch.testing.assert_close(found.tokens, F.normalize(expected, dim=-1), rtol=0, atol=1e-5)
     torch.testing.assert_close(found.tokens.norm(dim=-1), torch.ones(4, patches))
     assert found.mask.shape == (4, patches)
@@ -86,8 +86,10 @@ def test_patch_vectors_pass_the_final_norm_and_the_projection(model, pixels):
 @torch.no_grad()
 def test_word_vectors_pass_the_projection(model, texts):
     found = model.encode_texts(texts, tokens=True)
-    hidden = model.clip.text_model(input_ids=texts.ids).last_hidden_state
-    torch.testing.assert_close(found.tokens, F.normalize(model.clip.text_projection(hidden), dim=-1), rtol=0, atol=1e-5)
+    hidden = model.backbone.text_model(input_ids=texts.ids).last_hidden_state
+    torch.testing.assert_close(
+        found.tokens, F.normalize(model.backbone.text_projection(hidden), dim=-1), rtol=0, atol=1e-5
+    )
     torch.testing.assert_close(found.tokens.norm(dim=-1), torch.ones(4, 77))
 
 
@@ -142,14 +144,14 @@ def test_the_scale_is_exponentiated_and_learns(model):
     scale = model.scale
     torch.testing.assert_close(scale, torch.tensor(14.3))
     scale.backward()
-    torch.testing.assert_close(model.clip.logit_scale.grad, scale.detach())  # d exp(x) = exp(x)
+    torch.testing.assert_close(model.backbone.logit_scale.grad, scale.detach())  # d exp(x) = exp(x)
 
 
 def test_gradients_reach_both_towers(model, pixels, texts):
     image = model.encode_images(pixels).vectors
     text = model.encode_texts(texts).vectors
     (image * text).sum().mul(model.scale).backward()
-    assert [name for name, weight in model.clip.named_parameters() if weight.grad is None] == []
+    assert [name for name, weight in model.backbone.named_parameters() if weight.grad is None] == []
 
 
 def test_a_longer_text_than_the_context_is_refused(model):
@@ -159,7 +161,7 @@ def test_a_longer_text_than_the_context_is_refused(model):
 
 
 def test_the_wrapper_adds_no_parameters_and_no_saved_buffers(model):
-    assert set(model.state_dict()) == {f"clip.{name}" for name in model.clip.state_dict()}
+    assert set(model.state_dict()) == {f"backbone.{name}" for name in model.backbone.state_dict()}
 
 
 def test_the_architecture_is_small_enough_to_ship(model):

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 
-from hnclip.data.batches import pad_texts
-from hnclip.data.images import preprocess_image
-from hnclip.data.texts import tokenize
+from hnclip.models.huggingface import wrap
 from hnclip.models.load import load, save, stretch
+from hnclip.models.long_context import stretch_positions
 
 
 @pytest.fixture
@@ -26,12 +27,11 @@ def picture():
 
 
 def encode_text(model, caption):
-    ids = tokenize(model.tokenizer, [caption], model.context).ids
-    return model.encode_texts(pad_texts(ids, model.tokenizer.pad_token_id)).vectors
+    return model.encode_texts(model.tokenize([caption])).vectors
 
 
 def encode_image(model, picture):
-    return model.encode_images(preprocess_image(picture, model.image_size)[None]).vectors
+    return model.encode_images(model.preprocess_images([picture])).vectors
 
 
 def content(directory):
@@ -68,9 +68,8 @@ def test_transformers_alone_opens_it_and_agrees(model, saved, picture, captions)
 
 
 def test_picture_statistics_are_saved(model, tmp_path):
-    model.image_mean.fill_(0.25)
-    model.image_std.fill_(0.125)
-    save(model, tmp_path / "model")
+    transform = replace(model.image_transform, mean=(0.25,) * 3, std=(0.125,) * 3)
+    save(wrap(model.backbone, model.tokenizer, transform), tmp_path / "model")
     reopened = load(tmp_path / "model")
     assert reopened.image_mean.flatten().tolist() == [0.25] * 3
     assert reopened.image_std.flatten().tolist() == [0.125] * 3
@@ -95,7 +94,7 @@ def test_a_stretched_model_takes_long_captions_after_a_round_trip(model, tmp_pat
     assert reopened.context == 248
     assert reopened.tokenizer.model_max_length == 248
     caption = " ".join(captions[:3])
-    assert len(tokenize(reopened.tokenizer, [caption], 248).ids[0]) > 200
+    assert len(reopened.text_transform([caption]).ids[0]) > 200
     torch.testing.assert_close(encode_text(reopened, caption), encode_text(model, caption), rtol=0, atol=1e-6)
     ending = captions[0].split(". ")
     swapped = ". ".join([*ending[:-2], ending[-1], ending[-2]])
@@ -104,16 +103,52 @@ def test_a_stretched_model_takes_long_captions_after_a_round_trip(model, tmp_pat
 
 def test_stretching_twice_is_refused_and_changes_nothing(model):
     stretch(model)
-    table = model.clip.text_model.embeddings.position_embedding.weight.clone()
-    with pytest.raises(ValueError, match="table has 248 positions"):
+    table = model.backbone.text_model.embeddings.position_embedding.weight.clone()
+    with pytest.raises(ValueError, match="takes 248 tokens already"):
         stretch(model)
-    assert torch.equal(model.clip.text_model.embeddings.position_embedding.weight, table)
+    assert torch.equal(model.backbone.text_model.embeddings.position_embedding.weight, table)
+
+
+@pytest.mark.parametrize(
+    ("context", "options", "ratio"), [(100, {}, 2), (248, {}, 4), (300, {}, 5), (200, {"keep": 10}, 3)]
+)
+def test_any_context_can_be_asked_for(model, saved, context, options, ratio):
+    keep = options.get("keep", 20)
+    table = model.backbone.text_model.embeddings.position_embedding.weight.detach()
+    opened = load(saved, context=context, **options)
+    expected = stretch_positions(table, keep=keep, ratio=ratio)[:context]
+    assert opened.context == context
+    assert torch.equal(opened.backbone.text_model.embeddings.position_embedding.weight, expected)
+    assert f"stretched from 77 to {context} tokens (keep {keep}, ratio {ratio})" in opened.source
+    assert len(opened.text_transform(["word " * 400]).ids[0]) == context
+
+
+def test_a_long_model_is_left_alone(model, tmp_path):
+    save(stretch(model), tmp_path / "long")
+    for context in (None, 77, 248):
+        opened = load(tmp_path / "long", context=context)
+        assert (opened.context, "stretched" in opened.source) == (248, False)
+    with pytest.raises(ValueError, match="248 positions, more than the 77 of an unstretched model"):
+        load(tmp_path / "long", context=300)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 248, "ratio": 2}, "keep 20 and ratio 2 stretch 77 positions to 134, not to 248"),
+        ({"context": 248, "keep": 76}, "keep must be between 0 and 75"),
+        ({"context": 248, "keep": -1}, "keep must be between 0 and 75"),
+    ],
+)
+def test_a_stretch_that_cannot_be_is_explained(saved, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(saved, **options)
 
 
 def test_a_stretched_model_learns_its_positions(model, captions):
     stretch(model)
     encode_text(model, " ".join(captions[:3])).sum().backward()
-    gradient = model.clip.text_model.embeddings.position_embedding.weight.grad
+    gradient = model.backbone.text_model.embeddings.position_embedding.weight.grad
     assert (gradient[:200].abs().sum(dim=1) > 0).all()
 
 
@@ -156,11 +191,22 @@ def reshape_a_tensor(directory):
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-def only_pickle(directory):
-    from safetensors.torch import load_file
+class Evil:
+    """A pickle of this runs what it likes when it is opened."""
 
-    torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
+    def __reduce__(self):
+        return (Path.touch, (Path("executed"),))
+
+
+def evil_pickle(directory):
     (directory / "model.safetensors").unlink()
+    torch.save({"logit_scale": Evil()}, directory / "pytorch_model.bin")
+
+
+def missing_shard(directory):
+    (directory / "model.safetensors").unlink()
+    index = {"metadata": {}, "weight_map": {"logit_scale": "model-00001-of-00001.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 def break_statistics(directory):
@@ -170,26 +216,64 @@ def break_statistics(directory):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (shutil.rmtree, "model' is neither 'bundled' nor a directory"),
+        (shutil.rmtree, "model' is neither 'bundled' nor a file or directory here"),
         (lambda d: (d / "config.json").unlink(), "model has no config.json"),
         (break_config, "config.json is not valid JSON"),
         (list_config, "config.json holds list, not an object"),
-        (wrong_type, "config.json says model_type 'siglip'"),
-        (lambda d: (d / "model.safetensors").unlink(), "model has no model.safetensors"),
-        (only_pickle, "model has no model.safetensors; weights in other formats are not read"),
-        (truncate_weights, "model.safetensors cannot be read"),
-        (cut_into_the_header, "model.safetensors cannot be read"),
-        (drop_a_tensor, "model.safetensors lacks or misfits 1 tensors, first: text_projection.weight"),
-        (reshape_a_tensor, "model.safetensors lacks or misfits 1 tensors, first: text_projection.weight"),
+        (wrong_type, r"tensor logit_scale has shape \[\], the configuration needs \[1\]"),
+        (lambda d: (d / "model.safetensors").unlink(), "model has no weights: looked for model.safetensors"),
+        (evil_pickle, "pytorch_model.bin .*code"),
+        (missing_shard, "model-00001-of-00001.safetensors is missing, though model.safetensors.index.json names it"),
+        (truncate_weights, "model.safetensors is cut short: .* bytes expected, .*'visual_projection.weight'"),
+        (cut_into_the_header, "model.safetensors is cut short: .* bytes of header expected"),
+        (drop_a_tensor, r"model.safetensors lacks tensor text_projection.weight, expected with shape \[128, 128\]$"),
+        (reshape_a_tensor, r"tensor text_projection.weight has shape \[3, 3\], the configuration needs \[128, 128\]"),
         (lambda d: (d / "tokenizer.json").unlink(), "model has no tokenizer.json"),
         (break_statistics, "preprocessor_config.json is not valid JSON"),
     ],
     ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
-def test_a_damaged_directory_is_refused_by_name(saved, damage, message):
+def test_a_damaged_directory_is_refused_by_name(saved, damage, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     damage(saved)
     with pytest.raises(ValueError, match=message):
         load(saved)
+    assert not (tmp_path / "executed").exists()
+
+
+def same_weights(one, other):
+    before, after = one.state_dict(), other.state_dict()
+    return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_shards_and_plain_pickles_of_tensors_open_too(model, saved):
+    from safetensors.torch import load_file
+
+    tensors = load_file(saved / "model.safetensors")
+    (saved / "model.safetensors").unlink()
+    model.backbone.save_pretrained(saved, max_shard_size="1MB")
+    assert len(list(saved.glob("*.safetensors"))) > 2
+    assert same_weights(load(saved), model)
+    for file in saved.glob("model*"):
+        file.unlink()
+    torch.save(tensors, saved / "pytorch_model.bin")
+    assert same_weights(load(saved), model)
+
+
+def test_half_precision_becomes_full(model, saved):
+    model.backbone.half().save_pretrained(saved)
+    reopened = load(saved)
+    assert {weight.dtype for weight in reopened.parameters()} == {torch.float32}
+    assert same_weights(reopened, model.float())
+
+
+def test_training_an_opened_model_leaves_its_file_alone(saved):
+    before = (saved / "model.safetensors").read_bytes()
+    reopened = load(saved)
+    with torch.no_grad():
+        for weight in reopened.parameters():
+            weight.add_(1)
+    assert (saved / "model.safetensors").read_bytes() == before
 
 
 def test_saving_replaces_a_directory_whole(model, saved):

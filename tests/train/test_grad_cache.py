@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from hnclip.data.batches import Batch, TextBatch, prepare
+from hnclip.data.images import ImageTransform
 from hnclip.data.scenes import scene_records
+from hnclip.data.texts import TextTransform
 from hnclip.losses import clip_loss, hard_negative_loss
-from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.huggingface import wrap
 from hnclip.models.tokenizer import train_tokenizer
 from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings, join_embeddings
 from hnclip.objectives.hn_clip import HNClip
@@ -29,7 +31,7 @@ def small_data():
     """Eleven scenes, shortest caption first, and a tokenizer made of their captions."""
     records = sorted(scene_records("park", "train", families=3)[:PAIRS], key=lambda r: len(r.captions[0]))
     tokenizer = train_tokenizer([record.captions[0] for record in records], 700)
-    data = prepare(records, tokenizer, image_size=16, context=200, text_views=("caption", "short"))
+    data = prepare(records, TextTransform(tokenizer, 200), ImageTransform(16), text_views=("caption", "short"))
     margins = F.normalize(torch.randn(PAIRS, 6, generator=torch.Generator().manual_seed(3)).double(), dim=1)
     return data.with_margin_text(margins), tokenizer
 
@@ -63,7 +65,7 @@ def small_encoder(tokenizer, *, dropout=0.0, dtype=torch.float64):
         for parameter in clip.parameters():  # HF starts so small that a wrong gradient would hide below 1e-12
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=0.2)
-    return DualEncoder(clip, tokenizer, image_mean=(0.5,) * 3, image_std=(0.3,) * 3).to(dtype).train()
+    return wrap(clip, tokenizer, ImageTransform(16, mean=(0.5,) * 3, std=(0.3,) * 3)).to(dtype).train()
 
 
 @pytest.fixture(scope="session")

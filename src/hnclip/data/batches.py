@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from hnclip.data.images import preprocess_image
+from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.records import Record
-from hnclip.data.texts import tokenize
+from hnclip.data.texts import TextTransform
 
 IMAGE_VIEWS: dict[str, Callable[[Record], Image.Image]] = {"full": lambda record: record.image.load()}
 TEXT_VIEWS: dict[str, Callable[[Record], str]] = {
@@ -132,14 +131,13 @@ class PairData:
 
 def prepare(
     records: Sequence[Record],
-    tokenizer: Any,
+    text_transform: TextTransform,
+    image_transform: ImageTransform,
     *,
-    image_size: int,
-    context: int,
     image_views: Sequence[str] = ("full",),
     text_views: Sequence[str] = ("caption",),
 ) -> PairData:
-    """Decode, resize and tokenize the views of these records, once."""
+    """Decode, resize and tokenise the views of these records, once."""
     if not records:
         raise ValueError("records is empty: there is nothing to train or evaluate on")
     for name in image_views:
@@ -148,17 +146,18 @@ def prepare(
     for name in text_views:
         if name not in TEXT_VIEWS:
             raise ValueError(f"unknown text view {name!r}; known: {', '.join(TEXT_VIEWS)}")
-    texts = {name: tokenize(tokenizer, [TEXT_VIEWS[name](r) for r in records], context) for name in text_views}
-    images = {name: torch.empty(len(records), 3, image_size, image_size, dtype=torch.uint8) for name in image_views}
+    texts = {name: text_transform([TEXT_VIEWS[name](record) for record in records]) for name in text_views}
+    shape = (len(records), 3, image_transform.size, image_transform.size)
+    images = {name: torch.empty(shape, dtype=torch.uint8) for name in image_views}
     for row, record in enumerate(records):
         for name in image_views:
-            images[name][row] = preprocess_image(IMAGE_VIEWS[name](record), image_size)
+            images[name][row] = preprocess_image(IMAGE_VIEWS[name](record), image_transform)
     return PairData(
         records=records,
         images=images,
         texts={name: view.ids for name, view in texts.items()},
         ids=_identities(records),
-        pad=tokenizer.pad_token_id,
+        pad=text_transform.pad,
         truncated={name: view.truncated for name, view in texts.items()},
     )
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from hnclip.data.batches import pad_texts
 from hnclip.data.images import preprocess_image
 from hnclip.data.records import Record
-from hnclip.data.texts import tokenize
 from hnclip.evaluate.metrics import RetrievalMetrics, summarize
 from hnclip.evaluate.ranks import Ranks, retrieval_ranks
 
@@ -55,10 +54,10 @@ def prepare_gallery(records: Sequence[Record], model: DualEncoder) -> Gallery:
         raise ValueError("records is empty: there is nothing to evaluate on")
     captions = [caption for record in records for caption in record.captions]
     owner = [index for index, record in enumerate(records) for _ in record.captions]
-    tokenized = tokenize(model.tokenizer, captions, model.context)
+    tokenized = model.text_transform(captions)
     return Gallery(
         records=records,
-        pixels=torch.stack([preprocess_image(record.image.load(), model.image_size) for record in records]),
+        pixels=torch.stack([preprocess_image(record.image.load(), model.image_transform) for record in records]),
         captions=tokenized.ids,
         owner=torch.tensor(owner),
         truncated=tokenized.truncated,
@@ -88,7 +87,7 @@ def encode_gallery(
     texts = []
     for start in progress(range(0, len(order), batch)):
         rows = [gallery.captions[row] for row in order[start : start + batch]]
-        padded = pad_texts(rows, model.tokenizer.pad_token_id).to(model.device)
+        padded = pad_texts(rows, model.text_transform.pad).to(model.device)
         texts.append(model.encode_texts(padded).vectors.float().cpu())
     model.train(training)
     encoded = torch.cat(texts)  # [T, D], shortest first

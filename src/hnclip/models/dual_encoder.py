@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
-from hnclip.data.batches import Batch, TextBatch
+from hnclip.data.batches import Batch, TextBatch, pad_texts
+from hnclip.data.images import ImageTransform, preprocess_image
+from hnclip.data.texts import TextTransform
+from hnclip.models.families import Family, family_of
 from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
-
-# Mean and deviation of the pictures that OpenAI's CLIP was trained on, by colour.
-OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
-OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 class DualEncoder(nn.Module):
-    """A `transformers.CLIPModel` with its tokenizer and picture statistics.
+    """A dual encoder of transformers, and how it wants its pictures and captions.
 
-    It adds no parameters and changes nothing of the backbone's inference: `encode_*` are the backbone's own projected
-    features, L2-normalised. Token vectors, which only training uses, are the backbone's last hidden states through
-    its own final norm and projection.
+    It adds no parameters and changes nothing of the backbone's inference: `encode_*` are the backbone's own
+    features, L2-normalised. Token vectors, which only training uses, are the backbone's last hidden states brought
+    into the joint space by its own layers (`hnclip.models.families`).
     """
 
     image_mean: Tensor  # [1, 3, 1, 1]
@@ -30,55 +30,85 @@ class DualEncoder(nn.Module):
 
     def __init__(
         self,
-        clip: Any,
-        tokenizer: Any,
+        backbone: Any,
+        text_transform: TextTransform,
+        image_transform: ImageTransform,
         *,
-        image_mean: tuple[float, ...] = OPENAI_MEAN,
-        image_std: tuple[float, ...] = OPENAI_STD,
+        source: str = "",
     ) -> None:
+        """
+        Args:
+            backbone: `CLIPModel`, `SiglipModel`, `Siglip2Model` or `VisionTextDualEncoderModel`, also with adapters.
+            source: what the model was made from, one line for people.
+        """
         super().__init__()
-        self.clip = clip
-        self.tokenizer = tokenizer
-        self.register_buffer("image_mean", torch.tensor(image_mean).view(1, 3, 1, 1), persistent=False)
-        self.register_buffer("image_std", torch.tensor(image_std).view(1, 3, 1, 1), persistent=False)
+        self.backbone = backbone
+        self.text_transform = text_transform
+        self.image_transform = image_transform
+        self.source = source
+        self.family: Family = family_of(backbone.config)
+        expected = self.family.image_size(backbone)
+        if image_transform.size != expected:
+            raise ValueError(f"pictures of {image_transform.size} pixels do not fit a model that takes {expected}")
+        self.register_buffer("image_mean", torch.tensor(image_transform.mean).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("image_std", torch.tensor(image_transform.std).view(1, 3, 1, 1), persistent=False)
 
     @property
     def scale(self) -> Tensor:
         """The inverse temperature s = exp(logit_scale), with its gradient."""
-        return self.clip.logit_scale.exp()
+        return self.backbone.logit_scale.exp().reshape(())
 
     @property
     def image_size(self) -> int:
-        return self.clip.config.vision_config.image_size
+        return self.image_transform.size
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.text_transform.tokenizer
 
     @property
     def context(self) -> int:
-        """The longest caption in tokens, start and end token included."""
-        return self.clip.config.text_config.max_position_embeddings
+        """The longest caption in tokens, special tokens included."""
+        return self.text_transform.context
 
     @property
     def device(self) -> torch.device:
-        return self.clip.logit_scale.device
+        return self.backbone.logit_scale.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.backbone.dtype
+
+    def preprocess_images(self, images: Sequence[Image.Image]) -> Tensor:
+        """Pictures as `encode_images` takes them: [B, 3, H, W] uint8, on the model's device."""
+        return torch.stack([preprocess_image(image, self.image_transform) for image in images]).to(self.device)
+
+    def tokenize(self, texts: Sequence[str]) -> TextBatch:
+        """Captions as `encode_texts` takes them, on the model's device; too long ones are cut at the context."""
+        return pad_texts(self.text_transform(texts).ids, self.text_transform.pad).to(self.device)
 
     def encode_images(self, pixels: Tensor, *, tokens: bool = False) -> ViewEmbeddings:
         """Encode pictures.
 
         Shape:
             pixels: [B, 3, H, W] uint8, as `preprocess_image` makes them
-            returns vectors [B, D]; with `tokens` also patch vectors [B, P, D] without the class token
+            returns vectors [B, D]; with `tokens` also patch vectors [B, P, D] without class tokens
         """
-        weight = self.clip.vision_model.embeddings.patch_embedding.weight
-        scaled = pixels.to(weight.dtype) / 255  # [B, 3, H, W]
-        normalised = (scaled - self.image_mean.to(weight.dtype)) / self.image_std.to(weight.dtype)
-        output = self.clip.get_image_features(pixel_values=normalised)
-        vectors = F.normalize(output.pooler_output, dim=-1)  # [B, D]
-        if not tokens:
+        return self.encode_pixels(self.normalize_pixels(pixels), tokens=tokens)
+
+    def normalize_pixels(self, pixels: Tensor) -> Tensor:
+        """Bytes into what the backbone was trained on: [B, 3, H, W] of mean about 0 and deviation about 1."""
+        dtype = self.dtype
+        return (pixels.to(dtype) / 255 - self.image_mean.to(dtype)) / self.image_std.to(dtype)
+
+    def encode_pixels(self, pixels: Tensor, *, tokens: bool = False) -> ViewEmbeddings:
+        """`encode_images` for pictures that are normalised already: [B, 3, H, W] floats."""
+        vectors, patches = self.family.image_features(self.backbone, pixels, tokens=tokens)
+        vectors = F.normalize(vectors, dim=-1)  # [B, D]
+        if patches is None:
             return ViewEmbeddings(vectors)
-        # transformers norms only the class token; patches must pass the same norm to live in the joint space.
-        patches = self.clip.vision_model.post_layernorm(output.last_hidden_state[:, 1:])  # [B, P, W]
-        patches = F.normalize(self.clip.visual_projection(patches), dim=-1)  # [B, P, D]
         mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
-        return ViewEmbeddings(vectors, patches, mask)
+        return ViewEmbeddings(vectors, F.normalize(patches, dim=-1), mask)
 
     def encode_texts(self, texts: TextBatch, *, tokens: bool = False) -> ViewEmbeddings:
         """Encode captions.
@@ -86,19 +116,18 @@ class DualEncoder(nn.Module):
         Shape:
             texts: ids [B, T], lengths [B]
             returns vectors [B, D]; with `tokens` also word vectors [B, T, D], masked to what stands between the
-            start and the end token
+            special tokens at either end
         """
         if texts.ids.shape[1] > self.context:
             raise ValueError(f"texts have {texts.ids.shape[1]} tokens, the model takes at most {self.context}")
-        # Attention is causal and pads follow the end token, so no attention mask is needed for what we read.
-        output = self.clip.get_text_features(input_ids=texts.ids)
-        vectors = F.normalize(output.pooler_output, dim=-1)  # [B, D]
-        if not tokens:
+        vectors, words = self.family.text_features(self.backbone, texts, self.text_transform, tokens=tokens)
+        vectors = F.normalize(vectors, dim=-1)  # [B, D]
+        if words is None:
             return ViewEmbeddings(vectors)
-        words = F.normalize(self.clip.text_projection(output.last_hidden_state), dim=-1)  # [B, T, D]
+        before, after = self.text_transform.edges
         position = torch.arange(texts.ids.shape[1], device=words.device)[None]  # [1, T]
-        mask = (position >= 1) & (position < texts.lengths[:, None] - 1)  # [B, T]
-        return ViewEmbeddings(vectors, words, mask)
+        mask = (position >= before) & (position < texts.lengths[:, None] - after)  # [B, T]
+        return ViewEmbeddings(vectors, F.normalize(words, dim=-1), mask)
 
     def forward(self, batch: Batch, *, tokens: bool = False) -> Embeddings:
         """Encode every view of a batch, in one call per tower."""
@@ -116,7 +145,7 @@ class DualEncoder(nn.Module):
 
     def _encode_text_views(self, views: Mapping[str, TextBatch], tokens: bool) -> dict[str, ViewEmbeddings]:
         width = max(view.ids.shape[1] for view in views.values())
-        pad = self.tokenizer.pad_token_id
+        pad = self.text_transform.pad
         ids = [F.pad(view.ids, (0, width - view.ids.shape[1]), value=pad) for view in views.values()]
         together = TextBatch(torch.cat(ids), torch.cat([view.lengths for view in views.values()]))
         encoded = self.encode_texts(together, tokens=tokens)

@@ -1,137 +1,151 @@
-"""Models from and to disk: plain Hugging Face directories, weights in safetensors, nothing executed on loading."""
+"""Models from and to disk: any supported layout in, plain Hugging Face directories out, nothing executed on loading."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from hnclip.files import replace_directory
-from hnclip.models.dual_encoder import OPENAI_MEAN, OPENAI_STD, DualEncoder
-from hnclip.models.long_context import KEEP, RATIO, stretch_positions
+from hnclip.models.card import Training, model_card
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.hub import fetch_model, looks_like_hub_name
+from hnclip.models.huggingface import open_directory, open_tokenizer, quietly, wrap
+from hnclip.models.long_context import KEEP, stretch_positions, stretched_length
+from hnclip.models.open_clip_settings import OpenClipSettings
+from hnclip.models.openai_layout import build_clip, is_openai_layout
+from hnclip.models.processors import build_processor
+from hnclip.models.tokenizer import openai_tokenizer
+from hnclip.models.towers import join_towers
+from hnclip.models.weights import read_checkpoint
 
 BUNDLED = "bundled"
+_OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 
 
-def load(model: str | Path = BUNDLED) -> DualEncoder:
-    """Open a model: `"bundled"` for the one in this package, or the path of a Hugging Face CLIP directory."""
-    if str(model) == BUNDLED:
+def load(
+    model: str | Path = BUNDLED,
+    *,
+    context: int | None = None,
+    keep: int = KEEP,
+    ratio: int | None = None,
+    tokenizer: str | Path | None = None,
+    activation: Literal["quick_gelu", "gelu"] | None = None,
+) -> DualEncoder:
+    """Open a model. What was recognised is in its `source`.
+
+    Args:
+        model: one of
+            `"bundled"`, the small model in this package;
+            a Hugging Face directory, or a hub name `owner/model[@revision]`, of CLIP, SigLIP, SigLIP 2 or a
+            `VisionTextDualEncoderModel`;
+            `IMAGE+TEXT`, two such directories or names of single towers, joined by fresh projections;
+            the directory of an adapter (LoRA, DoRA), which is merged into its base model;
+            a file of weights in OpenAI's layout: CLIP, Long-CLIP, open_clip.
+        context: the longest caption in tokens. A shorter model is stretched to it (`stretch`), a longer one is left
+            as it is.
+        keep, ratio: how it is stretched.
+        tokenizer: a directory to take the tokenizer from instead of the model's own.
+        activation: of a file of weights that does not say it: quick_gelu for OpenAI's, gelu for most of open_clip's.
+    """
+    opened = _open(str(model), None if tokenizer is None else open_tokenizer(Path(tokenizer)), activation)
+    if context is not None and context > opened.context:
+        stretch(opened, context=context, keep=keep, ratio=ratio)
+    return opened
+
+
+def _open(name: str, tokenizer: Any, activation: Any) -> DualEncoder:
+    if name == BUNDLED:
         with as_file(files("hnclip.models") / BUNDLED) as directory:
-            return _load_directory(directory)
-    directory = Path(model)
-    if not directory.is_dir():
+            return open_directory(directory, tokenizer=tokenizer)
+    path = Path(name)
+    if path.is_file():
+        return open_weights(path, tokenizer=tokenizer, activation=activation)
+    if not path.exists() and name.count("+") == 1:
+        image, text = (_directory(part) for part in name.split("+"))
+        return join_towers(image, text, tokenizer=tokenizer)
+    directory = _directory(name)
+    if (directory / "adapter_config.json").is_file():
+        from hnclip.models.adapters import open_adapter
+
+        return open_adapter(directory, tokenizer=tokenizer)
+    if not (directory / "config.json").is_file():
+        for file in _OPEN_CLIP_FILES:
+            if (directory / file).is_file():
+                return open_weights(directory / file, tokenizer=tokenizer, activation=activation)
+    return open_directory(directory, tokenizer=tokenizer)
+
+
+def _directory(name: str) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    if looks_like_hub_name(name):
+        return fetch_model(name)
+    raise ValueError(
+        f"model {name!r} is neither {BUNDLED!r} nor a file or directory here; give a Hugging Face directory, a file of "
+        "weights in OpenAI's layout, or the name of a hub model"
+    )
+
+
+def open_weights(file: Path, *, tokenizer: Any = None, activation: Any = None) -> DualEncoder:
+    """A file of weights in OpenAI's layout: original CLIP, Long-CLIP, open_clip."""
+    checkpoint = read_checkpoint(file)
+    if not is_openai_layout(checkpoint.tensors):
+        first = ", ".join(sorted(checkpoint.tensors)[:3])
         raise ValueError(
-            f"model {str(model)!r} is neither {BUNDLED!r} nor a directory; give the path of a directory that "
-            "CLIPModel.save_pretrained wrote"
+            f"{file} is not in OpenAI's layout (its tensors begin with {first}); a Hugging Face model is opened by its "
+            "directory, not by its file of weights"
         )
-    return _load_directory(directory)
+    backbone, source = build_clip(checkpoint, activation=activation)
+    image = OpenClipSettings.beside(file).image_transform(backbone.config.vision_config.image_size)
+    return wrap(backbone, tokenizer or openai_tokenizer(file.parent), image, source=source)
 
 
-def _load_directory(directory: Path) -> DualEncoder:
-    from transformers import CLIPModel, CLIPTokenizer
-
-    config_file, weights_file = directory / "config.json", directory / "model.safetensors"
-    if not config_file.is_file():
-        raise ValueError(f"{directory} has no config.json: it is not a saved model")
-    kind = _read_settings(config_file).get("model_type")
-    if kind != "clip":
-        raise ValueError(f"{config_file} says model_type {kind!r}; only 'clip' can be opened")
-    if not weights_file.is_file():
-        raise ValueError(f"{directory} has no model.safetensors; weights in other formats are not read")
-    # Without its files transformers would quietly make up a tokenizer of two words.
-    if not any((directory / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-        raise ValueError(f"{directory} has no tokenizer.json: captions cannot be read without it")
-    with _quietly():
-        try:
-            clip, info = CLIPModel.from_pretrained(
-                directory,
-                use_safetensors=True,
-                local_files_only=True,
-                dtype=torch.float32,  # weights stored in half precision are trained in full
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # named below, together with what is missing
-            )
-        except Exception as error:  # safetensors and transformers raise many types for a damaged file; say which file
-            raise ValueError(f"{weights_file} cannot be read: {error}") from error
-        if wrong := sorted({*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])}):
-            raise ValueError(f"{weights_file} lacks or misfits {len(wrong)} tensors, first: {wrong[0]}")
-        tokenizer = CLIPTokenizer.from_pretrained(directory, local_files_only=True)
-    mean, std = _picture_statistics(directory)
-    return DualEncoder(clip, tokenizer, image_mean=mean, image_std=std)
-
-
-def _picture_statistics(directory: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation from where an image processor or a whole processor keeps them, else OpenAI's."""
-    settings: dict[str, Any] = {}
-    if (file := directory / "preprocessor_config.json").is_file():
-        settings = _read_settings(file)
-    elif (file := directory / "processor_config.json").is_file():
-        settings = _read_settings(file).get("image_processor", {})
-    return tuple(settings.get("image_mean", OPENAI_MEAN)), tuple(settings.get("image_std", OPENAI_STD))
-
-
-def _read_settings(file: Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{file} holds {type(settings).__name__}, not an object of settings")
-    return settings
-
-
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """No progress bars and load reports from transformers; its own settings come back afterwards."""
-    from transformers.utils import logging
-
-    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def save(model: DualEncoder, directory: str | Path) -> None:
-    """Write a directory that `CLIPModel.from_pretrained` and `CLIPProcessor.from_pretrained` open without hnclip.
+def save(model: DualEncoder, directory: str | Path, *, training: Training | None = None) -> None:
+    """Write a directory that transformers and sentence-transformers open without hnclip, with a model card.
 
     The directory appears whole or not at all, and replaces one of the same name.
-    """
-    from transformers import CLIPImageProcessorPil
 
-    size = model.image_size
-    processor = CLIPImageProcessorPil(
-        size={"shortest_edge": size},
-        crop_size={"height": size, "width": size},
-        image_mean=model.image_mean.flatten().tolist(),
-        image_std=model.image_std.flatten().tolist(),
-    )
-    with _quietly(), replace_directory(Path(directory)) as partial:
-        model.clip.save_pretrained(partial)
+    Args:
+        training: what the card says of the run that made the model.
+    """
+    with quietly(), replace_directory(Path(directory)) as partial:
+        model.backbone.save_pretrained(partial)
         model.tokenizer.model_max_length = model.context
         model.tokenizer.save_pretrained(partial)
-        processor.save_pretrained(partial)
+        build_processor(model.image_transform, model.family.kind).save_pretrained(partial)
+        (partial / "README.md").write_text(model_card(model, training), encoding="utf-8")
 
 
-def stretch(model: DualEncoder, *, keep: int = KEEP, ratio: int = RATIO) -> DualEncoder:
-    """Give a model longer captions in place: 77 tokens become 248. Refused when it is long already."""
-    embeddings = model.clip.text_model.embeddings
-    table = embeddings.position_embedding.weight
-    stretched = stretch_positions(table.detach(), keep=keep, ratio=ratio)
-    length = len(stretched)
-    embeddings.position_embedding = nn.Embedding(length, table.shape[1], device=table.device, dtype=table.dtype)
-    with torch.no_grad():
-        embeddings.position_embedding.weight.copy_(stretched)
-    embeddings.register_buffer("position_ids", torch.arange(length, device=table.device)[None], persistent=False)
-    model.clip.config.text_config.max_position_embeddings = length
+def stretch(model: DualEncoder, *, context: int = 248, keep: int = KEEP, ratio: int | None = None) -> DualEncoder:
+    """Give a model longer captions in place: 77 tokens become 248, the first 20 positions as they were.
+
+    Args:
+        context: the new length.
+        keep: leading positions left as they are.
+        ratio: how many new positions each later step becomes; the smallest that reaches `context` when left out.
+            Rows beyond `context` are cut off.
+
+    Refused for a model that is as long already, or that has been stretched before.
+    """
+    holder = model.family.positions(model.backbone)
+    table = holder.position_embedding.weight
+    length = len(table)
+    if context <= length:
+        raise ValueError(f"the model takes {length} tokens already: stretching it to {context} would corrupt it")
+    if ratio is None:
+        ratio = math.ceil((context - keep) / max(1, length - keep))
+    if (reach := stretched_length(length, keep=keep, ratio=ratio)) < context:
+        raise ValueError(f"keep {keep} and ratio {ratio} stretch {length} positions to {reach}, not to {context}")
+    stretched = stretch_positions(table.detach(), keep=keep, ratio=ratio)[:context]
+    holder.position_embedding = nn.Embedding.from_pretrained(stretched.clone(), freeze=not table.requires_grad)
+    holder.register_buffer("position_ids", torch.arange(context, device=table.device)[None], persistent=False)
+    model.backbone.config.text_config.max_position_embeddings = context
+    model.text_transform = replace(model.text_transform, context=context)
+    model.source += f", stretched from {length} to {context} tokens (keep {keep}, ratio {ratio})"
     return model

@@ -31,6 +31,7 @@ from hnclip.evaluate.retrieval import evaluate, prepare_gallery
 from hnclip.files import replace_directory, replace_file
 from hnclip.losses import clip_loss
 from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.huggingface import wrap
 from hnclip.models.load import save, stretch
 from hnclip.models.tiny import tiny_clip
 from hnclip.models.tokenizer import train_tokenizer
@@ -81,14 +82,14 @@ def pretrain(config: PretrainConfig, report: Callable[[str], None] = print) -> P
 
     tokenizer = _tokenizer(config)
     torch.manual_seed(config.seed)
-    model = DualEncoder(tiny_clip(tokenizer), tokenizer)
+    model = wrap(tiny_clip(tokenizer), tokenizer)
     state = torch.load(state_file, weights_only=True) if state_file.exists() else None
     at = state["stage"] if state else None
     with closing(MetricsLog(config.out, state["log_bytes"] if state else 0)) as log:
         for name, stage in (("short", config.short), ("long", config.long)):
             if name == "long":
                 stretch(model)
-                model.clip.logit_scale.data.fill_(math.log(config.scale_max))
+                model.backbone.logit_scale.data.fill_(math.log(config.scale_max))
             if name == "short" and at == "long":
                 continue  # done before the stop; the long stage's state has its weights
             _run_stage(name, stage, config, model, log, state if at == name else None, report)
@@ -123,7 +124,7 @@ def _run_stage(
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_grad)
         optimizer.step()
-        clamp_scale(model.clip.logit_scale, config.scale_max)
+        clamp_scale(model.backbone.logit_scale, config.scale_max)
         seen += len(batch)
         done = step + 1
         if done % config.log_every == 0 or done == stage.steps:
@@ -165,7 +166,7 @@ def _stream(model: DualEncoder, name: str, stage: Stage, config: PretrainConfig,
     def make(step: int) -> Batch:
         prefix, style = f"pretrain/{config.seed}/{name}/{step}", styles[step % len(styles)]
         records = [_stream_record(f"{prefix}/{row}", style, stage) for row in rows]
-        data = prepare(records, model.tokenizer, image_size=model.image_size, context=model.context)
+        data = prepare(records, model.text_transform, model.image_transform)
         return data.batch(rows)
 
     with ThreadPoolExecutor(1) as ahead:

@@ -1,0 +1,37 @@
+"""The command line that does a run again: whatever differs from the paper's recipe, spelt out."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hnclip import recipes
+from hnclip.config import TrainConfig
+
+
+def train_command(config: TrainConfig) -> str:
+    """`hnclip train …` for this configuration, to be pasted into a shell."""
+    words = ["hnclip", "train", "--recipe", "paper", *_differences(config, recipes.paper(), "")]
+    return shlex.join(words)
+
+
+def _differences(config: Any, default: Any, prefix: str) -> list[str]:
+    words: list[str] = []
+    for spec in fields(config):
+        value, usual = getattr(config, spec.name), getattr(default, spec.name)
+        flag = f"{prefix}{spec.name.replace('_', '-')}"
+        if is_dataclass(value):
+            words += _differences(value, usual, f"{flag}.")
+        elif value != usual:
+            words += _option(flag, value)
+    return words
+
+
+def _option(flag: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        front, _, name = flag.rpartition(".")
+        return [f"--{flag}"] if value else [f"--{front}{'.' if front else ''}no-{name}"]
+    if isinstance(value, dict):
+        return [f"--{flag}", *(str(item) for pair in value.items() for item in pair)]
+    return [f"--{flag}", str(value)]

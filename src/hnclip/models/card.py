@@ -1,0 +1,91 @@
+"""The card of a model directory: what it is, what it was trained on and how, what was measured, how to open it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hnclip.evaluate.table import format_results, markdown_table
+
+if TYPE_CHECKING:
+    from hnclip.models.dual_encoder import DualEncoder
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a card says of a run.
+
+    Args:
+        base: what was fine-tuned, as it was named.
+        data: the data, and how much of it.
+        objective: terms and their settings by name.
+        metrics: by the name of the split, as `RetrievalMetrics.to_dict` gives them.
+        command: the command that does the run again.
+    """
+
+    base: str
+    data: str
+    objective: Mapping[str, Any]
+    command: str
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def model_card(model: DualEncoder, training: Training | None = None) -> str:
+    """README.md of a saved model, with the front matter that the Hugging Face hub reads."""
+    parts = [_front_matter(model), "# Image–text retrieval model", f"{model.source}.", _shape(model)]
+    if training is None:
+        parts.append("The weights are those of the source; nothing was trained when this directory was written.")
+    else:
+        parts += _training(training)
+    parts.append(_opening(model))
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(model: DualEncoder) -> str:
+    tags = ["image-text-retrieval", "hnclip", model.family.kind]
+    return "\n".join(
+        ["---", "library_name: transformers", "pipeline_tag: feature-extraction", "tags:"]
+        + [f"- {tag}" for tag in tags]
+        + ["---"]
+    )
+
+
+def _shape(model: DualEncoder) -> str:
+    image = model.image_transform
+    way = "squashed to" if image.squash else f"shortest side to {image.shortest or image.size}, centre crop of"
+    return (
+        f"Captions of up to {model.context} tokens. Pictures {way} {image.size} × {image.size} pixels "
+        f"({image.resample}). Inverse temperature {model.scale.item():.2f}."
+    )
+
+
+def _training(training: Training) -> list[str]:
+    settings = [[name, f"{value}"] for name, value in training.objective.items()]
+    parts = [
+        "## Training",
+        f"Base: {training.base}. Data: {training.data}.",
+        markdown_table(["objective", "value"], settings),
+        f"```sh\n{training.command}\n```",
+    ]
+    if training.metrics:
+        parts += ["## Results", "Recall in percent.", format_results(training.metrics, table=markdown_table)]
+    return parts
+
+
+def _opening(model: DualEncoder) -> str:
+    name = type(model.backbone).__name__
+    return f"""## How to open it
+
+```python
+from transformers import AutoProcessor, {name}
+
+model, processor = {name}.from_pretrained(path), AutoProcessor.from_pretrained(path)
+```
+
+```python
+import hnclip
+
+model = hnclip.load(path)
+text = model.encode_texts(model.tokenize(["a long caption …"])).vectors
+```"""

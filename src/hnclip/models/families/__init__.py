@@ -1,0 +1,54 @@
+"""Families of dual encoders: what differs between CLIP, SigLIP and any two towers, and nothing else.
+
+A family is stateless; the weights live in the backbone, a model of transformers. All of them have the attributes
+`vision_model`, `text_model` and `logit_scale`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from hnclip.data.batches import TextBatch
+from hnclip.data.texts import TextTransform
+from hnclip.models.families.clip import Clip
+from hnclip.models.families.dual_tower import DualTower
+from hnclip.models.families.siglip import Siglip, Siglip2
+
+
+class Family(Protocol):
+    """Features before normalisation, in the joint space. Vectors [B, D]; with `tokens` also one vector per patch
+    [B, P, D] or per position of the text [B, T, D], whatever that position holds."""
+
+    kind: str
+    """The `model_type` in the backbone's config.json."""
+    title: str
+    """The name for people."""
+
+    def image_size(self, backbone: Any) -> int: ...
+
+    def image_features(self, backbone: Any, pixels: Tensor, *, tokens: bool) -> tuple[Tensor, Tensor | None]: ...
+
+    def text_features(
+        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, tokens: bool
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+    def positions(self, backbone: Any) -> Any:
+        """The module that holds the text tower's learnt `position_embedding` and its `position_ids`."""
+        ...
+
+    def backbone_class(self) -> Any:
+        """The class of transformers that opens and writes this family."""
+        ...
+
+
+_ALL: tuple[Family, ...] = (Clip(), Siglip(), Siglip2(), DualTower())
+FAMILIES = {family.kind: family for family in _ALL}
+
+
+def family_of(config: Any) -> Family:
+    """The family of a backbone, by the `model_type` of its configuration."""
+    if config.model_type not in FAMILIES:
+        raise ValueError(f"model_type {config.model_type!r} is not supported; supported are {', '.join(FAMILIES)}")
+    return FAMILIES[config.model_type]

@@ -1,0 +1,182 @@
+"""Directories in Hugging Face layout: a configuration, weights, a tokenizer and a picture processor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hnclip.data.images import ImageTransform
+from hnclip.data.texts import TextTransform, clean_caption
+from hnclip.files import read_settings
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.families import FAMILIES, Family, family_of
+from hnclip.models.processors import read_processor
+from hnclip.models.weights import check_safetensors, read_checkpoint
+
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+def open_directory(directory: Path, *, tokenizer: Any = None) -> DualEncoder:
+    """A directory that `save_pretrained` wrote, of any supported family."""
+    family = _family(directory)
+    backbone = open_backbone(directory, family.backbone_class())
+    image = open_image_transform(directory, family.image_size(backbone))
+    return wrap(backbone, tokenizer or open_tokenizer(directory), image)
+
+
+def wrap(
+    backbone: Any, tokenizer: Any, image_transform: ImageTransform | None = None, *, source: str | None = None
+) -> DualEncoder:
+    """A `DualEncoder` around a model of transformers that is in memory already.
+
+    Args:
+        backbone: `CLIPModel`, `SiglipModel`, `Siglip2Model` or `VisionTextDualEncoderModel`.
+        tokenizer: a tokenizer of transformers.
+        image_transform: how it wants its pictures; CLIP's way when left out.
+    """
+    family = family_of(backbone.config)
+    image = image_transform or ImageTransform(family.image_size(backbone))
+    text = _text_transform(family, backbone, tokenizer)
+    return DualEncoder(backbone, text, image, source=source or _describe(family, backbone, text, image))
+
+
+def _family(directory: Path) -> Family:
+    file = directory / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{directory} has no config.json: it is not a saved model")
+    kind = read_settings(file).get("model_type")
+    if kind not in FAMILIES:
+        raise ValueError(f"{file} says model_type {kind!r}; supported are {', '.join(FAMILIES)}")
+    return FAMILIES[kind]
+
+
+def open_backbone(directory: Path, backbone_class: Any) -> Any:
+    """The weights of a directory in a model of this class, memory-mapped where the file allows it, in fp32."""
+    file = next((directory / name for name in _WEIGHT_FILES if (directory / name).is_file()), None)
+    if file is None:
+        raise ValueError(f"{directory} has no weights: looked for {', '.join(_WEIGHT_FILES)}")
+    for shard in _shards(file):
+        if not shard.is_file():
+            raise ValueError(f"{shard} is missing, though {file.name} names it")
+        if shard.suffix == ".safetensors":
+            check_safetensors(shard)
+        else:
+            read_checkpoint(shard)  # refuses code and says what is wrong; mapped, so it costs little
+    with quietly():
+        try:
+            backbone, info = backbone_class.from_pretrained(
+                directory,
+                use_safetensors=".safetensors" in file.name,
+                local_files_only=True,
+                weights_only=True,
+                dtype=torch.float32,  # weights stored in half precision are trained in full
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # named below, together with what is missing
+            )
+        except Exception as error:  # torch and transformers raise many types for a damaged file; say which file
+            raise ValueError(f"{file} cannot be read: {error}") from error
+    for name, found, expected in sorted(info["mismatched_keys"]):
+        raise ValueError(f"{file}: tensor {name} has shape {list(found)}, the configuration needs {list(expected)}")
+    if missing := sorted(info["missing_keys"]):
+        shape = list(backbone.state_dict()[missing[0]].shape)
+        more = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
+        raise ValueError(f"{file} lacks tensor {missing[0]}, expected with shape {shape}{more}")
+    return backbone
+
+
+def _shards(file: Path) -> list[Path]:
+    if file.suffix != ".json":
+        return [file]
+    names = read_settings(file).get("weight_map", {}).values()
+    return [file.parent / name for name in sorted(set(names))]
+
+
+def open_tokenizer(directory: Path) -> Any:
+    """The tokenizer of a directory, fast where there is one."""
+    from transformers import AutoTokenizer
+
+    # Without its files transformers would quietly make up a tokenizer of two words.
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        raise ValueError(f"{directory} has no tokenizer.json: captions cannot be read without it")
+    with quietly():
+        try:
+            return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        except ImportError as error:
+            raise ValueError(
+                f"the tokenizer in {directory} needs another package: {error}; SigLIP's needs `pip install "
+                "hnclip[siglip]`"
+            ) from error
+        except Exception as error:  # many types for damaged files
+            raise ValueError(f"the tokenizer in {directory} cannot be read: {error}") from error
+
+
+def _text_transform(family: Family, backbone: Any, tokenizer: Any) -> TextTransform:
+    """Captions for this backbone. OpenAI's vocabulary was made for cleaned texts, so CLIP's captions are cleaned."""
+    config = backbone.config.text_config
+    context = getattr(config, "max_position_embeddings", None)
+    longest = getattr(tokenizer, "model_max_length", None)
+    if family.kind == "vision-text-dual-encoder":
+        # Some towers keep positions for pads (RoBERTa: 514 rows, 512 tokens); their tokenizer knows the true length.
+        context = min(value for value in (context, longest) if value)
+    if not context:
+        raise ValueError(f"neither the {config.model_type} text tower nor its tokenizer says how long a text may be")
+    vocabulary = getattr(config, "vocab_size", None)
+    if vocabulary is not None and len(tokenizer) > vocabulary:
+        raise ValueError(f"the tokenizer has {len(tokenizer)} symbols, the model embeds only {vocabulary}")
+    if family.kind == "clip":
+        return TextTransform(tokenizer, context, clean_caption)
+    return TextTransform(tokenizer, context)
+
+
+def open_image_transform(directory: Path, image_size: int) -> ImageTransform:
+    """From where an image processor or a whole processor keeps its settings, else CLIP's."""
+    settings: dict[str, Any] = {}
+    if (file := directory / "preprocessor_config.json").is_file():
+        settings = read_settings(file)
+    elif (file := directory / "processor_config.json").is_file():
+        settings = read_settings(file).get("image_processor", {})
+    if not settings:
+        return ImageTransform(image_size)
+    try:
+        return read_processor(settings, model_image_size=image_size)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _describe(family: Family, backbone: Any, text: TextTransform, image: ImageTransform) -> str:
+    """What was recognised, in one line for people."""
+    vision, words = backbone.config.vision_config, backbone.config.text_config
+    if family.kind == "vision-text-dual-encoder":
+        name = f"two towers, {vision.model_type} + {words.model_type}"
+    else:
+        long = family.kind == "clip" and text.context > 77
+        name = f"{'Long-CLIP' if long else family.title} /{vision.patch_size}, {vision.num_hidden_layers} + "
+        name += f"{words.num_hidden_layers} layers"
+    millions = sum(weight.numel() for weight in backbone.parameters()) / 1e6
+    return f"{name}, {millions:.1f} M parameters, {image.size} px, {text.context} tokens"
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """No progress bars and load reports from transformers; its own settings come back afterwards."""
+    from transformers.utils import logging
+
+    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

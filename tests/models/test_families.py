@@ -1,0 +1,268 @@
+"""SigLIP, SigLIP 2 and any two towers give what transformers alone gives, and come back from disk as they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from small_families import WRITERS, write_bert, write_dinov2
+from transformers import (
+    AutoImageProcessor,
+    AutoModel,
+    AutoTokenizer,
+    BertModel,
+    Dinov2Model,
+    VisionTextDualEncoderModel,
+)
+
+from hnclip.data.batches import Batch, TextBatch
+from hnclip.models.families.siglip import look_at_each, place
+from hnclip.models.load import load, save
+
+SHORT, LONG = "a red dog", "a small green cat lies on the grass beside the large blue house and a tree"
+CAPTIONS = [
+    SHORT,
+    LONG,
+    "a bench",
+    "under the tree " + " ".join([LONG] * 12),
+]  # the last is longer than any context here
+KINDS = list(WRITERS)
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("families")
+    return {kind: write(root / kind) for kind, write in WRITERS.items()}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def directory(kind, directories):
+    return directories[kind]
+
+
+@pytest.fixture
+def model(directory):
+    return load(directory).eval()
+
+
+@pytest.fixture
+def pictures():
+    ramp = Image.linear_gradient("L")
+    colours = Image.merge("RGB", [ramp, ramp.rotate(90), ramp.rotate(180)])
+    return [colours.resize((64, 64)), colours.rotate(70).resize((64, 64))]
+
+
+def transformers_class(kind):
+    return VisionTextDualEncoderModel if kind == "vision-text-dual-encoder" else AutoModel
+
+
+@torch.no_grad()
+def test_texts_equal_transformers_alone(kind, directory, model):
+    plain, tokenizer = (
+        transformers_class(kind).from_pretrained(directory).eval(),
+        AutoTokenizer.from_pretrained(directory),
+    )
+    # As each family's documentation asks: SigLIP padded to its context without a mask, the others masked.
+    options = {"return_tensors": "pt", "truncation": True, "max_length": model.context}
+    if kind.startswith("siglip"):
+        inputs = {"input_ids": tokenizer(CAPTIONS, padding="max_length", **options)["input_ids"]}
+    else:
+        inputs = dict(tokenizer(CAPTIONS, padding=True, **options))
+    expected = F.normalize(plain.get_text_features(**inputs).pooler_output, dim=-1)
+    found = model.encode_texts(model.tokenize(CAPTIONS)).vectors
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert (found @ found.T).triu(1).max() < 0.999  # they could have been told apart
+
+
+@torch.no_grad()
+def test_pictures_equal_transformers_alone(kind, directory, model, pictures):
+    plain, processor = (
+        transformers_class(kind).from_pretrained(directory).eval(),
+        AutoImageProcessor.from_pretrained(directory, backend="pil"),
+    )
+    inputs = processor(pictures, return_tensors="pt")
+    expected = F.normalize(plain.get_image_features(**inputs).pooler_output, dim=-1)
+    found = model.encode_images(model.preprocess_images(pictures)).vectors
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)  # resizing may differ by a grey level
+    assert (found[0] @ found[1]) < 0.99
+
+
+@torch.no_grad()
+def test_the_neighbours_in_a_batch_do_not_matter(model):
+    together = model.encode_texts(model.tokenize(CAPTIONS), tokens=True)
+    for row, caption in enumerate(CAPTIONS):
+        alone = model.encode_texts(model.tokenize([caption]), tokens=True)
+        torch.testing.assert_close(alone.vectors[0], together.vectors[row], rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            alone.tokens[0][alone.mask[0]], together.tokens[row][together.mask[row]], atol=1e-5, rtol=0
+        )
+
+
+def test_the_word_mask_leaves_out_special_tokens_and_pads(model):
+    texts = model.tokenize(CAPTIONS[:3])
+    special = set(model.tokenizer.all_special_ids)
+    mask = model.encode_texts(texts, tokens=True).mask
+    for ids, length, counted in zip(texts.ids, texts.lengths, mask):
+        assert special.isdisjoint(ids[counted].tolist())
+        assert special.issuperset(ids[:length][~counted[:length]].tolist())
+        assert not counted[length:].any()
+        assert counted.any()
+
+
+def test_a_batch_is_encoded_with_gradients_in_both_towers(model, pictures):
+    texts = model.tokenize(CAPTIONS[:2])
+    batch = Batch({"full": model.preprocess_images(pictures)}, {"caption": texts}, torch.zeros(2, 2, dtype=torch.long))
+    found = model(batch, tokens=True)
+    image, text = found.images["full"], found.texts["caption"]
+    assert image.vectors.shape == text.vectors.shape
+    assert image.tokens.shape == (2, 16, image.vectors.shape[1])
+    assert text.tokens.shape[:2] == texts.ids.shape
+    assert found.scale.shape == ()
+    loss = (image.vectors * text.vectors).sum() * found.scale + image.tokens[:, 0].sum() + text.tokens[:, 1].sum()
+    loss.backward()
+    without = {name for name, weight in model.backbone.named_parameters() if weight.grad is None}
+    assert {name for name in without if "mask_token" not in name} <= {"logit_bias"}
+
+
+def test_a_round_trip_keeps_every_bit(model, tmp_path):
+    save(model, tmp_path / "again")
+    again = load(tmp_path / "again")
+    before, after = model.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert again.image_transform == model.image_transform
+    assert again.context == model.context
+    assert again.text_transform(CAPTIONS) == model.text_transform(CAPTIONS)
+    assert again.source == model.source
+
+
+def test_it_says_what_it_recognised(kind, model):
+    words = {
+        "siglip": "SigLIP /8",
+        "siglip2": "SigLIP 2 (NaFlex) /8",
+        "vision-text-dual-encoder": "two towers, vit + bert",
+    }
+    assert model.source.startswith(words[kind])
+    assert f"{model.context} tokens" in model.source
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_places_of_padded_texts(left):
+    at = place(torch.tensor([2, 3]), 4, left=left)
+    rows = [
+        ["ab"[i] if 0 <= i < 2 else "-" for i in at[0].tolist()],
+        ["xyz"[i] if 0 <= i < 3 else "-" for i in at[1].tolist()],
+    ]
+    assert ["".join(row) for row in rows] == (["--ab", "-xyz"] if left else ["ab--", "xyz-"])
+
+
+@torch.no_grad()
+def test_left_padding_is_as_the_tokenizer_does_it(directories):
+    model = load(directories["siglip"]).eval()
+    model.tokenizer.padding_side = "left"
+    ids = model.tokenizer(CAPTIONS[:3], padding="max_length", max_length=model.context, return_tensors="pt")[
+        "input_ids"
+    ]
+    assert ids[0, 0] == model.tokenizer.pad_token_id
+    output = model.backbone.get_text_features(input_ids=ids)
+    found = model.encode_texts(model.tokenize(CAPTIONS[:3]), tokens=True)
+    torch.testing.assert_close(found.vectors, F.normalize(output.pooler_output, dim=-1), rtol=0, atol=1e-5)
+    words = F.normalize(model.backbone.text_model.head(output.last_hidden_state), dim=-1)
+    length = int(found.mask[1].sum())
+    torch.testing.assert_close(found.tokens[1, :length], words[1, -1 - length : -1], rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_siglip_patches_are_what_the_head_says_of_one_patch_alone(directories):
+    head = load(directories["siglip"]).backbone.vision_model.head
+    patches = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    expected = torch.stack([head(patches[:, [i]]) for i in range(5)], dim=1)
+    torch.testing.assert_close(look_at_each(head, patches), expected, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_naflex_patches_are_cut_as_its_processor_cuts_them(directories, pictures):
+    model = load(directories["siglip2"]).eval()
+    processor = AutoImageProcessor.from_pretrained(directories["siglip2"], backend="pil")
+    squares = [picture.resize((32, 32)) for picture in pictures]
+    inputs = processor(squares, return_tensors="pt")
+    assert inputs["spatial_shapes"].tolist() == [[4, 4], [4, 4]]
+    found = model.family._picture(model.backbone, model.normalize_pixels(model.preprocess_images(squares)))
+    torch.testing.assert_close(found["pixel_values"], inputs["pixel_values"], rtol=0, atol=1e-5)
+    assert found["spatial_shapes"].tolist() == inputs["spatial_shapes"].tolist()
+
+
+@torch.no_grad()
+def test_two_towers_are_joined_by_fresh_projections(tmp_path, pictures):
+    image, text = write_dinov2(tmp_path / "dino"), write_bert(tmp_path / "bert")
+    torch.manual_seed(3)
+    model = load(f"{image}+{text}").eval()
+    assert "two towers, dinov2 + bert" in model.source
+    assert "projections fresh" in model.source
+    assert model.image_transform.shortest == 32
+    assert model.scale.item() == pytest.approx(14.3, rel=1e-3)
+    dino, bert = Dinov2Model.from_pretrained(image).eval(), BertModel.from_pretrained(text).eval()
+    pixels = model.preprocess_images(pictures)
+    pooled = dino(pixel_values=model.normalize_pixels(pixels)).pooler_output
+    expected = F.normalize(pooled @ model.backbone.visual_projection.weight.T, dim=-1)
+    found = model.encode_images(pixels, tokens=True)
+    torch.testing.assert_close(found.vectors, expected, rtol=0, atol=1e-5)
+    assert found.tokens.shape == (2, 16, 512)  # the class token is not a patch
+    ids = model.tokenizer([SHORT], return_tensors="pt")
+    expected = F.normalize(bert(**ids).pooler_output @ model.backbone.text_projection.weight.T, dim=-1)
+    torch.testing.assert_close(model.encode_texts(model.tokenize([SHORT])).vectors, expected, rtol=0, atol=1e-5)
+    torch.manual_seed(3)
+    assert torch.equal(load(f"{image}+{text}").backbone.text_projection.weight, model.backbone.text_projection.weight)
+    save(model, tmp_path / "joined")
+    again = load(tmp_path / "joined")
+    assert torch.equal(again.backbone.visual_projection.weight, model.backbone.visual_projection.weight)
+    assert again.image_transform == model.image_transform
+
+
+def test_towers_in_the_wrong_order_are_named(tmp_path):
+    image, text = write_dinov2(tmp_path / "dino"), write_bert(tmp_path / "bert")
+    with pytest.raises(ValueError, match="bert model, which does not take pictures: give the picture tower first"):
+        load(f"{text}+{image}")
+    with pytest.raises(ValueError, match="dinov2 model, which does not take texts: give the text tower second"):
+        load(f"{image}+{image}")
+
+
+@torch.no_grad()
+def test_siglip_is_stretched_and_the_others_are_left_alone(directories):
+    model = load(directories["siglip"], context=60).eval()
+    assert model.context == 60
+    assert "stretched from 24 to 60" in model.source
+    table = load(directories["siglip"]).backbone.text_model.embeddings.position_embedding.weight
+    assert torch.equal(model.backbone.text_model.embeddings.position_embedding.weight[:20], table[:20])
+    assert model.encode_texts(model.tokenize([LONG * 3])).vectors.isfinite().all()
+    assert load(directories["siglip"], context=24).context == 24
+    two = load(directories["vision-text-dual-encoder"], context=30)
+    assert (two.context, "stretched" in two.source) == (64, False)
+    with pytest.raises(ValueError, match="bert text tower cannot be stretched"):
+        load(directories["vision-text-dual-encoder"], context=100)
+
+
+def test_an_unknown_family_is_refused_by_name(directories, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(ValueError, match="model_type 'llama'; supported are clip, siglip, siglip2, vision-text-dual"):
+        load(tmp_path)
+
+
+def test_a_tokenizer_with_more_symbols_than_the_model_is_refused(directories, tmp_path, model_directory):
+    with pytest.raises(ValueError, match=r"the tokenizer has \d+ symbols, the model embeds only"):
+        load(directories["siglip"], tokenizer=model_directory)
+
+
+def test_text_that_is_too_long_is_refused(model):
+    texts = TextBatch(torch.zeros(1, model.context + 1, dtype=torch.long), torch.tensor([model.context + 1]))
+    with pytest.raises(ValueError, match=f"the model takes at most {model.context}"):
+        model.encode_texts(texts)
