@@ -26,15 +26,16 @@ def test_help_loads_nothing_heavy() -> None:
     assert not loaded & {"torch", "transformers", "tyro", "numpy", "matplotlib", "rich"}
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "demo", "pretrain"])
+@pytest.mark.parametrize("command", ["train", "eval", "convert", "interpolate", "demo", "pretrain"])
 def test_help_of_a_command_loads_no_torch(command: str) -> None:
     code = (
         "import sys\nfrom hnclip.cli import main\n"
-        f"try: main(['{command}', '--help'])\nexcept SystemExit: pass\nprint(*sys.modules)"
+        f"try: main(['{command}', '--help'])\nexcept SystemExit: pass\nprint('\\nLOADED', *sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--out" in found.stdout
-    assert not set(found.stdout.split()) & {"torch", "transformers"}
+    printed, _, loaded = found.stdout.rpartition("LOADED")
+    assert "usage: hnclip" in printed
+    assert not set(loaded.split()) & {"torch", "transformers"}
 
 
 def test_wrong_calls_say_what_is_wrong() -> None:
@@ -100,3 +101,56 @@ def test_train_eval_resume_and_rerun(model_directory: Path, tmp_path: Path, caps
     capsys.readouterr()
     same = [(run / "last" / "model.safetensors").read_bytes() for run in (out, again)]
     assert same[0] == same[1]
+
+
+def test_a_lora_run_is_an_adapter_that_is_evaluated_merged_and_interpolated(
+    model_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hnclip.models.load import load
+
+    base, run_directory = str(model_directory), tmp_path / "run"
+    arguments = ["--recipe", "tiny", "--model", base, "--limit", "16", "--optim.epochs", "1", "--adapt.method", "lora"]
+    assert main(["train", *arguments, "--adapt.rank", "4", "--optim.scale-lr", "0", "--out", str(run_directory)]) == 0
+    said = capsys.readouterr().err
+    assert "parameters train" in said
+    assert "temperature fixed" in said
+    assert "hnclip train --recipe paper" in (run_directory / "best" / "README.md").read_text(encoding="utf-8")
+
+    assert main(["convert", str(run_directory / "best"), str(tmp_path / "merged"), "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["recognised"] in output.err
+    assert "LoRA" in output.err
+    merged = load(tmp_path / "merged")
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+    assert main(["convert", base, str(tmp_path / "merged")]) == 1
+    assert "exists already; choose another directory or pass --replace" in capsys.readouterr().err
+    assert main(["convert", base, str(tmp_path / "merged"), "--replace", "--context", "300"]) == 1
+    assert "248 positions, more than the 77" in capsys.readouterr().err
+    assert load(tmp_path / "merged").source == merged.source  # nothing was lost
+
+    common = ["interpolate", base, str(run_directory / "last"), "--alpha"]
+    assert main([*common, "0.5"]) == 1
+    assert "would do nothing: give --out" in capsys.readouterr().err
+    assert main([*common, "0.5", "--out", str(tmp_path / "half")]) == 0
+    capsys.readouterr()
+    start, half = dict(load(base).named_parameters()), dict(load(tmp_path / "half").named_parameters())
+    tuned = dict(load(run_directory / "last").named_parameters())
+    moved = "backbone.text_model.encoder.layers.0.self_attn.q_proj.weight"
+    assert not tuned[moved].equal(start[moved])
+    assert half[moved].allclose((start[moved] + tuned[moved]) / 2, atol=1e-7)
+    assert main([*common, "0", "1", "--out", str(tmp_path / "chosen"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    scores = {float(a): data["scenes/park"]["mean_R@1"] for a, data in found["results"].items()}
+    assert scores.keys() == {0.0, 1.0}
+    assert found["alpha"] == max(scores, key=lambda alpha: scores[alpha])
+    assert found["split"] == "validation"
+    assert load(tmp_path / "chosen").context == merged.context
+
+
+def test_a_sweep_prints_a_table(model_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(model_directory)
+    assert main(["interpolate", model, model, "--alpha", "0", "0.5", "--quiet"]) == 0
+    printed = capsys.readouterr().out
+    assert "scenes/park, validation split" in printed
+    assert "α 0.5" in printed
+    assert "best mean R@1: α 0" in printed

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hnclip.config import ObjectiveConfig, OptimConfig, TrainConfig, from_json, to_json
+from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig, from_json, to_json
 from hnclip.losses import GLOBAL_LOSSES
 from hnclip.objectives.build import build_objective
 from hnclip.recipes import RECIPES
@@ -22,6 +23,17 @@ def test_round_trip_keeps_what_was_changed() -> None:
     optim = OptimConfig(scale_lr=0.0, negatives="batch", precision="bf16")
     config = TrainConfig(out=Path("somewhere"), limit=10, objective=objective, optim=optim)
     assert from_json(TrainConfig, to_json(config)) == config
+    adapted = TrainConfig(
+        context=248,
+        keep=10,
+        ratio=5,
+        tokenizer="words",
+        activation="gelu",
+        adapt=AdaptConfig(method="dora", rank=4, alpha=8.0, dropout=0.1, towers="text", projections=True),
+    )
+    assert from_json(TrainConfig, to_json(adapted)) == adapted
+    frozen = TrainConfig(adapt=AdaptConfig(freeze_image="all", freeze_text=3))
+    assert from_json(TrainConfig, to_json(frozen)) == frozen
     centred = TrainConfig(objective=ObjectiveConfig(center="mean"))
     assert from_json(TrainConfig, to_json(centred)) == centred
 
@@ -37,6 +49,11 @@ def test_round_trip_keeps_what_was_changed() -> None:
         ({"objective": {"global_loss": "triplet"}}, "objective.global_loss"),
         ({"objective": 3}, "objective"),
         ({"optim": {"lr": None}}, "optim.lr"),
+        ({"context": 77.0}, "context"),
+        ({"activation": "relu"}, "activation"),
+        ({"adapt": {"method": "ia3"}}, "adapt.method"),
+        ({"adapt": {"freeze_image": "half"}}, "adapt.freeze_image"),
+        ({"adapt": {"freeze_text": True}}, "adapt.freeze_text"),
     ],
 )
 def test_a_wrong_file_names_the_field(change: dict, named: str) -> None:
@@ -67,6 +84,18 @@ def test_text_that_is_not_json() -> None:
         (OptimConfig, {"lr_floor": 2.0}),
         (OptimConfig, {"clip_grad": -1.0}),
         (OptimConfig, {"scale_max": 1.0}),
+        (AdaptConfig, {"rank": 0, "method": "lora"}),
+        (AdaptConfig, {"alpha": 0.0, "method": "lora"}),
+        (AdaptConfig, {"dropout": 1.0, "method": "lora"}),
+        (AdaptConfig, {"freeze_image": -1}),
+        (AdaptConfig, {"freeze_image": 1, "method": "lora"}),
+        (AdaptConfig, {"freeze_text": "all", "method": "dora"}),
+        (AdaptConfig, {"rank": 8}),  # without a method it would do nothing
+        (AdaptConfig, {"towers": "text"}),
+        (AdaptConfig, {"projections": True}),
+        (TrainConfig, {"context": 0}),
+        (TrainConfig, {"keep": -1}),
+        (TrainConfig, {"ratio": 0}),
         (TrainConfig, {"save_every": 0}),
         (TrainConfig, {"seed": -1}),
         (TrainConfig, {"seed": 2**32}),
@@ -78,6 +107,19 @@ def test_text_that_is_not_json() -> None:
 def test_impossible_values_name_the_field(kind: type, change: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         kind(**change)
+
+
+@pytest.mark.parametrize("name", ["lora", "dora"])
+def test_the_adapter_recipes_are_the_papers(name: str) -> None:
+    """What the paper states for adapters, and nothing else beside its own recipe; the temperature fixed in so many
+    words."""
+    paper, adapted = RECIPES["paper"](), RECIPES[name]()
+    assert (adapted.adapt.method, adapted.adapt.rank, adapted.adapt.towers) == (name, 16, "both")
+    assert (adapted.optim.lr, adapted.optim.scale_lr) == (5e-5, 0.0)
+    assert (adapted.optim.micro_batch, adapted.optim.accumulate, adapted.optim.epochs) == (16, 8, 10)
+    assert adapted.objective == replace(paper.objective, token_weight=0.0)
+    same = replace(adapted, adapt=paper.adapt, optim=replace(adapted.optim, lr=paper.optim.lr, scale_lr=None))
+    assert replace(same, objective=paper.objective) == paper
 
 
 @pytest.mark.parametrize("name", GLOBAL_LOSSES)

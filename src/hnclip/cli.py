@@ -15,12 +15,14 @@ HELP = """usage: hnclip COMMAND [options]        hnclip COMMAND --help for the o
 
 image–text retrieval for long, nearly identical captions
 
-  demo       fine-tune the bundled model with InfoNCE and with HN-CLIP, compare, write a report
-  train      fine-tune a model; continue a stopped run with --resume RUN
-  eval       retrieval metrics of a model on a data set
-  pretrain   make the bundled model anew
+  demo         fine-tune the bundled model with InfoNCE and with HN-CLIP, compare, write a report
+  train        fine-tune a model; continue a stopped run with --resume RUN
+  eval         retrieval metrics of a model on a data set
+  convert      open a model in any layout, write it as a Hugging Face directory or as ONNX
+  interpolate  weights between a base model and a fine-tuned one, against forgetting
+  pretrain     make the bundled model anew
 
-  --version  print the version
+  --version    print the version
 """
 
 
@@ -91,7 +93,7 @@ def _eval(arguments: Sequence[str]) -> None:
     from hnclip.train.loop import pick_device
 
     records = open_records(options.data, options.split)
-    model = load(options.model).to(pick_device(options.device))
+    model = load(options.model, **vars(options.opening)).to(pick_device(options.device))
     gallery = prepare_gallery(records, model)
     with progress_bar("encoding batches", quiet=options.quiet or options.json) as bar:
         found = evaluate(model, gallery, intervals=True, batch=options.batch, progress=bar.walk)
@@ -123,6 +125,71 @@ def _eval(arguments: Sequence[str]) -> None:
     print(format_results({options.model: metrics}, ks=(1, 5, 10, 25, 50)))
 
 
+def _convert(arguments: Sequence[str]) -> None:
+    from hnclip.options import Convert
+
+    options = _parse(Convert, "convert", arguments)
+    _check_free(options.out, options.replace)
+
+    from hnclip.models.load import load, save
+
+    model = load(options.model, **vars(options.opening))
+    _say(f"recognised: {model.source}")
+    result = {"model": options.model, "recognised": model.source, "out": str(options.out), "to": options.to}
+    if options.to == "hf":
+        save(model, options.out)
+    else:
+        from hnclip.export import export_onnx
+
+        check = export_onnx(model, options.out, layout=options.to, report=_say)
+        result |= vars(check)
+    if options.json:
+        print(json.dumps({**result, "context": model.context, "image_size": model.image_size}))
+        return
+    print(f"written: {options.out}")
+
+
+def _interpolate(arguments: Sequence[str]) -> None:
+    from hnclip.options import Interpolate
+
+    options = _parse(Interpolate, "interpolate", arguments)
+    if len(options.alpha) == 1 and options.out is None:
+        raise ValueError("one --alpha without --out would do nothing: give --out, or several values to compare")
+    if options.out is not None:
+        _check_free(options.out, options.replace)
+
+    from hnclip.evaluate import format_results
+    from hnclip.evaluate.sweep import sweep
+    from hnclip.models.interpolate import interpolate, match_base
+    from hnclip.models.load import load, save
+    from hnclip.train.log import progress_bar
+    from hnclip.train.loop import pick_device
+
+    device = pick_device(options.device)
+    base = load(options.base, **vars(options.opening)).to(device)
+    tuned, mixed = load(options.tuned).to(device), load(options.tuned).to(device)
+    match_base(base, tuned)
+    best, results = options.alpha[0], {}
+    if len(options.alpha) > 1:
+        with progress_bar("encoding batches", quiet=options.quiet or options.json) as bar:
+            models = ((alpha, interpolate(mixed, base, tuned, alpha)) for alpha in options.alpha)
+            results = sweep(models, options.data, batch=options.batch, progress=bar.walk)
+        best = max(results, key=lambda alpha: _mean([found["mean_R@1"] for found in results[alpha].values()]))
+    if options.out is not None:
+        save(interpolate(mixed, base, tuned, best), options.out)
+    if options.json:
+        out = None if options.out is None else str(options.out)
+        print(json.dumps({"alpha": best, "out": out, "split": "validation", "results": results}))
+        return
+    for data in options.data if results else ():
+        print(f"{data}, validation split")
+        print(format_results({f"α {alpha:g}": found[data] for alpha, found in results.items()}))
+    if results:
+        print(f"best mean R@1: α {best:g}")
+    if options.out is not None:
+        print(f"written: {options.out}")
+
+
 def _demo(arguments: Sequence[str]) -> None:
     from hnclip.options import Demo
 
@@ -145,6 +212,16 @@ def _pretrain(arguments: Sequence[str]) -> None:
     config = PretrainConfig(out=options.out, seed=options.seed)
     model = pretrain(brief(config, options.brief) if options.brief else config, report=_say)
     print(f"the model is in {model}")
+
+
+def _check_free(out: Path, replace: bool) -> None:
+    """Before any work is done: nothing of the user's is overwritten unasked."""
+    if out.exists() and not replace and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} exists already; choose another directory or pass --replace")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _parse(kind: type, command: str, arguments: Sequence[str], default: Any = None) -> Any:
@@ -185,5 +262,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "demo": _demo,
     "train": _train,
     "eval": _eval,
+    "convert": _convert,
+    "interpolate": _interpolate,
     "pretrain": _pretrain,
 }

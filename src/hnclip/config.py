@@ -108,19 +108,72 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class AdaptConfig:
+    """What of the model trains: all of it, what is left unfrozen, or adapters (docs/adapt.md)."""
+
+    method: Literal["full", "lora", "dora"] = "full"
+    """full trains the weights themselves; lora and dora train adapters beside frozen weights."""
+    rank: int = 16
+    """Width r of the adapters."""
+    alpha: float = 32.0
+    """Strength of the adapters; what they add counts alpha/rank times."""
+    dropout: float = 0.0
+    """On the input of the adapters."""
+    towers: Literal["both", "image", "text"] = "both"
+    """Which towers get adapters; the other one is frozen."""
+    projections: bool = False
+    """Beside adapters train both projections whole."""
+    freeze_image: int | Literal["all"] = 0
+    """Of the image tower keep the embeddings and so many blocks as they are, or all of it with its projection."""
+    freeze_text: int | Literal["all"] = 0
+    """The same of the text tower."""
+
+    def __post_init__(self) -> None:
+        _require(self.rank >= 1, f"adapt.rank must be at least 1, got {self.rank}")
+        _require(self.alpha > 0, f"adapt.alpha must be positive, got {self.alpha}")
+        _require(0 <= self.dropout < 1, f"adapt.dropout must be in [0, 1), got {self.dropout}")
+        for name in ("freeze_image", "freeze_text"):
+            amount = getattr(self, name)
+            _require(amount == "all" or amount >= 0, f"adapt.{name} must not be negative, got {amount}")
+            _require(
+                self.method == "full" or amount == 0,
+                f"adapt.{name} is for adapt.method full: {self.method} freezes everything but the adapters; choose the "
+                "towers that get them with adapt.towers",
+            )
+        for spec in fields(self):
+            if spec.name in ("rank", "alpha", "dropout", "towers", "projections"):
+                _require(
+                    self.method != "full" or getattr(self, spec.name) == spec.default,
+                    f"adapt.{spec.name} is for adapters: set adapt.method to lora or dora",
+                )
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Fine-tune a model on image–caption pairs."""
 
     out: Path = Path("runs/train")
     """Where the run is written: config, metrics, checkpoint, best and last model."""
     model: str = "bundled"
-    """`bundled`, or the path of a Hugging Face CLIP directory."""
+    """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter, or a file of weights in OpenAI's
+    layout (docs/models.md)."""
+    context: int | None = None
+    """Longest caption in tokens; a shorter model is stretched to it, a longer one left as it is."""
+    keep: int = 20
+    """Leading positions that stretching leaves as they are."""
+    ratio: int | None = None
+    """How many positions stretching makes of each later one; the smallest that reaches the context when left out."""
+    tokenizer: str | None = None
+    """A directory to take the tokenizer from instead of the model's own."""
+    activation: Literal["quick_gelu", "gelu"] | None = None
+    """Of a file of weights that does not say it: quick_gelu for OpenAI's, gelu for most of open_clip's."""
     data: str = "scenes/park"
     """`scenes/park` or `scenes/shelf`."""
     limit: int | None = None
     """Use only the first so many training pairs."""
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    adapt: AdaptConfig = field(default_factory=AdaptConfig)
     seed: int = 42
     device: str = "auto"
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
@@ -135,6 +188,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _require(0 <= self.seed < 2**32, f"seed must be in [0, 2**32), got {self.seed}")
         _require(self.save_every >= 1, f"save_every must be at least 1, got {self.save_every}")
+        _require(self.context is None or self.context >= 1, f"context must be at least 1, got {self.context}")
+        _require(self.keep >= 0, f"keep must not be negative, got {self.keep}")
+        _require(self.ratio is None or self.ratio >= 1, f"ratio must be at least 1, got {self.ratio}")
         _require(self.limit is None or self.limit >= 2, f"limit must be at least 2, got {self.limit}")
         _require(self.threads >= 0, f"threads must not be negative, got {self.threads}")
         _require(self.evaluate_batch >= 1, f"evaluate_batch must be at least 1, got {self.evaluate_batch}")

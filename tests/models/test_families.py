@@ -147,8 +147,8 @@ def test_a_round_trip_keeps_every_bit(model, tmp_path):
 
 def test_it_says_what_it_recognised(kind, model):
     words = {
-        "siglip": "SigLIP /8",
-        "siglip2": "SigLIP 2 (NaFlex) /8",
+        "siglip": "SigLIP with patches of 8",
+        "siglip2": "SigLIP 2 (NaFlex) with patches of 8",
         "vision-text-dual-encoder": "two towers, vit + bert",
     }
     assert model.source.startswith(words[kind])

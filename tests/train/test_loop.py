@@ -16,9 +16,13 @@ import torch
 from safetensors.torch import load_file
 
 import hnclip.train.loop as loop
-from hnclip.config import ObjectiveConfig, OptimConfig, TrainConfig
+from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
 from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.huggingface import wrap
+from hnclip.models.load import load, save
+from hnclip.models.trainable import describe_trainable
 from hnclip.train.checkpoint import load_state, only_writer, save_state
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import TrainingDiverged, epoch_order, pick_device, resume, train
@@ -38,7 +42,28 @@ def config_for(model: Path, out: Path, **changes: object) -> TrainConfig:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "last" / "model.safetensors")
+    (file,) = (run / "last").glob("*.safetensors")
+    return load_file(file)
+
+
+def silently(config: TrainConfig) -> loop.TrainResult:
+    return train(config, quiet=True, report=lambda _: None)
+
+
+def stop_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until a step is done, and no further."""
+    original = loop._Run._step
+
+    def failing(self: loop._Run, epoch: int, indices: list[int]) -> dict:
+        entry = original(self, epoch, indices)
+        if self.step == step:
+            raise KeyboardInterrupt
+        return entry
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Run, "_step", failing)
+        with pytest.raises(KeyboardInterrupt):
+            silently(config)
 
 
 def assert_same_weights(a: Path, b: Path) -> None:
@@ -50,7 +75,7 @@ def assert_same_weights(a: Path, b: Path) -> None:
 
 def test_a_run_learns_and_leaves_everything_behind(model_directory: Path, tmp_path: Path) -> None:
     config = config_for(model_directory, tmp_path / "run")
-    result = train(replace(config, optim=replace(config.optim, epochs=6)), quiet=True, report=lambda _: None)
+    result = silently(replace(config, optim=replace(config.optim, epochs=6)))
     steps, evaluations = read_metrics(result.out, "step"), read_metrics(result.out, "evaluation")
     assert result.steps == len(steps) == 6 * 4
     assert [entry["step"] for entry in steps] == list(range(1, 25))
@@ -71,7 +96,7 @@ def test_a_run_learns_and_leaves_everything_behind(model_directory: Path, tmp_pa
 
 def test_same_seed_same_weights_other_seed_others(model_directory: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        train(config_for(model_directory, tmp_path / name, seed=seed), quiet=True, report=lambda _: None)
+        silently(config_for(model_directory, tmp_path / name, seed=seed))
     assert_same_weights(tmp_path / "a", tmp_path / "b")
     assert any(not torch.equal(value, weights(tmp_path / "c")[name]) for name, value in weights(tmp_path / "a").items())
 
@@ -83,21 +108,10 @@ def test_stopping_at_any_step_changes_nothing(
     """Dropout is on, so this needs the random state too; stops fall before, at and after checkpoints."""
     optim = replace(config_for(model_directory, tmp_path).optim, negatives=negatives)
     whole = config_for(model_directory, tmp_path / "whole", optim=optim)
-    train(whole, quiet=True, report=lambda _: None)
-    original = loop._Run._step
+    silently(whole)
     for stop in (1, 2, 3, 5, 8):
-
-        def failing(self: loop._Run, epoch: int, indices: list[int], stop: int = stop) -> dict:
-            entry = original(self, epoch, indices)
-            if self.step == stop:
-                raise KeyboardInterrupt
-            return entry
-
         out = tmp_path / f"stopped{stop}"
-        monkeypatch.setattr(loop._Run, "_step", failing)
-        with pytest.raises(KeyboardInterrupt):
-            train(replace(whole, out=out), quiet=True, report=lambda _: None)
-        monkeypatch.setattr(loop._Run, "_step", original)
+        stop_at(stop, replace(whole, out=out), monkeypatch)
         resume(out, quiet=True, report=lambda _: None)
         assert_same_weights(tmp_path / "whole", out)
         assert [entry["step"] for entry in read_metrics(out, "step")] == list(range(1, 9))
@@ -118,7 +132,7 @@ def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, tmp
         "print('go', flush=True); go()"
     )
     whole = config_for(model_directory, tmp_path / "whole", save_every=1)
-    train(whole, quiet=True, report=lambda _: None)
+    silently(whole)
     killed = tmp_path / "killed"
     settings = tmp_path / "settings.json"
     settings.write_text(loop.to_json(replace(whole, out=killed)))
@@ -149,12 +163,12 @@ def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, tmp
 
 def test_a_finished_run_is_left_alone(model_directory: Path, tmp_path: Path) -> None:
     config = config_for(model_directory, tmp_path / "run")
-    first = train(config, quiet=True, report=lambda _: None)
+    first = silently(config)
     stamp = (tmp_path / "run" / "last" / "model.safetensors").stat().st_mtime_ns
     assert resume(tmp_path / "run", quiet=True, report=lambda _: None) == first
     assert (tmp_path / "run" / "last" / "model.safetensors").stat().st_mtime_ns == stamp
     with pytest.raises(ValueError, match="already holds a run"):
-        train(config, quiet=True, report=lambda _: None)
+        silently(config)
 
 
 def test_nan_stops_the_run_and_names_the_last_good_state(
@@ -171,7 +185,7 @@ def test_nan_stops_the_run_and_names_the_last_good_state(
 
     monkeypatch.setitem(loop.BACKWARD, "micro", poisoned)
     with pytest.raises(TrainingDiverged, match=r"step 3: .*global nan.*checkpoint\.pt"):
-        train(config, quiet=True, report=lambda _: None)
+        silently(config)
     state = load_state(config.out)
     assert state is not None
     assert state.step == 2
@@ -184,7 +198,7 @@ def test_frozen_margins_come_from_the_initial_encoder(model_directory: Path, tmp
     for source in ("live", "frozen"):
         objective = ObjectiveConfig(margin_source=source, token_weight=0.0)  # type: ignore[arg-type]
         config = config_for(model_directory, tmp_path / source, objective=objective)
-        train(config, quiet=True, report=lambda _: None)
+        silently(config)
         runs[source] = [entry["global"] for entry in read_metrics(config.out, "step")]
     # Dropout makes the live margins of a step differ a little from those of the evaluation mode.
     assert runs["live"][0] == pytest.approx(runs["frozen"][0], rel=0.05)
@@ -214,7 +228,7 @@ def test_micro_and_batch_negatives_differ(model_directory: Path, tmp_path: Path)
     for negatives in ("micro", "batch"):
         base = config_for(model_directory, tmp_path / negatives)
         config = replace(base, optim=replace(base.optim, negatives=negatives))
-        train(config, quiet=True, report=lambda _: None)
+        silently(config)
         losses[negatives] = read_metrics(config.out, "step")[0]["infonce"]
     assert losses["batch"] > losses["micro"]  # 7 negatives are harder than 3
 
@@ -222,7 +236,7 @@ def test_micro_and_batch_negatives_differ(model_directory: Path, tmp_path: Path)
 def test_a_full_disk_keeps_the_old_checkpoint(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(config_for(model_directory, tmp_path / "run"), quiet=True, report=lambda _: None)
+    silently(config_for(model_directory, tmp_path / "run"))
     before = (tmp_path / "run" / "checkpoint.pt").read_bytes()
     state = load_state(tmp_path / "run")
     assert state is not None
@@ -279,17 +293,163 @@ def test_unknown_device_is_a_clear_error() -> None:
 def test_bf16_trains(model_directory: Path, tmp_path: Path) -> None:
     base = config_for(model_directory, tmp_path / "run")
     config = replace(base, optim=replace(base.optim, precision="bf16", epochs=1))
-    result = train(config, quiet=True, report=lambda _: None)
+    result = silently(config)
     assert result.steps == 4
     assert all(value.dtype == torch.float32 for value in weights(result.out).values())
 
 
 def test_tensorboard_events_are_written(model_directory: Path, tmp_path: Path) -> None:
     base = config_for(model_directory, tmp_path / "run", tensorboard=True)
-    train(replace(base, optim=replace(base.optim, epochs=1)), quiet=True, report=lambda _: None)
+    silently(replace(base, optim=replace(base.optim, epochs=1)))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
     logged = [event.value for event in events.Scalars("step/loss")]
     assert logged == pytest.approx([entry["loss"] for entry in read_metrics(tmp_path / "run", "step")], rel=1e-6)
+
+
+ADAPTED = {
+    "lora": AdaptConfig(method="lora", rank=2, dropout=0.1, projections=True),
+    "dora": AdaptConfig(method="dora", rank=2, dropout=0.1, towers="text"),
+    "frozen": AdaptConfig(freeze_image="all", freeze_text=1),
+}
+
+
+def base_weights(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / "model.safetensors")
+
+
+@pytest.mark.parametrize(("name", "negatives"), [("lora", "batch"), ("dora", "micro"), ("frozen", "batch")])
+def test_stopping_changes_nothing_when_only_a_part_trains(
+    name: str, negatives: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint holds that part alone; dropout is on, in the adapters too, and the temperature trains."""
+    optim = replace(config_for(model_directory, tmp_path).optim, negatives=negatives)
+    whole = config_for(model_directory, tmp_path / "whole", optim=optim, adapt=ADAPTED[name])
+    silently(whole)
+    stop_at(3, replace(whole, out=tmp_path / "stopped"), monkeypatch)
+    resume(tmp_path / "stopped", quiet=True, report=lambda _: None)
+    assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
+    state = load_state(tmp_path / "whole")
+    assert state is not None
+    scale = "logit_scale"
+    assert sum(map(len, (group["params"] for group in state.optimizer["param_groups"]))) == len(state.model)
+    if name == "frozen":
+        start, end = base_weights(model_directory), weights(tmp_path / "whole")
+        moved = {key for key in start if not torch.equal(start[key], end[key])}
+        text = "text_model.encoder.layers.1.", "text_model.final_layer_norm.", "text_projection.", scale
+        assert moved == {key for key in start if key.startswith(text)}
+        assert {key.removeprefix("backbone.") for key in state.model} == moved
+    else:
+        kept = {key.removeprefix("backbone.").replace(".default", "") for key in state.model}
+        kept = {key.replace(".modules_to_save", "").replace("vector.weight", "vector") for key in kept}
+        assert kept == {*weights(tmp_path / "whole"), f"base_model.model.{scale}"}
+        scales = [json.loads((tmp_path / run / "last" / "hnclip.json").read_text()) for run in ("whole", "stopped")]
+        assert scales[0] == scales[1]
+        settings = json.loads((tmp_path / "whole" / "last" / "adapter_config.json").read_text())
+        chosen = [settings[key] for key in ("r", "lora_alpha", "lora_dropout", "use_dora")]
+        assert chosen == [2, 32.0, 0.1, name == "dora"]
+        parts = {"vision_model", "text_model", "visual_projection", "text_projection"}
+        assert {key.split(".")[2] for key in weights(tmp_path / "whole")} == (
+            {"text_model"} if name == "dora" else parts
+        )
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_a_run_with_adapters_leaves_adapters(method: str, model_directory: Path, tmp_path: Path) -> None:
+    """The base does not move, and what is on disk, opened again, is the model that was trained."""
+    models: list[DualEncoder] = []
+    said: list[str] = []
+    base = config_for(model_directory, tmp_path / "run", adapt=AdaptConfig(method=method, rank=2))  # type: ignore[arg-type]
+    config = replace(base, optim=replace(base.optim, epochs=1, scale_lr=0.0))
+    with pytest.MonkeyPatch.context() as patch:
+        original = loop._Run._save_model
+        patch.setattr(loop._Run, "_save_model", lambda run, name: (models.append(run.model), original(run, name)))
+        train(config, quiet=True, report=said.append)
+    assert said[0].startswith("model: Long-CLIP /16, 2 + 2 layers")
+    assert said[1] == describe_trainable(models[0])
+    assert said[1].endswith("temperature fixed at 14.3")
+    for name in ("best", "last"):
+        files = {file.name for file in (tmp_path / "run" / name).iterdir()}
+        assert {"adapter_model.safetensors", "adapter_config.json", "hnclip.json"} <= files
+        assert "model.safetensors" not in files
+    trained = {
+        key.replace(".base_layer", ""): value for key, value in models[0].backbone.get_base_model().state_dict().items()
+    }
+    for key, value in base_weights(model_directory).items():
+        assert torch.equal(trained[key], value), key
+
+    texts = models[0].tokenize([record.captions[0] for record in scene_records("park", "test", families=1)])
+    vectors = [model.eval().encode_texts(texts).vectors for model in (models[0], load(tmp_path / "run" / "last"))]
+    torch.testing.assert_close(*vectors, rtol=0, atol=1e-5)
+    assert (vectors[0] - load(model_directory).eval().encode_texts(texts).vectors).abs().max() > 1e-3
+
+
+def test_a_checkpoint_of_other_parts_is_refused_by_name(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(model_directory, tmp_path / "run", adapt=ADAPTED["frozen"])
+    stop_at(3, config, monkeypatch)
+    changed = replace(config, adapt=AdaptConfig(freeze_image="all"))
+    (tmp_path / "run" / "config.json").write_text(loop.to_json(changed))
+    with pytest.raises(ValueError, match=r"lacks the tensor backbone\.text_model\.embeddings\."):
+        resume(tmp_path / "run", quiet=True, report=lambda _: None)
+
+
+def test_a_run_that_cannot_start_leaves_nothing_in_the_way(model_directory: Path, tmp_path: Path) -> None:
+    base = config_for(model_directory, tmp_path / "run")
+    fixed = replace(base.optim, scale_lr=0.0)
+    for config, message in (
+        (replace(base, model="one/tower+another/tower", adapt=ADAPTED["lora"]), "projections drawn at random"),
+        (replace(base, adapt=AdaptConfig(freeze_image=7)), "image tower has 2 blocks"),
+        (
+            replace(base, adapt=AdaptConfig(freeze_image="all", freeze_text="all"), optim=fixed),
+            "nothing is left to train",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            silently(config)
+        assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize("bias_trains", [False, True])
+def test_a_parameter_without_gradient_is_in_nobodys_way(
+    bias_trains: bool, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SigLIP's bias is frozen, because nothing reads it; the run would not mind if it were not."""
+    from transformers import SiglipConfig, SiglipModel
+
+    tokenizer = load(model_directory).tokenizer
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**tower, "vocab_size": len(tokenizer), "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    backbone = SiglipModel(SiglipConfig(text_config=text, vision_config={**tower, "image_size": 32, "patch_size": 16}))
+    save(wrap(backbone, tokenizer), tmp_path / "siglip")
+    if bias_trains:
+        monkeypatch.setattr(loop, "freeze", lambda model, **_: None)
+    config = config_for(tmp_path / "siglip", tmp_path / "whole")
+    silently(config)
+    stop_at(3, replace(config, out=tmp_path / "stopped"), monkeypatch)
+    resume(tmp_path / "stopped", quiet=True, report=lambda _: None)
+    assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
+    state = load_state(tmp_path / "whole")
+    assert state is not None
+    assert ("backbone.logit_bias" in state.model) == bias_trains
+    assert torch.equal(weights(tmp_path / "whole")["logit_bias"], base_weights(tmp_path / "siglip")["logit_bias"])
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_short_model_is_stretched_before_it_is_trained(method: str, model_directory: Path, tmp_path: Path) -> None:
+    from transformers import CLIPModel
+
+    short = load(model_directory)
+    short.backbone.config.text_config.max_position_embeddings = 40
+    save(wrap(CLIPModel(short.backbone.config), short.tokenizer), tmp_path / "short")
+    said: list[str] = []
+    base = config_for(
+        tmp_path / "short", tmp_path / "run", context=60, keep=10, ratio=2, adapt=AdaptConfig(method=method)
+    )  # type: ignore[arg-type]
+    train(replace(base, optim=replace(base.optim, epochs=1)), quiet=True, report=said.append)
+    assert "stretched from 40 to 60 tokens (keep 10, ratio 2)" in said[0]
+    assert load(tmp_path / "run" / "last").context == 60

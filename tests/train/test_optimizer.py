@@ -62,3 +62,10 @@ def test_the_scale_stays_between_one_and_its_limit() -> None:
         parameter = nn.Parameter(torch.tensor(start))
         clamp_scale(parameter, 100.0)
         assert parameter.item() == pytest.approx(end)
+
+
+def test_a_fixed_scale_is_not_even_clamped() -> None:
+    """OpenAI's 4.6052 is a little more than ln 100; what is frozen keeps every bit."""
+    parameter = nn.Parameter(torch.tensor(4.6052), requires_grad=False)
+    clamp_scale(parameter, 100.0)
+    assert parameter.item() == torch.tensor(4.6052).item()

@@ -112,7 +112,7 @@ def _upright(image: Image.Image) -> Image.Image:
     image.load()  # some formats know their rotation only now
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except SyntaxError:  # what Pillow raises for EXIF that is none
+    except (SyntaxError, ValueError):  # what Pillow raises for EXIF that is none
         return image
     # exif_transpose would copy the picture also where there is nothing to do
     return ImageOps.exif_transpose(image) if orientation in range(2, 9) else image

@@ -31,24 +31,27 @@ class Training:
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def model_card(model: DualEncoder, training: Training | None = None) -> str:
-    """README.md of a saved model, with the front matter that the Hugging Face hub reads."""
-    parts = [_front_matter(model), "# Image–text retrieval model", f"{model.source}.", _shape(model)]
+def model_card(model: DualEncoder, training: Training | None = None, *, adapter_of: str | None = None) -> str:
+    """README.md of a saved model, with the front matter that the Hugging Face hub reads.
+
+    Args:
+        adapter_of: the base model, where the directory holds its adapters alone.
+    """
+    title = "# Image–text retrieval model" if adapter_of is None else f"# Adapter of {adapter_of}"
+    parts = [_front_matter(model, adapter_of), title, f"{model.source}.", _shape(model)]
     if training is None:
         parts.append("The weights are those of the source; nothing was trained when this directory was written.")
     else:
         parts += _training(training)
-    parts.append(_opening(model))
+    parts.append(_opening(model, adapter_of))
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(model: DualEncoder) -> str:
+def _front_matter(model: DualEncoder, adapter_of: str | None) -> str:
     tags = ["image-text-retrieval", "hnclip", model.family.kind]
-    return "\n".join(
-        ["---", "library_name: transformers", "pipeline_tag: feature-extraction", "tags:"]
-        + [f"- {tag}" for tag in tags]
-        + ["---"]
-    )
+    library = "transformers" if adapter_of is None else "peft"
+    lines = [f"library_name: {library}", "pipeline_tag: feature-extraction", "tags:", *(f"- {tag}" for tag in tags)]
+    return "\n".join(["---", *lines, "---"])
 
 
 def _shape(model: DualEncoder) -> str:
@@ -73,19 +76,21 @@ def _training(training: Training) -> list[str]:
     return parts
 
 
-def _opening(model: DualEncoder) -> str:
-    name = type(model.backbone).__name__
-    return f"""## How to open it
-
-```python
+def _opening(model: DualEncoder, adapter_of: str | None) -> str:
+    name = model.family.backbone_class().__name__
+    alone = f"""```python
 from transformers import AutoProcessor, {name}
 
 model, processor = {name}.from_pretrained(path), AutoProcessor.from_pretrained(path)
-```
+```"""
+    merge = "`hnclip convert path merged/` writes the adapted model as a plain directory."
+    return f"""## How to open it
 
 ```python
 import hnclip
 
 model = hnclip.load(path)
 text = model.encode_texts(model.tokenize(["a long caption …"])).vectors
-```"""
+```
+
+{alone if adapter_of is None else merge}"""

@@ -159,9 +159,8 @@ def _describe(family: Family, backbone: Any, text: TextTransform, image: ImageTr
     if family.kind == "vision-text-dual-encoder":
         name = f"two towers, {vision.model_type} + {words.model_type}"
     else:
-        long = family.kind == "clip" and text.context > 77
-        name = f"{'Long-CLIP' if long else family.title} /{vision.patch_size}, {vision.num_hidden_layers} + "
-        name += f"{words.num_hidden_layers} layers"
+        layers = f"{vision.num_hidden_layers} + {words.num_hidden_layers} layers"
+        name = f"{family.title} with patches of {vision.patch_size}, {layers}"
     millions = sum(weight.numel() for weight in backbone.parameters()) / 1e6
     return f"{name}, {millions:.1f} M parameters, {image.size} px, {text.context} tokens"
 

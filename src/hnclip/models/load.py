@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hnclip.files import replace_directory
+from hnclip.models.adapters import has_adapters, open_adapter
 from hnclip.models.card import Training, model_card
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.hub import fetch_model, looks_like_hub_name
@@ -71,8 +72,6 @@ def _open(name: str, tokenizer: Any, activation: Any) -> DualEncoder:
         return join_towers(image, text, tokenizer=tokenizer)
     directory = _directory(name)
     if (directory / "adapter_config.json").is_file():
-        from hnclip.models.adapters import open_adapter
-
         return open_adapter(directory, tokenizer=tokenizer)
     if not (directory / "config.json").is_file():
         for file in _OPEN_CLIP_FILES:
@@ -114,6 +113,8 @@ def save(model: DualEncoder, directory: str | Path, *, training: Training | None
     Args:
         training: what the card says of the run that made the model.
     """
+    if has_adapters(model):
+        raise ValueError("the model has adapters: merge_adapters first, or save_adapter to write them alone")
     with quietly(), replace_directory(Path(directory)) as partial:
         model.backbone.save_pretrained(partial)
         model.tokenizer.model_max_length = model.context
@@ -133,6 +134,8 @@ def stretch(model: DualEncoder, *, context: int = 248, keep: int = KEEP, ratio: 
 
     Refused for a model that is as long already, or that has been stretched before.
     """
+    if has_adapters(model):
+        raise ValueError("the model has adapters, which belong to it as it is: stretch it before they are added")
     holder = model.family.positions(model.backbone)
     table = holder.position_embedding.weight
     length = len(table)

@@ -57,4 +57,6 @@ def _open_tower(directory: Path, which: str) -> Any:
         raise ValueError(f"{directory} is a {kind} model, which does not take pictures: give the picture tower first")
     if which == "text" and tower.main_input_name != "input_ids":
         raise ValueError(f"{directory} is a {kind} model, which does not take texts: give the text tower second")
+    if not isinstance(getattr(tower.config, "hidden_size", None), int):
+        raise ValueError(f"{directory} is a {kind} model, whose width is not one number: it cannot be a {which} tower")
     return tower

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ NAME = "checkpoint.pt"
 
 @dataclass(frozen=True)
 class TrainState:
-    """Everything an identical continuation needs. `step` counts finished optimiser steps; `log_bytes` is the length of
-    metrics.jsonl at that step, so that lines of lost steps are cut off on resuming."""
+    """Everything an identical continuation needs. `step` counts finished optimiser steps; `model` holds only what
+    training changes, the rest is where the run started from; `log_bytes` is the length of metrics.jsonl at that step,
+    so that lines of lost steps are cut off on resuming."""
 
     step: int
     model: dict[str, Tensor]
@@ -35,7 +36,7 @@ def save_state(run: Path, state: TrainState) -> None:
     """Replace the run's checkpoint. When the disk is full the old one stays."""
     try:
         with replace_file(run / NAME) as partial:
-            torch.save(asdict(state), partial)
+            torch.save(vars(state), partial)  # asdict would copy every tensor
     except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
         raise OSError(f"could not write {run / NAME} ({error}); the checkpoint before it is intact") from error
 

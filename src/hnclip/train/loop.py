@@ -6,20 +6,30 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hnclip.command import train_command
 from hnclip.config import TrainConfig, from_json, to_json
 from hnclip.data.batches import PairData, prepare
 from hnclip.data.sources import open_records
 from hnclip.evaluate.retrieval import Gallery, encode_gallery, evaluate, prepare_gallery
 from hnclip.files import recover_directory, replace_file
+from hnclip.models.adapters import BaseModel, add_adapters, save_adapter
+from hnclip.models.card import Training
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, save
+from hnclip.models.trainable import (
+    describe_trainable,
+    freeze,
+    restore_trained_tensors,
+    train_mode,
+    trained_tensors,
+)
 from hnclip.objectives.build import build_objective
 from hnclip.objectives.objective import Objective
 from hnclip.train.checkpoint import (
@@ -102,13 +112,49 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     device = pick_device(config.device)
-    model = load(config.model).to(device)
+    base = _base(config)
+    model = load(**asdict(base)).to(device)
+    report(f"model: {model.source}")
+    _choose_trainable(config, model)
+    report(describe_trainable(model))
+    highest = config.optim.scale_max
+    if model.backbone.logit_scale.requires_grad and model.scale.item() > highest * 1.01:
+        report(
+            f"warning: the inverse temperature {model.scale.item():.1f} will be clamped to {highest:g}; "
+            "raise --optim.scale-max to keep it, or fix it with --optim.scale-lr 0"
+        )
     objective = build_objective(config.objective)
     data, validation = _data(config, model, objective, report)
     # Only now: a run that could not start because of its model or data leaves nothing that is in the way of the next.
     with replace_file(out / CONFIG) as partial:
         partial.write_text(to_json(config), encoding="utf-8")
-    return _Run(config, out, model, objective, data, validation, quiet, report).go()
+    return _Run(config, out, base, model, objective, data, validation, quiet, report).go()
+
+
+def _base(config: TrainConfig) -> BaseModel:
+    """The model that the run starts from, and that its adapters will ask for."""
+    base = BaseModel(**{spec.name: getattr(config, spec.name) for spec in fields(BaseModel)})
+    return base if config.adapt.method == "full" else base.located()  # else refused now, not after the first epoch
+
+
+def _choose_trainable(config: TrainConfig, model: DualEncoder) -> None:
+    adapt, scale_trains = config.adapt, config.optim.scale_lr != 0
+    if adapt.method == "full":
+        freeze(model, image=adapt.freeze_image, text=adapt.freeze_text)
+        model.backbone.logit_scale.requires_grad_(scale_trains)
+    else:
+        add_adapters(
+            model,
+            method=adapt.method,
+            rank=adapt.rank,
+            alpha=adapt.alpha,
+            dropout=adapt.dropout,
+            towers=adapt.towers,
+            projections=adapt.projections,
+            train_scale=scale_trains,
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("nothing is left to train: both towers are frozen and the temperature is fixed")
 
 
 def _data(
@@ -117,9 +163,8 @@ def _data(
     records = open_records(config.data, "train")[: config.limit]
     data = prepare(
         records,
-        model.tokenizer,
-        image_size=model.image_size,
-        context=model.context,
+        model.text_transform,
+        model.image_transform,
         image_views=objective.image_views,
         text_views=objective.text_views,
     )
@@ -144,6 +189,7 @@ class _Run:
         self,
         config: TrainConfig,
         out: Path,
+        base: BaseModel,
         model: DualEncoder,
         objective: Objective,
         data: PairData,
@@ -151,7 +197,7 @@ class _Run:
         quiet: bool,
         report: Callable[[str], None],
     ) -> None:
-        self.config, self.out, self.model, self.objective = config, out, model, objective
+        self.config, self.out, self.base, self.model, self.objective = config, out, base, model, objective
         self.data, self.validation, self.quiet, self.report = data, validation, quiet, report
         optim = config.optim
         self.batches = list(chunk_slices(len(data), optim.micro_batch * optim.accumulate))
@@ -208,7 +254,7 @@ class _Run:
         first = self.step - epoch * len(self.batches)
         title = f"epoch {epoch + 1}/{self.config.optim.epochs}"
         done = self.batches[first - 1].stop if first else 0
-        self.model.train()
+        train_mode(self.model)
         with progress_bar(title, len(self.data), done, quiet=self.quiet) as bar:
             for rows in self.batches[first:]:
                 entry = self._step(epoch, order[rows])
@@ -232,7 +278,7 @@ class _Run:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self._check(result, norm)
         self.optimizer.step()
-        clamp_scale(self.model.clip.logit_scale, optim.scale_max)
+        clamp_scale(self.model.backbone.logit_scale, optim.scale_max)
         self.step += 1
         entry = self._entry(epoch, result, norm, len(indices) / (time.perf_counter() - started))
         self.log.write(entry)
@@ -280,7 +326,7 @@ class _Run:
             self.best = self.last
         for name, wanted in (("best", better), ("last", epoch > 0)):
             if wanted:
-                save(self.model, self.out / name)
+                self._save_model(name, epoch, metrics)
         self.log.write({"kind": "evaluation", "epoch": epoch, "step": self.step, "split": "validation", **metrics})
         text, image = metrics["text_to_image"]["R@1"], metrics["image_to_text"]["R@1"]
         name = f"epoch {epoch}/{self.config.optim.epochs}" if epoch else "before training"
@@ -288,10 +334,25 @@ class _Run:
             f"{name}: validation R@1 text→image {text:.1f}, image→text {image:.1f}{'  (best)' if better else ''}"
         )
 
+    def _save_model(self, name: str, epoch: int, metrics: dict[str, Any]) -> None:
+        """A model directory with a card, or of an adapted model the adapters alone."""
+        config = self.config
+        training = Training(
+            base=config.model,
+            data=f"{config.data}, {len(self.data)} training pairs",
+            objective=asdict(config.objective),
+            command=train_command(config),
+            metrics={f"validation of {config.data}, epoch {epoch}": metrics},
+        )
+        if config.adapt.method == "full":
+            save(self.model, self.out / name, training=training)
+        else:
+            save_adapter(self.model, self.out / name, self.base, training=training)
+
     def _save(self) -> None:
         state = TrainState(
             step=self.step,
-            model=self.model.state_dict(),
+            model=trained_tensors(self.model),
             optimizer=self.optimizer.state_dict(),
             random=random_state(self.model.device),
             log_bytes=self.log.length,
@@ -301,7 +362,7 @@ class _Run:
         save_state(self.out, state)
 
     def _restore(self, state: TrainState) -> None:
-        self.model.load_state_dict(state.model)
+        restore_trained_tensors(self.model, state.model)
         self.optimizer.load_state_dict(state.optimizer)
         restore_random_state(state.random, self.model.device)
         self.step, self.best, self.last = state.step, state.best, state.last

@@ -55,6 +55,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def clamp_scale(logit_scale: nn.Parameter, maximum: float) -> None:
-    """Keep s = exp(logit_scale) in [1, maximum] after a step, as CLIP does with 100."""
-    with torch.no_grad():
-        logit_scale.clamp_(0.0, math.log(maximum))
+    """Keep s = exp(logit_scale) in [1, maximum] after a step, as CLIP does with 100. A fixed one is left as it is."""
+    if logit_scale.requires_grad:
+        with torch.no_grad():
+            logit_scale.clamp_(0.0, math.log(maximum))

@@ -1,0 +1,470 @@
+"""Adapters begin as the base model, are what their equations say, and travel alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_families import write_siglip, write_two_towers
+from torch import Tensor
+
+from hnclip.data.batches import prepare
+from hnclip.data.scenes import scene_records
+from hnclip.losses import hard_negative_loss
+from hnclip.models.adapters import BaseModel, add_adapters, has_adapters, merge_adapters, open_adapter, save_adapter
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load, save, stretch
+from hnclip.models.trainable import describe_trainable, linear_names
+from hnclip.objectives.hn_clip import HNClip
+from hnclip.train.grad_cache import cached_backward, micro_backward
+
+KINDS = ["clip", "siglip", "vision-text-dual-encoder"]
+METHODS = ["lora", "dora"]
+CAPTIONS = ["a small red house and a tree", "the large dog lies on the grass beside a bench", "a blue cat"]
+TOWERS = {"image": "vision_model", "text": "text_model"}
+
+
+@pytest.fixture(scope="module")
+def bases(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("bases")
+    return {
+        "clip": model_directory,
+        "siglip": write_siglip(directory / "siglip"),
+        "vision-text-dual-encoder": write_two_towers(directory / "towers"),
+    }
+
+
+def opened(directory: Path) -> DualEncoder:
+    return load(directory).eval()
+
+
+@cache
+def _kept(directory: Path) -> DualEncoder:
+    return opened(directory)
+
+
+def base_model(directory: Path) -> DualEncoder:
+    """A copy of its own of a model that is read from disk only once."""
+    return copy.deepcopy(_kept(directory))
+
+
+def embed(model: DualEncoder) -> dict[str, Tensor]:
+    """Global and token vectors of fixed pictures and captions."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (3, 3, model.image_size, model.image_size), generator=generator, dtype=torch.uint8)
+    image, text = model.encode_images(pixels, tokens=True), model.encode_texts(model.tokenize(CAPTIONS), tokens=True)
+    return {"image": image.vectors, "patches": image.tokens, "text": text.vectors, "words": text.tokens}
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) -> None:
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=tolerance)
+
+
+def assert_differ(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    """So that an equality beside it says something: the adapters do change the vectors."""
+    for name in ("image", "text"):
+        assert (a[name] - b[name]).abs().max() > 1e-3
+
+
+def disturb(model: DualEncoder, seed: int = 1) -> None:
+    """Move everything that trains, as steps would; the scale too, where it trains."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter) * 0.2)
+
+
+def adapted(directory: Path, method: str = "lora", **options: Any) -> DualEncoder:
+    torch.manual_seed(0)
+    model = base_model(directory)
+    add_adapters(model, **{"method": method, "rank": 4, "alpha": 8.0, "train_scale": False, **options})
+    return model
+
+
+def written(directory: Path, out: Path, **options: Any) -> DualEncoder:
+    """A disturbed adapter of a base, saved; returns the model it was saved from."""
+    model = adapted(directory, **options)
+    disturb(model)
+    save_adapter(model, out, BaseModel(str(directory)))
+    return model
+
+
+@pytest.fixture(scope="module")
+def saved(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("saved") / "adapter"
+    written(bases["clip"], directory)
+    return directory
+
+
+@pytest.fixture
+def adapter(saved: Path, tmp_path: Path) -> Path:
+    """An adapter of the CLIP base to spoil."""
+    return Path(shutil.copytree(saved, tmp_path / "adapter"))
+
+
+def edit(file: Path, change: Callable[[dict], None]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_begin_as_the_base_model(kind: str, method: str, bases: dict[str, Path]) -> None:
+    """B = 0, and the magnitudes are the norms: not one bit differs."""
+    model = adapted(bases[kind], method, projections=kind != "siglip")
+    assert has_adapters(model)
+    base = base_model(bases[kind]).requires_grad_(False)  # torch has another kernel for SigLIP's head once it is frozen
+    with torch.no_grad():
+        assert_same(embed(model), embed(base), 0)
+
+
+@pytest.mark.parametrize(("method", "count"), [("lora", 48), ("dora", 72)])
+def test_every_linear_layer_of_every_block_has_its_tensors(method: str, count: int, bases: dict[str, Path]) -> None:
+    """Two blocks in either tower, six layers in each, two tensors in each of them, three for DoRA."""
+    model = adapted(bases["clip"], method)
+    assert sum(parameter.requires_grad for parameter in model.parameters()) == count
+    assert sum("lora_" in name for name in model.state_dict()) == count
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_their_equations(kind: str, method: str, bases: dict[str, Path]) -> None:
+    """The twin has the equation's matrices as plain weights."""
+    model, twin = adapted(bases[kind], method).double(), base_model(bases[kind]).double()
+    disturb(model)
+    layers, plain = model.backbone.get_base_model(), twin.backbone
+    assert_differ(embed(model), embed(twin))
+    with torch.no_grad():
+        for name in linear_names(twin):
+            layer = layers.get_submodule(name)
+            a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+            whole = layer.base_layer.weight + 8.0 / 4 * b @ a  # [out, in]
+            if method == "dora":
+                magnitude = layer.lora_magnitude_vector["default"].weight  # [out]
+                whole = magnitude[:, None] * whole / (whole**2).sum(dim=1, keepdim=True).sqrt()
+            plain.get_submodule(name).weight.copy_(whole)
+    assert_same(embed(model), embed(twin), 1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("kind", "towers"), [*((kind, "both") for kind in KINDS), ("clip", "image"), ("clip", "text")])
+def test_gradient_reaches_every_adapter_and_nothing_else(
+    kind: str, method: str, towers: str, bases: dict[str, Path]
+) -> None:
+    model = adapted(bases[kind], method, towers=towers)
+    disturb(model)  # at B = 0 no gradient would come through to A
+    found = embed(model)
+    (found["image"] @ found["text"].T)[0, 1].backward()
+    chosen = list(TOWERS.values()) if towers == "both" else [TOWERS[towers]]
+    tensors = ["lora_A.default.weight", "lora_B.default.weight", "lora_magnitude_vector.default.weight"]
+    expected = {
+        f"base_model.model.{name}.{tensor}"
+        for name in linear_names(base_model(bases[kind]))
+        if name.split(".")[0] in chosen
+        for tensor in tensors[: 2 if method == "lora" else 3]
+    }
+    reached = {name for name, p in model.backbone.named_parameters() if p.grad is not None and bool(p.grad.any())}
+    assert reached == expected
+    assert {name for name, p in model.backbone.named_parameters() if p.requires_grad} == expected
+
+
+@pytest.mark.parametrize("train_scale", [True, False])
+def test_the_temperature_trains_when_it_is_told_to(train_scale: bool, bases: dict[str, Path]) -> None:
+    model = adapted(bases["clip"], train_scale=train_scale)
+    assert model.backbone.logit_scale.requires_grad == train_scale
+    said = "temperature trains" if train_scale else "temperature fixed at 14.3"
+    count = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
+    line = describe_trainable(model)
+    assert line.startswith(f"{count:,} of ")
+    assert f"adapters in the text tower {count // 2:,}, adapters in the image tower {count // 2:,}; {said}" in line
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_merging_gives_a_plain_model_with_the_same_vectors(
+    kind: str, method: str, bases: dict[str, Path], tmp_path: Path
+) -> None:
+    model = adapted(bases[kind], method, projections=kind != "siglip")
+    disturb(model)
+    before, source = embed(model), base_model(bases[kind])
+    assert merge_adapters(model) is model
+    assert_same(embed(model), before, 1e-5)
+    assert_differ(before, embed(source))
+    assert model.state_dict().keys() == source.state_dict().keys()
+    assert type(model.backbone) is type(source.backbone)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    save(model, tmp_path / "merged")
+    assert_same(embed(opened(tmp_path / "merged")), before, 1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_peft_opens_what_is_saved_without_this_package(method: str, bases: dict[str, Path], tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import CLIPModel
+
+    model = written(bases["clip"], tmp_path / "adapter", method=method, projections=True)
+    files = {file.name for file in (tmp_path / "adapter").iterdir()}
+    assert files == {"adapter_model.safetensors", "adapter_config.json", "hnclip.json", "README.md"}
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(bases["clip"])
+    assert settings["target_modules"] == sorted(settings["target_modules"])
+
+    theirs = base_model(bases["clip"])
+    backbone = CLIPModel.from_pretrained(settings["base_model_name_or_path"])
+    theirs.backbone = PeftModel.from_pretrained(backbone, tmp_path / "adapter").eval()
+    assert_same(embed(theirs), embed(model), 0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adapter_opens_as_the_model_it_was_saved_from(
+    kind: str, method: str, bases: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from another working directory than the base was named in; the trained temperature comes along."""
+    monkeypatch.chdir(bases[kind].parent)
+    model = adapted(bases[kind], method, projections=kind != "siglip", train_scale=True)
+    disturb(model)
+    save_adapter(model, tmp_path / "adapter", BaseModel(bases[kind].name))
+    monkeypatch.chdir(tmp_path)
+    again = load("adapter").eval()
+    assert_same(embed(again), embed(model), 1e-5)
+    assert torch.equal(again.scale, model.scale)
+    assert not has_adapters(again)
+    assert again.source.endswith("with the DoRA of adapter" if method == "dora" else "with the LoRA of adapter")
+    assert json.loads(Path("adapter/hnclip.json").read_text())["base"]["model"] == str(bases[kind])
+
+
+def test_an_adapter_replaces_the_one_before_it(bases: dict[str, Path], tmp_path: Path) -> None:
+    written(bases["clip"], tmp_path / "adapter", method="dora")
+    model = written(bases["clip"], tmp_path / "adapter", towers="text")
+    assert_same(embed(opened(tmp_path / "adapter")), embed(model), 1e-5)
+    assert [file.name for file in tmp_path.iterdir()] == ["adapter"]
+
+
+def test_the_base_is_opened_as_it_was(bases: dict[str, Path], tmp_path: Path) -> None:
+    """Stretched, and with the tokenizer it was given; an adapter of an adapter is one too."""
+    from transformers import CLIPModel
+
+    short = base_model(bases["clip"])
+    config = copy.deepcopy(short.backbone.config)
+    config.text_config.max_position_embeddings = 30
+    torch.manual_seed(3)
+    short.backbone = CLIPModel(config)
+    short.text_transform = replace(short.text_transform, context=30)
+    save(short, tmp_path / "short")
+    (tmp_path / "short" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    (tmp_path / "words").mkdir()
+    (tmp_path / "tokenizer.json").rename(tmp_path / "words" / "tokenizer.json")
+    shutil.copy(tmp_path / "short" / "tokenizer_config.json", tmp_path / "words")
+
+    base = BaseModel(str(tmp_path / "short"), context=60, keep=5, ratio=3, tokenizer=str(tmp_path / "words"))
+    model = load(base.model, context=60, keep=5, ratio=3, tokenizer=base.tokenizer).eval()
+    add_adapters(model, method="lora", rank=2, train_scale=False)
+    disturb(model)
+    save_adapter(model, tmp_path / "first", base)
+    first = opened(tmp_path / "first")
+    assert first.context == 60
+    assert_same(embed(first), embed(model), 1e-5)
+
+    second = written(tmp_path / "first", tmp_path / "second", method="dora")
+    assert_same(embed(opened(tmp_path / "second")), embed(second), 1e-5)
+
+
+def test_an_adapter_takes_another_tokenizer(bases: dict[str, Path], tmp_path: Path) -> None:
+    model = written(bases["clip"], tmp_path / "adapter")
+    other = open_adapter(tmp_path / "adapter", tokenizer=copy.deepcopy(model.tokenizer))
+    assert other.tokenizer is not model.tokenizer
+    assert_same(embed(other.eval()), embed(model), 1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_adapter_of_plain_peft_opens(method: str, bases: dict[str, Path], tmp_path: Path) -> None:
+    """With layers, ranks and a bias of its own choice."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import CLIPModel
+
+    settings = LoraConfig(
+        r=3, target_modules=r"vision_model.*\.(q_proj|fc1)", use_dora=method == "dora", bias="lora_only"
+    )
+    model = base_model(bases["clip"])
+    model.backbone = get_peft_model(CLIPModel.from_pretrained(bases["clip"]), settings).eval()
+    disturb(model)
+    model.backbone.save_pretrained(tmp_path / "plain", save_embedding_layers=False)
+    assert_same(embed(opened(tmp_path / "plain")), embed(model), 1e-5)
+
+    config = tmp_path / "plain" / "adapter_config.json"
+    edit(config, lambda content: content.update(base_model_name_or_path=None))
+    with pytest.raises(ValueError, match=r"adapter_config\.json does not say .* base_model_name_or_path"):
+        load(tmp_path / "plain")
+    edit(config, lambda content: content.update(base_model_name_or_path="/nowhere/at/all"))
+    with pytest.raises(ValueError, match=r"adapter of '/nowhere/at/all'.*adapter_config\.json"):
+        load(tmp_path / "plain")
+
+
+def test_a_base_that_has_moved_is_asked_for(bases: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(bases["clip"], tmp_path / "here")
+    model = written(tmp_path / "here", tmp_path / "adapter")
+    (tmp_path / "here").rename(tmp_path / "there")
+    with pytest.raises(ValueError, match=r"adapter of '.*/here', which cannot be opened.*hnclip\.json \(base\.model\)"):
+        load(tmp_path / "adapter")
+    edit(tmp_path / "adapter" / "hnclip.json", lambda content: content["base"].update(model=str(tmp_path / "there")))
+    assert_same(embed(opened(tmp_path / "adapter")), embed(model), 1e-5)
+
+
+def test_a_hub_model_keeps_its_name(bases: dict[str, Path], tmp_path: Path) -> None:
+    save_adapter(adapted(bases["clip"]), tmp_path / "adapter", BaseModel("someone/model@main"))
+    settings = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (settings["base_model_name_or_path"], settings["revision"]) == ("someone/model", "main")
+    assert json.loads((tmp_path / "adapter" / "hnclip.json").read_text())["base"]["model"] == "someone/model@main"
+    assert BaseModel("bundled").located().model == "bundled"
+
+
+def test_another_base_is_refused_by_the_first_tensor(bases: dict[str, Path], adapter: Path, tmp_path: Path) -> None:
+    from transformers import CLIPModel
+
+    about = adapter / "hnclip.json"
+    changes: dict[str, tuple[dict[str, int], str]] = {
+        "wide": (
+            {"intermediate_size": 96},
+            r"layers\.0\.mlp\.fc1\.lora_B\.weight has shape \[64, 4\], expected \[96, 4\]",
+        ),
+        "deep": ({"num_hidden_layers": 3}, r"lacks the tensor .*text_model\.encoder\.layers\.2\."),
+        "shallow": ({"num_hidden_layers": 1}, r"text_model\.encoder\.layers\.1\..*which has no place here"),
+    }
+    for name, (change, message) in changes.items():
+        other = base_model(bases["clip"])
+        config = copy.deepcopy(other.backbone.config)
+        for key, value in change.items():
+            setattr(config.text_config, key, value)
+        other.backbone = CLIPModel(config)
+        save(other, tmp_path / name)
+        edit(about, lambda content, name=name: content["base"].update(model=str(tmp_path / name)))
+        with pytest.raises(ValueError, match=message):
+            load(adapter)
+    edit(about, lambda content: content["base"].update(model=str(bases["vision-text-dual-encoder"])))
+    with pytest.raises(ValueError, match="does not fit its base model, two towers"):
+        load(adapter)
+
+
+def test_joined_towers_are_no_base(bases: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"projections drawn at random.*hnclip convert a/b\+c/d joined/"):
+        save_adapter(adapted(bases["clip"]), tmp_path / "adapter", BaseModel("a/b+c/d"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("{}", "base"),
+        ('{"base": {}, "logit_scale": 1}', "model"),
+        ('{"base": {"model": "bundled", "wings": 2}, "logit_scale": 1}', "wings"),
+        ('{"base": {"model": "bundled"}, "logit_scale": "hot"}', "hot"),
+    ],
+)
+def test_a_damaged_description_is_named(content: str, message: str, adapter: Path) -> None:
+    (adapter / "hnclip.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"hnclip\.json .*{message}"):
+        load(adapter)
+
+
+def test_weights_that_are_missing_or_cut_are_named(adapter: Path) -> None:
+    file = adapter / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"adapter_model\.safetensors is cut short"):
+        load(adapter)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"adapter has no weights: looked for adapter_model\.safetensors"):
+        load(adapter)
+
+
+def test_other_kinds_of_adapters_are_refused(bases: dict[str, Path], tmp_path: Path) -> None:
+    from peft import IA3Config, get_peft_model
+    from transformers import CLIPModel
+
+    config = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
+    get_peft_model(CLIPModel.from_pretrained(bases["clip"]), config).save_pretrained(
+        tmp_path / "other", save_embedding_layers=False
+    )
+    with pytest.raises(ValueError, match=r"kind .*IA3; supported are LoRA and DoRA"):
+        load(tmp_path / "other")
+
+
+def test_impossible_wishes_are_named(bases: dict[str, Path], tmp_path: Path) -> None:
+    plain = base_model(bases["clip"])
+    for change, message in (({"method": "full"}, "method"), ({"rank": 0}, "rank")):
+        with pytest.raises(ValueError, match=message):
+            add_adapters(plain, **{"method": "lora", "train_scale": False, **change})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no adapters"):
+        merge_adapters(plain)
+    with pytest.raises(ValueError, match="no adapters"):
+        save_adapter(plain, tmp_path / "adapter", BaseModel("bundled"))
+    with pytest.raises(ValueError, match="SigLIP has no projections"):
+        adapted(bases["siglip"], projections=True)
+    model = adapted(bases["clip"])
+    with pytest.raises(ValueError, match="adapters already"):
+        add_adapters(model, method="lora", train_scale=False)
+
+
+def test_without_peft_it_says_what_to_install(bases: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ValueError, match=r"pip install 'hnclip\[adapt\]'"):
+        adapted(bases["clip"])
+
+
+def test_dropout_is_for_training(bases: dict[str, Path]) -> None:
+    """peft hands its model over in training mode, whatever mode it got it in."""
+    model = adapted(bases["clip"], dropout=0.5)
+    disturb(model)
+    assert_same(embed(model), embed(model), 0)
+    model.train()
+    assert_differ(embed(model), embed(model))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradient_caching_is_exact_with_adapters(method: str, bases: dict[str, Path]) -> None:
+    model = adapted(bases["clip"], method, projections=True, train_scale=True).double()
+    disturb(model)
+    data = prepare(scene_records("park", "train", families=2)[:7], model.text_transform, model.image_transform)
+    batch, objective = data.batch(range(7)), HNClip(hard_negative_loss)
+    gradients = []
+    for backward, chunk in ((micro_backward, 7), (cached_backward, 3)):
+        model.zero_grad()
+        backward(model, batch, objective, chunk=chunk)
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    whole, cached = gradients
+    assert whole.keys() == cached.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
+    for name in whole:
+        torch.testing.assert_close(cached[name], whole[name], rtol=1e-9, atol=1e-12)
+
+
+def test_an_adapted_model_is_neither_saved_whole_nor_stretched(bases: dict[str, Path], tmp_path: Path) -> None:
+    model = base_model(bases["clip"])
+    add_adapters(model, method="lora", train_scale=False)
+    with pytest.raises(ValueError, match="has adapters: merge_adapters first, or save_adapter"):
+        save(model, tmp_path / "whole")
+    assert not (tmp_path / "whole").exists()
+    with pytest.raises(ValueError, match="stretch it before they are added"):
+        stretch(model, context=500)
+
+
+def test_the_card_of_an_adapter_names_its_base(bases: dict[str, Path], tmp_path: Path) -> None:
+    model = base_model(bases["clip"])
+    add_adapters(model, method="lora", train_scale=False)
+    save_adapter(model, tmp_path / "adapter", BaseModel(str(bases["clip"])))
+    card = (tmp_path / "adapter" / "README.md").read_text(encoding="utf-8")
+    assert "library_name: peft" in card
+    assert f"# Adapter of {bases['clip']}" in card
+    assert "hnclip convert path merged/" in card
