@@ -48,7 +48,7 @@ class DualEncoder(nn.Module):
         self.source = source
         self.family: Family = family_of(backbone.config)
         expected = self.family.image_size(backbone)
-        if image_transform.size != expected:
+        if expected is not None and image_transform.size != expected:
             raise ValueError(f"pictures of {image_transform.size} pixels do not fit a model that takes {expected}")
         self.register_buffer("image_mean", torch.tensor(image_transform.mean).view(1, 3, 1, 1), persistent=False)
         self.register_buffer("image_std", torch.tensor(image_transform.std).view(1, 3, 1, 1), persistent=False)

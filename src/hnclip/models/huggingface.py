@@ -14,9 +14,10 @@ from hnclip.data.texts import TextTransform, clean_caption
 from hnclip.files import read_settings
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.families import FAMILIES, Family, family_of
-from hnclip.models.processors import read_processor
+from hnclip.models.processors import processor_size, read_processor
 from hnclip.models.weights import check_safetensors, read_checkpoint
 
+ANY_SIZE = 224  # pixels, where neither the model nor its processor says a size
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model", "tokenizer.model")
 _WEIGHT_FILES = (
     "model.safetensors",
@@ -45,7 +46,7 @@ def wrap(
         image_transform: how it wants its pictures; CLIP's way when left out.
     """
     family = family_of(backbone.config)
-    image = image_transform or ImageTransform(family.image_size(backbone))
+    image = image_transform or ImageTransform(family.image_size(backbone) or ANY_SIZE)
     text = _text_transform(family, backbone, tokenizer)
     return DualEncoder(backbone, text, image, source=source or _describe(family, backbone, text, image))
 
@@ -138,17 +139,21 @@ def _text_transform(family: Family, backbone: Any, tokenizer: Any) -> TextTransf
     return TextTransform(tokenizer, context)
 
 
-def open_image_transform(directory: Path, image_size: int) -> ImageTransform:
-    """From where an image processor or a whole processor keeps its settings, else CLIP's."""
+def open_image_transform(directory: Path, image_size: int | None) -> ImageTransform:
+    """From where an image processor or a whole processor keeps its settings, else CLIP's.
+
+    Args:
+        image_size: what the model takes; None for one that takes what the processor says.
+    """
     settings: dict[str, Any] = {}
     if (file := directory / "preprocessor_config.json").is_file():
         settings = read_settings(file)
     elif (file := directory / "processor_config.json").is_file():
         settings = read_settings(file).get("image_processor", {})
     if not settings:
-        return ImageTransform(image_size)
+        return ImageTransform(image_size or ANY_SIZE)
     try:
-        return read_processor(settings, model_image_size=image_size)
+        return read_processor(settings, model_image_size=image_size or processor_size(settings) or ANY_SIZE)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
 

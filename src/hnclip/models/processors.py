@@ -91,6 +91,15 @@ def read_processor(settings: Mapping[str, Any], *, model_image_size: int) -> Ima
     )
 
 
+def processor_size(settings: Mapping[str, Any]) -> int | None:
+    """Side of the pictures that these settings make, for a model that takes any; None if they do not say."""
+    crop = settings.get("crop_size") if settings.get("do_center_crop", True) else None
+    size = crop or settings.get("size")
+    if isinstance(size, Mapping):
+        size = size.get("height") or size.get("shortest_edge")
+    return size if isinstance(size, int) else None
+
+
 def _habits(given: Mapping[str, Any]) -> _Habits:
     name = given.get("image_processor_type", given.get("feature_extractor_type"))
     if name is None:

@@ -26,7 +26,9 @@ class Family(Protocol):
     title: str
     """The name for people."""
 
-    def image_size(self, backbone: Any) -> int: ...
+    def image_size(self, backbone: Any) -> int | None:
+        """Side of the square pictures that the backbone takes; None if it takes any."""
+        ...
 
     def image_features(self, backbone: Any, pixels: Tensor, *, tokens: bool) -> tuple[Tensor, Tensor | None]: ...
 

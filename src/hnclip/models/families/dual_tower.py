@@ -15,20 +15,23 @@ class DualTower:
     kind = "vision-text-dual-encoder"
     title = "two towers"
 
-    def image_size(self, backbone: Any) -> int:
-        size = getattr(backbone.config.vision_config, "image_size", None)
+    def image_size(self, backbone: Any) -> int | None:
+        vision = backbone.config.vision_config
+        if vision.model_type.startswith("dino"):
+            return None  # positions are stretched to the picture: trained on 518 pixels, DINOv2 is used with 224
+        size = getattr(vision, "image_size", None)  # convolutional towers state none
         if isinstance(size, list | tuple):
             if len(set(size)) > 1:
                 raise ValueError(f"the picture tower takes {tuple(size)} pixels; only square pictures are supported")
             size = size[0]
-        return size or 224  # convolutional towers state none: the size their public weights were trained on
+        return size
 
     def image_features(self, backbone: Any, pixels: Tensor, *, tokens: bool) -> tuple[Tensor, Tensor | None]:
         output = backbone.vision_model(pixel_values=pixels)
         vectors = backbone.visual_projection(output.pooler_output.flatten(1))  # [B, D]; some poolers keep [B, W, 1, 1]
         if not tokens:
             return vectors, None
-        patches = self._patches(backbone, output.last_hidden_state)  # [B, P, W]
+        patches = self._patches(backbone, output.last_hidden_state, pixels.shape[-1])  # [B, P, W]
         return vectors, backbone.visual_projection(patches)
 
     def text_features(
@@ -49,11 +52,10 @@ class DualTower:
 
         return VisionTextDualEncoderModel
 
-    def _patches(self, backbone: Any, hidden: Tensor) -> Tensor:
+    def _patches(self, backbone: Any, hidden: Tensor, side: int) -> Tensor:
         """Without the class and register tokens, which stand before the patches; maps [B, W, h, w] become rows."""
         if hidden.ndim == 4:
             return hidden.flatten(2).transpose(1, 2)  # [B, h·w, W]
-        vision = backbone.config.vision_config
-        patch = getattr(vision, "patch_size", None)
-        count = (self.image_size(backbone) // patch) ** 2 if isinstance(patch, int) else hidden.shape[1]
+        patch = getattr(backbone.config.vision_config, "patch_size", None)
+        count = (side // patch) ** 2 if isinstance(patch, int) else hidden.shape[1]
         return hidden[:, -count:] if hidden.shape[1] > count else hidden
