@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import sentence_transformers_training as example
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.losses import (
+    CachedMultipleNegativesRankingLoss,
+    MultipleNegativesRankingLoss,
+)
+from sentence_transformers_training import CachedHardNegativeRankingLoss, HardNegativeRankingLoss
+from torch.nn.parallel import DistributedDataParallel
+
+import hnclip
+from hnclip.data.scenes import scene_records
+
+WORLD, COUNT = 2, 8
+SAME = torch.tensor([[0, 0], [1, 1], [0, 2], [3, 3], [4, 1], [5, 5], [6, 6], [7, 7]])  # a picture and a caption twice
+
+
+@pytest.fixture
+def model(no_dropout_directory):
+    return open_model(no_dropout_directory)
+
+
+def open_model(directory):
+    return SentenceTransformer(str(directory), device="cpu", local_files_only=True)
+
+
+def columns():
+    records = scene_records("park", "train", families=COUNT // 4)
+    return [record.image.load() for record in records], [record.captions[0] for record in records]
+
+
+def batch(model, rows=slice(None)):
+    """What the trainer hands to a loss."""
+    return [model.preprocess(column[rows]) for column in columns()]
+
+
+def gradients(loss, features, labels=None, share=1.0):
+    parameters = dict(loss.model.named_parameters())
+    for parameter in parameters.values():
+        parameter.grad = None
+    value = loss(features, labels)
+    (share * value).backward()
+    found = {name.removeprefix("module."): p.grad for name, p in parameters.items() if p.grad is not None}
+    assert len(found) >= len(parameters) - 1  # all but the scale
+    return value.item(), found
+
+
+def assert_same(left, right):
+    assert left[0] == pytest.approx(right[0], rel=1e-5)
+    torch.testing.assert_close(left[1], right[1], rtol=1e-3, atol=1e-5)
+
+
+# The model
+
+
+def test_what_hnclip_saves_opens_at_full_length(no_dropout_directory, model):
+    """Pictures and captions, without a file of sentence-transformers' own, and with hnclip's vectors."""
+    images, captions = columns()
+    encoder = hnclip.load(no_dropout_directory).eval()
+    size = encoder.image_size
+    images = [image.resize((size, size)) for image in images]  # hnclip's own resizing is right to one grey level
+    assert model.modalities == ["text", "image"]
+    assert model.max_seq_length == encoder.context == 248
+    captions[0] = " ".join(captions)  # longer than the context
+    with torch.no_grad():
+        text = encoder.encode_texts(encoder.tokenize(captions)).vectors
+        image = encoder.encode_images(encoder.preprocess_images(images)).vectors
+    for found, expected in ((model.encode(captions), text), (model.encode(images), image)):
+        torch.testing.assert_close(F.normalize(torch.tensor(found), dim=-1), expected, rtol=0, atol=1e-5)
+
+
+def test_what_sentence_transformers_saves_opens_in_hnclip(model, tmp_path):
+    model.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
+    encoder = hnclip.load(tmp_path / "theirs").eval()
+    captions = columns()[1]
+    with torch.no_grad():
+        text = encoder.encode_texts(encoder.tokenize(captions)).vectors
+    torch.testing.assert_close(F.normalize(torch.tensor(model.encode(captions)), dim=-1), text, rtol=0, atol=1e-5)
+
+
+# The losses
+
+
+def test_loss_is_l_hn_of_normalised_vectors(model):
+    image, text = (F.normalize(model(features)["sentence_embedding"], dim=-1) for features in batch(model))
+    scale = model[0].auto_model.logit_scale.exp().item()
+    for labels in (None, SAME):
+        expected = hnclip.hard_negative_loss(image, text, scale, 0.5, ids=labels).item()
+        assert HardNegativeRankingLoss(model)(batch(model), labels).item() == pytest.approx(expected, rel=1e-5)
+    assert not model[0].auto_model.logit_scale.requires_grad
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_gamma_0_is_their_loss_in_both_directions(model, cached):
+    options = {"scale": 30.0, "directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
+    if cached:
+        theirs = CachedMultipleNegativesRankingLoss(model, mini_batch_size=3, **options)
+        ours = CachedHardNegativeRankingLoss(model, mini_batch_size=3, gamma=0.0, scale=30.0)
+    else:
+        theirs = MultipleNegativesRankingLoss(model, **options)
+        ours = HardNegativeRankingLoss(model, gamma=0.0, scale=30.0)
+    assert_same(gradients(ours, batch(model)), gradients(theirs, batch(model)))
+
+
+@pytest.mark.parametrize("mini_batch_size", [1, 3, 8, 100])
+@pytest.mark.parametrize("labels", [None, SAME], ids=["all negatives", "labels"])
+def test_cached_is_plain(model, mini_batch_size, labels):
+    plain = gradients(HardNegativeRankingLoss(model), batch(model), labels)
+    cached = CachedHardNegativeRankingLoss(model, mini_batch_size=mini_batch_size)
+    assert_same(gradients(cached, batch(model), labels), plain)
+    # Accumulation and loss scaling multiply what comes back.
+    _, half = gradients(cached, batch(model), labels, share=0.5)
+    torch.testing.assert_close({name: 2 * grad for name, grad in half.items()}, plain[1], rtol=1e-3, atol=1e-5)
+
+
+def test_cached_is_plain_with_dropout(model_directory):
+    """One mini-batch, so that both draw the same masks; the second pass must draw them again."""
+    model = open_model(model_directory).train()
+    found = []
+    for loss in (HardNegativeRankingLoss(model), CachedHardNegativeRankingLoss(model, mini_batch_size=COUNT)):
+        torch.manual_seed(3)
+        found.append(gradients(loss, batch(model)))
+    assert_same(*found)
+    torch.manual_seed(4)
+    assert gradients(HardNegativeRankingLoss(model), batch(model))[0] != pytest.approx(found[0][0], rel=1e-4)
+
+
+def test_cached_loss_without_gradient(model):
+    with torch.no_grad():
+        value = CachedHardNegativeRankingLoss(model, mini_batch_size=3)(batch(model))
+    assert value.item() == pytest.approx(HardNegativeRankingLoss(model)(batch(model)).item(), rel=1e-5)
+
+
+def test_a_model_without_scale_needs_one(model):
+    del model[0].auto_model.logit_scale
+    with pytest.raises(ValueError, match="give scale"):
+        HardNegativeRankingLoss(model)
+    assert HardNegativeRankingLoss(model, scale=20.0).scale == 20
+
+
+@pytest.mark.parametrize("loss", [HardNegativeRankingLoss, CachedHardNegativeRankingLoss])
+def test_two_columns_are_needed(model, loss):
+    for columns in (batch(model)[:1], [*batch(model), batch(model)[1]]):
+        with pytest.raises(ValueError, match="two columns, pictures and captions"):
+            loss(model)(columns)
+
+
+# The trainer
+
+
+def trained(directory, folder, loss_of, labels=None, accumulate=1):
+    """All weights after two steps over the same eight pairs."""
+    model = open_model(directory)
+    images, captions = columns()
+    data = {"image": images, "caption": captions}
+    if labels is not None:
+        data["label"] = labels.tolist()
+    trainer = SentenceTransformerTrainer(
+        model,
+        SentenceTransformerTrainingArguments(
+            output_dir=str(folder),
+            max_steps=2,
+            per_device_train_batch_size=COUNT // accumulate,
+            gradient_accumulation_steps=accumulate,
+            learning_rate=0.01,
+            optim="sgd",
+            max_grad_norm=0.0,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        ),
+        train_dataset=Dataset.from_dict(data),
+        loss=loss_of(model),
+    )
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    result = trainer.train()
+    assert result.global_step == 2
+    assert any(not torch.equal(before, after) for before, after in zip(start, model.parameters()))
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def test_trainer_runs_plain_and_cached(no_dropout_directory, tmp_path):
+    """Real steps of the real trainer, to the same weights; labels reach the loss; nothing is left behind."""
+    plain = trained(no_dropout_directory, tmp_path / "plain", HardNegativeRankingLoss)
+    cached = trained(no_dropout_directory, tmp_path / "cached", lambda model: CachedHardNegativeRankingLoss(model, 3))
+    torch.testing.assert_close(cached, plain, rtol=1e-3, atol=1e-5)
+    labelled = trained(no_dropout_directory, tmp_path / "labels", HardNegativeRankingLoss, SAME)
+    cached = trained(
+        no_dropout_directory, tmp_path / "cached", lambda model: CachedHardNegativeRankingLoss(model, 3), SAME
+    )
+    torch.testing.assert_close(cached, labelled, rtol=1e-3, atol=1e-5)
+    assert max((a - b).abs().max() for a, b in zip(plain, labelled)) > 1e-4
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_script_runs(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    small = {"train": example.pairs("train", 4), "test": example.pairs("test", 2)}
+    monkeypatch.setattr(example, "pairs", lambda split, families: small[split])
+    for options in ([], ["--cached"]):
+        example.main(["--steps", "1", *options])
+        printed = capsys.readouterr().out
+        assert "R@1 of 8 captions before" in printed
+        assert "R@1 of 8 captions after" in printed
+    assert not list(tmp_path.iterdir())
+
+
+# Two processes
+
+LOSSES = {"plain": HardNegativeRankingLoss, "cached": lambda *args, **kw: CachedHardNegativeRankingLoss(*args, 3, **kw)}
+
+
+def one_process(rank, folder, directory):
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    meeting, patience = f"file://{folder}/meeting", timedelta(minutes=2)
+    dist.init_process_group("gloo", init_method=meeting, timeout=patience, rank=rank, world_size=WORLD)
+    rows = slice(rank * COUNT // WORLD, (rank + 1) * COUNT // WORLD)
+    found = {}
+    for name, loss_of in LOSSES.items():
+        model = open_model(directory)
+        loss = loss_of(model, gather_across_devices=True)
+        # Wrapped and put into the loss as the trainer does it. Twice: it reports parameters without gradient late.
+        loss.model = DistributedDataParallel(model, find_unused_parameters=name == "cached")
+        for _ in range(2):
+            found[name] = gradients(loss, batch(model, rows), SAME[rows])
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_two_processes_are_one_batch(model, no_dropout_directory, tmp_path):
+    mp.spawn(one_process, (str(tmp_path), no_dropout_directory), nprocs=WORLD)
+    value, alone = gradients(HardNegativeRankingLoss(model), batch(model), SAME)
+    found = [torch.load(Path(tmp_path) / f"{rank}.pt") for rank in range(WORLD)]
+    for name in LOSSES:
+        assert sum(process[name][0] for process in found) / WORLD == pytest.approx(value, rel=1e-5)
+        for process in found:
+            torch.testing.assert_close(process[name][1], alone, rtol=1e-3, atol=1e-5)
