@@ -19,6 +19,7 @@ _HOMES = {
     "load": "hnclip.models.load",
     "save": "hnclip.models.load",
     "stretch": "hnclip.models.load",
+    "wrap": "hnclip.models.huggingface",
     "ObjectiveConfig": "hnclip.config",
     "TrainConfig": "hnclip.config",
     "retrieval_ranks": "hnclip.evaluate",

@@ -29,29 +29,8 @@ from transformers import (
     ViTModel,
 )
 
-WORDS = [
-    "a",
-    "red",
-    "green",
-    "blue",
-    "small",
-    "large",
-    "dog",
-    "cat",
-    "house",
-    "bench",
-    "tree",
-    "stands",
-    "lies",
-    "on",
-    "the",
-    "grass",
-    "beside",
-    "under",
-    "and",
-    "near",
-    "of",
-]
+PHRASE = "a red green blue small large dog cat house bench tree stands lies on the grass beside under and near of"
+WORDS = PHRASE.split()
 TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 

@@ -180,7 +180,8 @@ def _resize_with_torch(
     first, last = max(0, math.floor(top * ratio - reach)), min(height, math.ceil(bottom * ratio + reach))
     narrow = torch.zeros(1, height, right - left, 3, dtype=torch.uint8).permute(0, 3, 1, 2)  # [1, 3, height, size]
     for y in range(first, last, step):
-        strip = np.array(_flatten(image.crop((0, y, width, min(y + step, last)))).convert("RGB"))  # [step, width, 3]
+        part = _flatten(image.crop((0, y, width, min(y + step, last))))
+        strip = np.array(part if part.mode == "RGB" else part.convert("RGB"))  # [step, width, 3]; convert copies
         pixels = torch.from_numpy(strip)[None].permute(0, 3, 1, 2)  # [1, 3, step, width]
         resized = F.interpolate(pixels, (len(strip), columns), mode=resample, antialias=True)
         narrow[:, :, y : y + len(strip)] = resized[..., left:right]

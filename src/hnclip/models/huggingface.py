@@ -44,11 +44,14 @@ def wrap(
         backbone: `CLIPModel`, `SiglipModel`, `Siglip2Model` or `VisionTextDualEncoderModel`.
         tokenizer: a tokenizer of transformers.
         image_transform: how it wants its pictures; CLIP's way when left out.
+
+    It trains if the backbone does; what was opened from disk does not (`eval`), as in transformers.
     """
     family = family_of(backbone.config)
     image = image_transform or ImageTransform(family.image_size(backbone) or ANY_SIZE)
     text = _text_transform(family, backbone, tokenizer)
-    return DualEncoder(backbone, text, image, source=source or _describe(family, backbone, text, image))
+    model = DualEncoder(backbone, text, image, source=source or _describe(family, backbone, text, image))
+    return model.train(backbone.training)
 
 
 def _family(directory: Path) -> Family:
@@ -111,7 +114,7 @@ def open_tokenizer(directory: Path) -> Any:
         raise ValueError(f"{directory} has no tokenizer.json: captions cannot be read without it")
     with quietly():
         try:
-            return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         except ImportError as error:
             raise ValueError(
                 f"the tokenizer in {directory} needs another package: {error}; SigLIP's needs `pip install "
@@ -119,6 +122,9 @@ def open_tokenizer(directory: Path) -> Any:
             ) from error
         except Exception as error:  # many types for damaged files
             raise ValueError(f"the tokenizer in {directory} cannot be read: {error}") from error
+    for name in ("is_local", "local_files_only"):  # how it was opened is nothing to be saved with it
+        tokenizer.init_kwargs.pop(name, None)
+    return tokenizer
 
 
 def _text_transform(family: Family, backbone: Any, tokenizer: Any) -> TextTransform:

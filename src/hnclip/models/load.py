@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from importlib.resources import as_file, files
@@ -21,6 +22,7 @@ from hnclip.models.long_context import KEEP, stretch_positions, stretched_length
 from hnclip.models.open_clip_settings import OpenClipSettings
 from hnclip.models.openai_layout import build_clip, is_openai_layout
 from hnclip.models.processors import build_processor
+from hnclip.models.sentence_transformers_files import sentence_transformers_files
 from hnclip.models.tokenizer import openai_tokenizer
 from hnclip.models.towers import join_towers
 from hnclip.models.weights import read_checkpoint
@@ -121,6 +123,8 @@ def save(model: DualEncoder, directory: str | Path, *, training: Training | None
         model.tokenizer.save_pretrained(partial)
         build_processor(model.image_transform, model.family.kind).save_pretrained(partial)
         (partial / "README.md").write_text(model_card(model, training), encoding="utf-8")
+        for name, content in sentence_transformers_files(model).items():
+            (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def stretch(model: DualEncoder, *, context: int = 248, keep: int = KEEP, ratio: int | None = None) -> DualEncoder:
