@@ -143,6 +143,9 @@ def test_a_round_trip_keeps_every_bit(model, tmp_path):
     assert again.context == model.context
     assert again.text_transform(CAPTIONS) == model.text_transform(CAPTIONS)
     assert again.source == model.source
+    if model.family.kind == "siglip2":
+        settings = json.loads((tmp_path / "again" / "preprocessor_config.json").read_text())
+        assert (settings["patch_size"], settings["max_num_patches"]) == (8, 16)
 
 
 def test_it_says_what_it_recognised(kind, model):

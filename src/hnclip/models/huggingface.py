@@ -14,7 +14,7 @@ from hnclip.data.texts import TextTransform, clean_caption
 from hnclip.files import read_settings
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.families import FAMILIES, Family, family_of
-from hnclip.models.processors import processor_size, read_processor
+from hnclip.models.processors import build_processor, processor_size, read_processor
 from hnclip.models.weights import check_safetensors, read_checkpoint
 
 ANY_SIZE = 224  # pixels, where neither the model nor its processor says a size
@@ -162,6 +162,12 @@ def open_image_transform(directory: Path, image_size: int | None) -> ImageTransf
         return read_processor(settings, model_image_size=image_size or processor_size(settings) or ANY_SIZE)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
+
+
+def image_processor(model: DualEncoder) -> Any:
+    """The processor of transformers that gives this model its pictures."""
+    patch = getattr(model.backbone.config.vision_config, "patch_size", 16)  # only SigLIP 2's processor asks
+    return build_processor(model.image_transform, model.family.kind, patch_size=patch)
 
 
 def _describe(family: Family, backbone: Any, text: TextTransform, image: ImageTransform) -> str:

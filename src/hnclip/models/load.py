@@ -17,11 +17,10 @@ from hnclip.models.adapters import has_adapters, open_adapter
 from hnclip.models.card import Training, model_card
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.hub import fetch_model, looks_like_hub_name
-from hnclip.models.huggingface import open_directory, open_tokenizer, quietly, wrap
+from hnclip.models.huggingface import image_processor, open_directory, open_tokenizer, quietly, wrap
 from hnclip.models.long_context import KEEP, stretch_positions, stretched_length
 from hnclip.models.open_clip_settings import OpenClipSettings
 from hnclip.models.openai_layout import build_clip, is_openai_layout
-from hnclip.models.processors import build_processor
 from hnclip.models.sentence_transformers_files import sentence_transformers_files
 from hnclip.models.tokenizer import openai_tokenizer
 from hnclip.models.towers import join_towers
@@ -121,7 +120,7 @@ def save(model: DualEncoder, directory: str | Path, *, training: Training | None
         model.backbone.save_pretrained(partial)
         model.tokenizer.model_max_length = model.context
         model.tokenizer.save_pretrained(partial)
-        build_processor(model.image_transform, model.family.kind).save_pretrained(partial)
+        image_processor(model).save_pretrained(partial)
         (partial / "README.md").write_text(model_card(model, training), encoding="utf-8")
         for name, content in sentence_transformers_files(model).items():
             (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
