@@ -24,9 +24,10 @@ from tokenizers import Tokenizer
 from torch import nn
 
 import hnclip
-from hnclip import export
 from hnclip.data.images import ImageTransform
-from hnclip.export import ExportCheck, export_onnx
+from hnclip.export import graph as graphs
+from hnclip.export import layouts, to_onnx, tokenizer_files
+from hnclip.export.to_onnx import ExportCheck, export_onnx
 from hnclip.models.huggingface import wrap
 from hnclip.models.processors import read_processor
 
@@ -138,7 +139,7 @@ def make_two_towers():
 class Exported:
     """A model, what became of it on disk, and everything that was said meanwhile."""
 
-    def __init__(self, model, directory: Path, layout: export.Layout) -> None:
+    def __init__(self, model, directory: Path, layout: layouts.Layout) -> None:
         self.model, self.directory, self.lines = model, directory, []
         self.records: list[logging.LogRecord] = []
         listener = logging.Handler(logging.INFO)  # torch hands its own traces around at the level below
@@ -171,7 +172,7 @@ def assert_clean(exported: Exported, files: set[str]) -> None:
             onnx.checker.check_model(str(exported.directory / name))
             parts = [graph, graph.graph, *graph.graph.node, *graph.graph.value_info, *graph.graph.initializer]
             assert not any(part.metadata_props or part.doc_string for part in parts)
-            assert [opset.version for opset in graph.opset_import] == [export.OPSET]
+            assert [opset.version for opset in graph.opset_import] == [graphs.OPSET]
     assert exported.printed == ""
     assert exported.records == []
     assert exported.check.image_error < CLOSE
@@ -216,19 +217,19 @@ def write_first(which, tower, feed, file, *, length=None):
     node = onnx.helper.make_node("Flatten", [name], ["y"])
     ends = [onnx.helper.make_tensor_value_info(end, kind, [None] * n) for end, n in ((name, first.ndim), ("y", 2))]
     graph = onnx.helper.make_graph([node], "first", ends[:1], ends[1:])
-    opset = onnx.helper.make_opsetid("", export.OPSET)
+    opset = onnx.helper.make_opsetid("", graphs.OPSET)
     file.parent.mkdir(exist_ok=True)
     onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), file)
 
 
 def without(tower: str, monkeypatch) -> None:
     """An export that spends no time on one of the towers, and writes a graph of no use for it."""
-    write, compare = export._write_graph, export._compare
+    write, compare = graphs.write_graph, graphs.compare
     choose = {tower: write_first}
     monkeypatch.setattr(
-        export, "_write_graph", lambda which, *rest, **more: choose.get(which, write)(which, *rest, **more)
+        graphs, "write_graph", lambda which, *rest, **more: choose.get(which, write)(which, *rest, **more)
     )
-    monkeypatch.setattr(export, "_compare", lambda which, *rest: 0.0 if which == tower else compare(which, *rest))
+    monkeypatch.setattr(graphs, "compare", lambda which, *rest: 0.0 if which == tower else compare(which, *rest))
 
 
 # --- the plain layout -----------------------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def test_plain_clip_with_adapters(tmp_path):
 def test_plain_siglip2_of_large_weights(tmp_path, monkeypatch):
     """Texts are fixed at the context, here padded on the left; weights too large for protobuf lie beside."""
     model = make_siglip2("left")
-    monkeypatch.setattr(export, "LARGEST_FILE", 1000)
+    monkeypatch.setattr(graphs, "LARGEST_FILE", 1000)
     exported = Exported(model, tmp_path / "first", "onnx")
     assert_clean(exported, PLAIN | {f"{name}.data" for name in GRAPHS})
 
@@ -460,9 +461,9 @@ def test_immich_reads_its_layout(tmp_path, monkeypatch, kind):
 
 def test_names_that_immich_knows():
     model = make_two_towers()
-    (line,) = export._immich_advice(model, 768)
+    (line,) = layouts.immich_advice(model, 768)
     assert "clip/XLM-Roberta-Large-Vit-L-14" in line  # one of M-CLIP, whose text tower has a mask
-    (line,) = export._immich_advice(model, 1024)
+    (line,) = layouts.immich_advice(model, 1024)
     assert "1024" in line
     assert "512, 640, 768" in line
 
@@ -473,7 +474,7 @@ def encode_both_ways(tmp_path_factory):
     directory = tmp_path_factory.mktemp("siglip")
     slow = siglip_tokenizer(directory)
     slow.save_pretrained(directory / "out")
-    fast = export._fast_siglip_tokenizer(directory / "out")
+    fast = tokenizer_files.fast_siglip_tokenizer(directory / "out")
     return lambda text: (slow(text, verbose=False)["input_ids"], fast.encode(text).ids)
 
 
@@ -492,7 +493,7 @@ def test_tokenizer_files(tmp_path):
     backend = transform.tokenizer.backend_tokenizer
     backend.enable_padding(length=9)
     backend.enable_truncation(max_length=9)
-    export._write_tokenizer(transform, tmp_path)
+    tokenizer_files.write_tokenizer(transform, tmp_path)
     reader = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert reader.padding is None
     assert reader.truncation is None
@@ -544,14 +545,14 @@ def test_a_tokenizer_that_works_in_python_is_refused(tmp_path):
     model = clip()
     loud = Shouting(vocab=model.tokenizer.get_vocab(), merges=[])
     with pytest.raises(ValueError, match=r"tokenizer.json reads 'a dog' otherwise than the Shouting of this model"):
-        export._write_tokenizer(replace(model.text_transform, tokenizer=loud), tmp_path)
+        tokenizer_files.write_tokenizer(replace(model.text_transform, tokenizer=loud), tmp_path)
 
 
 @pytest.mark.parametrize("tower", ["image", "text"])
 def test_a_graph_that_differs_is_not_written(tmp_path, monkeypatch, tower):
     """One tower's graph is wrong; the directory that was there stays as it is."""
     without({"image": "text", "text": "image"}[tower], monkeypatch)
-    monkeypatch.setattr(export, "_write_graph", write_first)
+    monkeypatch.setattr(graphs, "write_graph", write_first)
     model = make_clip(77, width=1)  # so that any shape can be compared with its vectors
     (tmp_path / "out").mkdir()
     (tmp_path / "out/old").touch()
@@ -566,16 +567,16 @@ def test_the_largest_difference(tmp_path):
     feeds = [{"x": torch.ones(2, 3)}, {"x": torch.zeros(1, 3)}]
     expected = [feed["x"].clone() for feed in feeds]
     write_first("image", None, feeds[0], tmp_path / "a.onnx")
-    assert export._compare("image", tmp_path / "a.onnx", feeds, expected) == 0
+    assert graphs.compare("image", tmp_path / "a.onnx", feeds, expected) == 0
     for batch, column in ((0, 1), (1, 2)):
         expected[batch][0, column] += 3e-5 * (batch + 1)
-    assert export._compare("image", tmp_path / "a.onnx", feeds, expected) == pytest.approx(6e-5, rel=1e-3)
+    assert graphs.compare("image", tmp_path / "a.onnx", feeds, expected) == pytest.approx(6e-5, rel=1e-3)
     for batch in (0, 1):
         for wrong, words in ((1.5e-4, r"1\.[0-9]e-04"), (torch.nan, "nan")):
             changed = [vectors.clone() for vectors in expected]
             changed[batch][0, 0] += wrong
             with pytest.raises(ValueError, match=f"the text tower as ONNX differs from torch by {words}"):
-                export._compare("text", tmp_path / "a.onnx", feeds, changed)
+                graphs.compare("text", tmp_path / "a.onnx", feeds, changed)
 
 
 def test_a_tower_that_cannot_be_traced(tmp_path):
@@ -584,14 +585,14 @@ def test_a_tower_that_cannot_be_traced(tmp_path):
             return x * len(x.tolist())
 
     with pytest.raises(ValueError, match="the image tower cannot be written as ONNX: ") as raised:
-        export._write_graph("image", Counting(), {"x": torch.ones(2, 3)}, tmp_path / "a.onnx")
+        graphs.write_graph("image", Counting(), {"x": torch.ones(2, 3)}, tmp_path / "a.onnx")
     assert "\n" not in str(raised.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_sample_texts_reach_the_context():
     transform = clip().text_transform
-    batches = export._sample_texts(transform)
+    batches = to_onnx._sample_texts(transform)
     assert [len(batch.lengths) for batch in batches] == [1, 2, 5]
     assert [int(batch.lengths.max()) for batch in batches] == [3, 40, 77]
     start, end = transform.tokenizer.bos_token_id, transform.tokenizer.eos_token_id

@@ -139,7 +139,7 @@ def _convert(arguments: Sequence[str]) -> None:
     if options.to == "hf":
         save(model, options.out)
     else:
-        from hnclip.export import export_onnx
+        from hnclip.export.to_onnx import export_onnx
 
         check = export_onnx(model, options.out, layout=options.to, report=_say)
         result |= vars(check)

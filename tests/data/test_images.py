@@ -127,6 +127,16 @@ def test_equals_the_hugging_face_processor_in_every_mode(size, mode):
     assert_within_one_grey_level(preprocess_image(image, CLIP), hugging_face(image))
 
 
+@pytest.mark.parametrize("kind", ["png", "gif", "bmp", "tiff", "webp", "jpeg", "pcx"])
+@pytest.mark.parametrize("mode", ["P", "RGB", "L"])
+def test_reads_files_of_many_formats(kind, mode):
+    file = io.BytesIO()
+    picture("L" if (kind, mode) == ("jpeg", "P") else mode, 50, 40).save(file, kind)
+    with Image.open(file) as image:
+        found = preprocess_image(image, CLIP)
+        assert_within_one_grey_level(found, hugging_face(image))
+
+
 @pytest.mark.parametrize("size", [(1500, 1000), (1000, 1500), (500, 375)], ids=show_size)
 def test_equals_the_hugging_face_processor_for_photographs(size):
     from transformers import CLIPImageProcessorPil

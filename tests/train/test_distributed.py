@@ -157,7 +157,7 @@ def test_without_gathering_negatives_stay_local(processes, alone):
     micro, _ = gradients(model, lambda: micro_backward(model, batch, OBJECTIVE, chunk=LOCAL))
     for process in processes:
         assert_same(process["cached alone"]["grads"], micro)
-    weight = "clip.visual_projection.weight"
+    weight = "backbone.visual_projection.weight"
     assert (micro[weight] - whole[weight]).abs().max() > 1e-6
 
 

@@ -365,9 +365,9 @@ def test_a_run_with_adapters_leaves_adapters(method: str, model_directory: Path,
     config = replace(base, optim=replace(base.optim, epochs=1, scale_lr=0.0))
     with pytest.MonkeyPatch.context() as patch:
         original = loop._Run._save_model
-        patch.setattr(loop._Run, "_save_model", lambda run, name: (models.append(run.model), original(run, name)))
+        patch.setattr(loop._Run, "_save_model", lambda run, *rest: (models.append(run.model), original(run, *rest)))
         train(config, quiet=True, report=said.append)
-    assert said[0].startswith("model: Long-CLIP /16, 2 + 2 layers")
+    assert said[0].startswith("model: CLIP with patches of 16, 2 + 2 layers")
     assert said[1] == describe_trainable(models[0])
     assert said[1].endswith("temperature fixed at 14.3")
     for name in ("best", "last"):

@@ -81,8 +81,8 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
     of noise and of pictures like photographs none differed by two, in checkerboards and plaids up to 4 in 100 000 did.
 
     Modes of Pillow:
-        RGB, L, 1: as they are, grey in three equal colours.
-        P, CMYK, YCbCr, HSV, RGBX and the like: through Pillow's conversion to RGB.
+        RGB, L: as they are, grey in three equal colours.
+        1, P, CMYK, YCbCr, HSV, RGBX and the like: through Pillow's conversion to RGB.
         RGBA, LA, PA, a palette or one colour with transparency: laid on white. So are the premultiplied RGBa and La
             and palettes with an alpha of their own, which transformers refuses or shows without their transparency.
         I;16 and its relatives: scaled from 16 bits to 8. Pillow alone, and transformers, turn all above 255 white.
@@ -109,7 +109,6 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
 
 def _upright(image: Image.Image) -> Image.Image:
     """The picture as its camera held it."""
-    image.load()  # some formats know their rotation only now
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
     except (SyntaxError, ValueError):  # what Pillow raises for EXIF that is none
@@ -141,7 +140,7 @@ def _flatten(image: Image.Image) -> Image.Image:
         white = Image.new("RGB", clear.size, "white")
         white.paste(clear, mask=clear)
         return white
-    return image.convert("L" if image.mode == "1" else "RGB")
+    return image.convert("RGB")
 
 
 def _torch_agrees(old: tuple[int, int], new: tuple[int, int]) -> bool:
@@ -178,7 +177,8 @@ def _resize_with_torch(
     ratio = height / rows
     reach = 2 * ratio  # of the bicubic filter; the bilinear one's is half of it
     first, last = max(0, math.floor(top * ratio - reach)), min(height, math.ceil(bottom * ratio + reach))
-    narrow = torch.zeros(1, height, right - left, 3, dtype=torch.uint8).permute(0, 3, 1, 2)  # [1, 3, height, size]
+    narrow = torch.zeros(1, height, right - left, 3, dtype=torch.uint8, device="cpu")
+    narrow = narrow.permute(0, 3, 1, 2)  # [1, 3, height, size], colours innermost as in `strip`
     for y in range(first, last, step):
         part = _flatten(image.crop((0, y, width, min(y + step, last))))
         strip = np.array(part if part.mode == "RGB" else part.convert("RGB"))  # [step, width, 3]; convert copies

@@ -160,7 +160,7 @@ def open_adapter(directory: str | Path, *, tokenizer: Any = None) -> DualEncoder
         with torch.no_grad():
             model.backbone.logit_scale.fill_(logit_scale)
     merge_adapters(model)
-    model.source += f", with the {method} of {directory}"
+    model.source += f", with the {method} of {directory.name}"
     if tokenizer is not None:
         return wrap(model.backbone, tokenizer, model.image_transform, source=model.source)
     return model

@@ -114,8 +114,6 @@ def _habits(given: Mapping[str, Any]) -> _Habits:
 
 def _geometry(given: Mapping[str, Any], habits: _Habits, model_image_size: int) -> tuple[bool, int | None, int]:
     """Whether to squash, the shortest side before a crop (None for no crop), and the side that comes out."""
-    if "max_num_patches" in given:
-        return True, None, model_image_size
     squash, side = _read_size("size", given.get("size", model_image_size), habits.squash)
     if not given.get("do_center_crop", habits.crop):
         if not squash:

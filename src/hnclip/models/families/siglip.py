@@ -78,7 +78,7 @@ class Siglip2(Siglip):
         return {
             "pixel_values": patches,
             "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.long, device=pixels.device),
-            "spatial_shapes": torch.full((len(pixels), 2), side, device=pixels.device),
+            "spatial_shapes": torch.full((pixels.shape[0], 2), side, device=pixels.device),
         }
 
 
