@@ -122,6 +122,8 @@ def test_a_lora_run_is_an_adapter_that_is_evaluated_merged_and_interpolated(
     assert "LoRA" in output.err
     merged = load(tmp_path / "merged")
     assert not any("lora" in name for name, _ in merged.named_parameters())
+    assert merged.provenance is not None
+    assert "--adapt.method lora" in merged.provenance.command
     assert main(["convert", base, str(tmp_path / "merged")]) == 1
     assert "exists already; choose another directory or pass --replace" in capsys.readouterr().err
     assert main(["convert", base, str(tmp_path / "merged"), "--replace", "--context", "300"]) == 1

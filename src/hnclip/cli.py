@@ -160,6 +160,7 @@ def _interpolate(arguments: Sequence[str]) -> None:
 
     from hnclip.evaluate import format_results
     from hnclip.evaluate.sweep import sweep
+    from hnclip.models.card import Training
     from hnclip.models.interpolate import interpolate, match_base
     from hnclip.models.load import load, save
     from hnclip.train.log import progress_bar
@@ -176,7 +177,15 @@ def _interpolate(arguments: Sequence[str]) -> None:
             results = sweep(models, options.data, batch=options.batch, progress=bar.walk)
         best = max(results, key=lambda alpha: _mean([found["mean_R@1"] for found in results[alpha].values()]))
     if options.out is not None:
-        save(interpolate(mixed, base, tuned, best), options.out)
+        interpolate(mixed, base, tuned, best)
+        mixed.provenance = Training(
+            base=f"{options.base}, interpolated with {options.tuned}",
+            data=f"{', '.join(options.data)} (validation, to choose α)" if results else "none",
+            objective={"alpha": best},
+            command=f"hnclip interpolate {options.base} {options.tuned} --alpha {best:g} --out mixed",
+            metrics={f"validation of {data}": found for data, found in results.get(best, {}).items()},
+        )
+        save(mixed, options.out)
     if options.json:
         out = None if options.out is None else str(options.out)
         print(json.dumps({"alpha": best, "out": out, "split": "validation", "results": results}))

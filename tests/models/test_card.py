@@ -7,7 +7,7 @@ import pytest
 from hnclip.evaluate.metrics import summarize
 from hnclip.evaluate.ranks import retrieval_ranks
 from hnclip.models.card import Training, model_card
-from hnclip.models.load import save
+from hnclip.models.load import load, save
 
 
 @pytest.fixture
@@ -33,25 +33,40 @@ def test_a_card_says_what_the_model_is(model):
     assert "77 tokens" in card
     assert "shortest side to 96, centre crop of 96 × 96" in card
     assert "CLIPModel.from_pretrained(path)" in card
-    assert "nothing was trained" in card
+    assert "Nothing is said here of how the weights were trained" in card
 
 
 def test_a_card_says_how_it_was_trained(model, training):
-    card = model_card(model, training)
+    model.provenance = training
+    card = model_card(model)
     for words in ("Base: bundled", "64 training pairs", "| gamma | 0.5 |", training.command, "validation, epoch 2"):
         assert words in card
     assert re.search(r"\| validation, epoch 2 \|( 100.0 \|){6}", card)
-    assert "nothing was trained" not in card
+    assert "Nothing is said here" not in card
 
 
-def test_the_card_is_saved_with_the_model(model, training, tmp_path):
-    save(model, tmp_path / "model", training=training)
-    assert (tmp_path / "model" / "README.md").read_text(encoding="utf-8") == model_card(model, training)
+def test_what_is_known_of_a_training_stays_with_the_model(model, training, tmp_path):
+    model.provenance = training
+    save(model, tmp_path / "model")
+    assert (tmp_path / "model" / "README.md").read_text(encoding="utf-8") == model_card(model)
+    again = load(tmp_path / "model")
+    assert again.provenance == training
+    save(again, tmp_path / "again")
+    assert load(tmp_path / "again").provenance == training
+
+
+def test_a_damaged_record_of_a_training_is_named(model, training, tmp_path):
+    model.provenance = training
+    save(model, tmp_path / "model")
+    (tmp_path / "model" / "training.json").write_text('{"base": 1, "wrong": 2}')
+    with pytest.raises(ValueError, match=r"training.json does not tell of a training: .*wrong"):
+        load(tmp_path / "model")
 
 
 def test_the_card_is_read_by_the_hub_client(model, training):
     from huggingface_hub import ModelCard
 
-    card = ModelCard(model_card(model, training))
+    model.provenance = training
+    card = ModelCard(model_card(model))
     assert card.data.library_name == "transformers"
     assert "clip" in card.data.tags

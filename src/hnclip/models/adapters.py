@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from hnclip.files import read_settings, replace_directory
-from hnclip.models.card import Training, model_card
+from hnclip.models.card import read_training, write_card
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.huggingface import wrap
 from hnclip.models.long_context import KEEP
@@ -113,14 +113,12 @@ def merge_adapters(model: DualEncoder) -> DualEncoder:
     return model
 
 
-def save_adapter(
-    model: DualEncoder, directory: str | Path, base: BaseModel, *, training: Training | None = None
-) -> None:
+def save_adapter(model: DualEncoder, directory: str | Path, base: BaseModel) -> None:
     """Write the adapters alone, without the model under them.
 
     The directory is one of peft: `peft.PeftModel.from_pretrained(backbone, directory)` opens it on the base's backbone.
     `hnclip.json` beside adds what peft has no place for: how the base was opened, and the temperature. The directory
-    appears whole or not at all, and replaces one of the same name. `training` is what its card says of the run.
+    appears whole or not at all, and replaces one of the same name.
     """
     backbone, base = _adapted(model), base.located()
     settings = backbone.peft_config[backbone.active_adapter]
@@ -132,8 +130,7 @@ def save_adapter(
     with replace_directory(Path(directory)) as partial:
         # Without the argument peft would ask the hub whether the base's vocabulary has changed.
         backbone.save_pretrained(str(partial), save_embedding_layers=False)
-        # peft's own card is a form with nothing filled in.
-        (partial / "README.md").write_text(model_card(model, training, adapter_of=base.model), encoding="utf-8")
+        write_card(model, partial, adapter_of=base.model)  # in place of peft's, a form with nothing filled in
         (partial / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
@@ -162,7 +159,8 @@ def open_adapter(directory: str | Path, *, tokenizer: Any = None) -> DualEncoder
     merge_adapters(model)
     model.source += f", with the {method} of {directory.name}"
     if tokenizer is not None:
-        return wrap(model.backbone, tokenizer, model.image_transform, source=model.source)
+        model = wrap(model.backbone, tokenizer, model.image_transform, source=model.source)
+    model.provenance = read_training(directory)
     return model
 
 

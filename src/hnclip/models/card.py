@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hnclip.evaluate.table import format_results, markdown_table
+from hnclip.files import read_settings
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
 
 
+CARD, TRAINING = "README.md", "training.json"
+
+
 @dataclass(frozen=True)
 class Training:
-    """What a card says of a run.
+    """What a card says of the run that made a model. It stays with the model through every conversion.
 
     Args:
         base: what was fine-tuned, as it was named.
@@ -31,7 +37,25 @@ class Training:
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-def model_card(model: DualEncoder, training: Training | None = None, *, adapter_of: str | None = None) -> str:
+def write_card(model: DualEncoder, directory: Path, *, adapter_of: str | None = None) -> None:
+    """The card of a saved model, and what is known of its training for programs."""
+    (directory / CARD).write_text(model_card(model, adapter_of=adapter_of), encoding="utf-8")
+    if model.provenance is not None:
+        (directory / TRAINING).write_text(json.dumps(asdict(model.provenance), indent=2) + "\n", encoding="utf-8")
+
+
+def read_training(directory: Path) -> Training | None:
+    """What `write_card` wrote of a model's training; None where there is nothing."""
+    file = directory / TRAINING
+    if not file.is_file():
+        return None
+    try:
+        return Training(**read_settings(file))
+    except TypeError as error:
+        raise ValueError(f"{file} does not tell of a training: {error}; delete it to go without") from error
+
+
+def model_card(model: DualEncoder, *, adapter_of: str | None = None) -> str:
     """README.md of a saved model, with the front matter that the Hugging Face hub reads.
 
     Args:
@@ -39,10 +63,10 @@ def model_card(model: DualEncoder, training: Training | None = None, *, adapter_
     """
     title = "# Image–text retrieval model" if adapter_of is None else f"# Adapter of {adapter_of}"
     parts = [_front_matter(model, adapter_of), title, f"{model.source}.", _shape(model)]
-    if training is None:
-        parts.append("The weights are those of the source; nothing was trained when this directory was written.")
+    if model.provenance is None:
+        parts.append("Nothing is said here of how the weights were trained: they are those of the source.")
     else:
-        parts += _training(training)
+        parts += _training(model.provenance)
     parts.append(_opening(model, adapter_of))
     return "\n\n".join(parts) + "\n"
 

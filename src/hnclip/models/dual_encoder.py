@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hnclip.data.batches import Batch, TextBatch, pad_texts
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.texts import TextTransform
+from hnclip.models.card import Training
 from hnclip.models.families import Family, family_of
 from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
 
@@ -35,17 +36,20 @@ class DualEncoder(nn.Module):
         image_transform: ImageTransform,
         *,
         source: str = "",
+        provenance: Training | None = None,
     ) -> None:
         """
         Args:
             backbone: `CLIPModel`, `SiglipModel`, `Siglip2Model` or `VisionTextDualEncoderModel`, also with adapters.
             source: what the model was made from, one line for people.
+            provenance: how it was trained, if that is known.
         """
         super().__init__()
         self.backbone = backbone
         self.text_transform = text_transform
         self.image_transform = image_transform
         self.source = source
+        self.provenance = provenance
         self.family: Family = family_of(backbone.config)
         expected = self.family.image_size(backbone)
         if expected is not None and image_transform.size != expected:

@@ -12,6 +12,7 @@ import torch
 from hnclip.data.images import ImageTransform
 from hnclip.data.texts import TextTransform, clean_caption
 from hnclip.files import read_settings
+from hnclip.models.card import read_training
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.families import FAMILIES, Family, family_of
 from hnclip.models.processors import build_processor, processor_size, read_processor
@@ -32,7 +33,9 @@ def open_directory(directory: Path, *, tokenizer: Any = None) -> DualEncoder:
     family = _family(directory)
     backbone = open_backbone(directory, family.backbone_class())
     image = open_image_transform(directory, family.image_size(backbone))
-    return wrap(backbone, tokenizer or open_tokenizer(directory), image)
+    model = wrap(backbone, tokenizer or open_tokenizer(directory), image)
+    model.provenance = read_training(directory)
+    return model
 
 
 def wrap(

@@ -37,4 +37,5 @@ def interpolate(into: DualEncoder, base: DualEncoder, tuned: DualEncoder, alpha:
     for name, weight in into.backbone.named_parameters():
         weight.copy_(torch.lerp(before[name], after[name].to(before[name].device), alpha))
     into.source = f"{1 - alpha:g} × ({base.source}) + {alpha:g} × ({tuned.source})"
+    into.provenance = None  # neither model's own any more
     return into

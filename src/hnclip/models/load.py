@@ -14,7 +14,7 @@ from torch import nn
 
 from hnclip.files import replace_directory
 from hnclip.models.adapters import has_adapters, open_adapter
-from hnclip.models.card import Training, model_card
+from hnclip.models.card import write_card
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.hub import fetch_model, looks_like_hub_name
 from hnclip.models.huggingface import image_processor, open_directory, open_tokenizer, quietly, wrap
@@ -106,13 +106,10 @@ def open_weights(file: Path, *, tokenizer: Any = None, activation: Any = None) -
     return wrap(backbone, tokenizer or openai_tokenizer(file.parent), image, source=source)
 
 
-def save(model: DualEncoder, directory: str | Path, *, training: Training | None = None) -> None:
+def save(model: DualEncoder, directory: str | Path) -> None:
     """Write a directory that transformers and sentence-transformers open without hnclip, with a model card.
 
     The directory appears whole or not at all, and replaces one of the same name.
-
-    Args:
-        training: what the card says of the run that made the model.
     """
     if has_adapters(model):
         raise ValueError("the model has adapters: merge_adapters first, or save_adapter to write them alone")
@@ -121,7 +118,7 @@ def save(model: DualEncoder, directory: str | Path, *, training: Training | None
         model.tokenizer.model_max_length = model.context
         model.tokenizer.save_pretrained(partial)
         image_processor(model).save_pretrained(partial)
-        (partial / "README.md").write_text(model_card(model, training), encoding="utf-8")
+        write_card(model, partial)
         for name, content in sentence_transformers_files(model).items():
             (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -337,17 +337,17 @@ class _Run:
     def _save_model(self, name: str, epoch: int, metrics: dict[str, Any]) -> None:
         """A model directory with a card, or of an adapted model the adapters alone."""
         config = self.config
-        training = Training(
+        self.model.provenance = Training(
             base=config.model,
             data=f"{config.data}, {len(self.data)} training pairs",
             objective=asdict(config.objective),
-            command=train_command(config),
+            command=train_command(replace(config, out=TrainConfig().out)),  # where it lay is nobody's concern
             metrics={f"validation of {config.data}, epoch {epoch}": metrics},
         )
         if config.adapt.method == "full":
-            save(self.model, self.out / name, training=training)
+            save(self.model, self.out / name)
         else:
-            save_adapter(self.model, self.out / name, self.base, training=training)
+            save_adapter(self.model, self.out / name, self.base)
 
     def _save(self) -> None:
         state = TrainState(
