@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -453,3 +454,17 @@ def test_a_short_model_is_stretched_before_it_is_trained(method: str, model_dire
     train(replace(base, optim=replace(base.optim, epochs=1)), quiet=True, report=said.append)
     assert "stretched from 40 to 60 tokens (keep 10, ratio 2)" in said[0]
     assert load(tmp_path / "run" / "last").context == 60
+
+
+@pytest.mark.parametrize(("options", "warned"), [({}, True), ({"scale_max": 200.0}, False), ({"scale_lr": 0.0}, False)])
+def test_a_temperature_beyond_the_clamp_is_announced(
+    options: dict[str, float], warned: bool, model_directory: Path, tmp_path: Path
+) -> None:
+    model = load(model_directory)
+    with torch.no_grad():
+        model.backbone.logit_scale.fill_(math.log(150))
+    save(model, tmp_path / "sharp")
+    base = config_for(tmp_path / "sharp", tmp_path / "run")
+    said: list[str] = []
+    train(replace(base, optim=replace(base.optim, epochs=1, **options)), quiet=True, report=said.append)  # type: ignore[arg-type]
+    assert any("inverse temperature 150.0 will be clamped to 100" in line for line in said) == warned
