@@ -30,9 +30,8 @@ from hnclip.export import layouts, to_onnx, tokenizer_files
 from hnclip.export.to_onnx import ExportCheck, export_onnx
 from hnclip.models.huggingface import wrap
 from hnclip.models.processors import read_processor
+from small_families import PHRASE, bert_tokenizer, gemma_tokenizer, sentencepiece_tokenizer
 
-SENTENCE = "a red green blue small large dog cat house bench tree stands lies on the grass beside under and near of"
-WORDS = SENTENCE.split()
 TOWER = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 HALF = (0.5, 0.5, 0.5)
 CLOSE = 2e-5  # onnxruntime and torch add up in a different order
@@ -61,7 +60,7 @@ def make_clip(context: int, width: int = 24):
 
     from hnclip.models.tokenizer import train_tokenizer
 
-    tokenizer = train_tokenizer([SENTENCE] * 3, 600)
+    tokenizer = train_tokenizer([PHRASE] * 3, 600)
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     text = {**TOWER, **special, "vocab_size": len(tokenizer), "max_position_embeddings": context}
     vision = {**TOWER, "image_size": 32, "patch_size": 16}
@@ -70,31 +69,10 @@ def make_clip(context: int, width: int = 24):
     return wrap(spread(CLIPModel(config)), tokenizer)
 
 
-def siglip_tokenizer(directory: Path):
-    """SigLIP's own kind: SentencePiece with `</s>` as end and pad, punctuation and capitals removed in Python."""
-    import sentencepiece
-    from transformers import SiglipTokenizer
-
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))]),
-        model_writer=model,
-        vocab_size=60,
-        hard_vocab_limit=False,
-        bos_id=-1,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        minloglevel=2,
-    )
-    (directory / "spiece.model").write_bytes(model.getvalue())
-    return SiglipTokenizer(str(directory / "spiece.model"))
-
-
 def make_siglip(directory: Path):
     from transformers import SiglipConfig, SiglipModel
 
-    tokenizer = siglip_tokenizer(directory)
+    tokenizer = sentencepiece_tokenizer(directory)
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
     config = SiglipConfig(
         text_config={**TOWER, **special, "vocab_size": len(tokenizer), "max_position_embeddings": 16},
@@ -104,12 +82,10 @@ def make_siglip(directory: Path):
 
 
 def make_siglip2(side: str):
-    from tokenizers.processors import TemplateProcessing
-    from transformers import Siglip2Config, Siglip2Model, Siglip2Tokenizer
+    from transformers import Siglip2Config, Siglip2Model
 
-    symbols = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *sorted({*"".join(WORDS), "▁"})]
-    tokenizer = Siglip2Tokenizer(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[], padding_side=side)
-    tokenizer._tokenizer.post_processor = TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    tokenizer = gemma_tokenizer()
+    tokenizer.padding_side = side
     special = {"bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0}
     config = Siglip2Config(
         text_config={**TOWER, **special, "vocab_size": len(tokenizer), "max_position_embeddings": 20},
@@ -121,14 +97,13 @@ def make_siglip2(side: str):
 def make_two_towers():
     from transformers import (
         BertConfig,
-        BertTokenizer,
         Dinov2Config,
         VisionTextDualEncoderConfig,
         VisionTextDualEncoderModel,
     )
 
-    symbols = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", ",", *WORDS]
-    tokenizer = BertTokenizer(vocab={symbol: i for i, symbol in enumerate(symbols)}, model_max_length=40)
+    tokenizer = bert_tokenizer()
+    tokenizer.model_max_length = 40
     vision = Dinov2Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=42, patch_size=14)
     text = BertConfig(**TOWER, vocab_size=len(tokenizer), max_position_embeddings=40)
     config = VisionTextDualEncoderConfig.from_vision_text_configs(vision, text, projection_dim=24)
@@ -472,7 +447,7 @@ def test_names_that_immich_knows():
 def encode_both_ways(tmp_path_factory):
     """Ids by SigLIP's tokenizer, and by the tokenizer.json that is made of it."""
     directory = tmp_path_factory.mktemp("siglip")
-    slow = siglip_tokenizer(directory)
+    slow = sentencepiece_tokenizer(directory)
     slow.save_pretrained(directory / "out")
     fast = tokenizer_files.fast_siglip_tokenizer(directory / "out")
     return lambda text: (slow(text, verbose=False)["input_ids"], fast.encode(text).ids)
