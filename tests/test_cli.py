@@ -46,6 +46,14 @@ def test_wrong_calls_say_what_is_wrong() -> None:
     misspelt = run("train", "--optim.learning-rate", "1")
     assert misspelt.returncode == 2
     assert "--optim.learning-rate" in misspelt.stderr + misspelt.stdout
+    for wrong, said in (
+        (["--alpha", "0.5", "1.5"], "between 0"),
+        (["--alpha"], "between 0"),
+        (["--data"], "at least one"),
+    ):
+        refused = run("interpolate", "bundled", "bundled", *wrong)
+        assert refused.returncode == 2
+        assert said in refused.stderr
     impossible = run("train", "--objective.gamma", "-1")
     assert impossible.returncode == 2
     assert "gamma must not be negative" in impossible.stderr

@@ -6,9 +6,11 @@ Nothing heavy is imported before a command needs it, so help answers at once.
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 HELP = """usage: hnclip COMMAND [options]        hnclip COMMAND --help for the options
@@ -175,14 +177,16 @@ def _interpolate(arguments: Sequence[str]) -> None:
         with progress_bar("encoding batches", quiet=options.quiet or options.json) as bar:
             models = ((alpha, interpolate(mixed, base, tuned, alpha)) for alpha in options.alpha)
             results = sweep(models, options.data, batch=options.batch, progress=bar.walk)
-        best = max(results, key=lambda alpha: _mean([found["mean_R@1"] for found in results[alpha].values()]))
+        best = max(results, key=lambda alpha: fmean(found["mean_R@1"] for found in results[alpha].values()))
     if options.out is not None:
         interpolate(mixed, base, tuned, best)
         mixed.provenance = Training(
             base=f"{options.base}, interpolated with {options.tuned}",
             data=f"{', '.join(options.data)} (validation, to choose α)" if results else "none",
             objective={"alpha": best},
-            command=f"hnclip interpolate {options.base} {options.tuned} --alpha {best:g} --out mixed",
+            command=shlex.join(
+                ["hnclip", "interpolate", options.base, options.tuned, "--alpha", f"{best:g}", "--out", "mixed"]
+            ),
             metrics={f"validation of {data}": found for data, found in results.get(best, {}).items()},
         )
         save(mixed, options.out)
@@ -227,10 +231,6 @@ def _check_free(out: Path, replace: bool) -> None:
     """Before any work is done: nothing of the user's is overwritten unasked."""
     if out.exists() and not replace and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists already; choose another directory or pass --replace")
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _parse(kind: type, command: str, arguments: Sequence[str], default: Any = None) -> Any:

@@ -111,6 +111,12 @@ class Interpolate:
     quiet: bool = False
     """No progress."""
 
+    def __post_init__(self) -> None:
+        if not self.alpha or not all(0 <= alpha <= 1 for alpha in self.alpha):
+            raise ValueError(f"--alpha takes numbers between 0 (the base) and 1 (the tuned model), got {self.alpha}")
+        if not self.data:
+            raise ValueError("--data needs the name of at least one data set")
+
 
 @dataclass(frozen=True)
 class Demo:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from small_families import WRITERS, write_bert, write_dinov2
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoImageProcessor,
     AutoModel,
     AutoTokenizer,
     BertModel,
     Dinov2Model,
+    DistilBertConfig,
+    DistilBertModel,
     VisionTextDualEncoderModel,
 )
 
 from hnclip.data.batches import Batch, TextBatch
 from hnclip.models.families.siglip import look_at_each, place
 from hnclip.models.load import load, save
+from small_families import WRITERS, bert_tokenizer, write_bert, write_dinov2
 
 SHORT, LONG = "a red dog", "a small green cat lies on the grass beside the large blue house and a tree"
 CAPTIONS = [
@@ -212,7 +216,7 @@ def test_two_towers_are_joined_by_fresh_projections(tmp_path, pictures):
     assert "two towers, dinov2 + bert" in model.source
     assert "projections fresh" in model.source
     assert model.image_transform.shortest == 32
-    assert model.scale.item() == pytest.approx(14.3, rel=1e-3)
+    assert model.scale.item() == pytest.approx(1 / 0.07, rel=1e-3)  # where CLIP starts
     dino, bert = Dinov2Model.from_pretrained(image).eval(), BertModel.from_pretrained(text).eval()
     pixels = model.preprocess_images(pictures)
     pooled = dino(pixel_values=model.normalize_pixels(pixels)).pooler_output
@@ -269,3 +273,36 @@ def test_text_that_is_too_long_is_refused(model):
     texts = TextBatch(torch.zeros(1, model.context + 1, dtype=torch.long), torch.tensor([model.context + 1]))
     with pytest.raises(ValueError, match=f"the model takes at most {model.context}"):
         model.encode_texts(texts)
+
+
+def test_a_tensor_without_a_place_is_refused_by_name(directories, tmp_path):
+    """As in ports of Long-CLIP that keep their second table of positions under a name of their own."""
+    directory = shutil.copytree(directories["siglip"], tmp_path / "model")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["text_model.embeddings.position_embedding_res.weight"] = torch.zeros(24, 32)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"holds tensor text_model.*position_embedding_res.weight, for which SiglipModel"
+    ):
+        load(directory)
+
+
+def test_without_a_processor_a_family_keeps_its_own_way(kind, directory, tmp_path):
+    bare = shutil.copytree(directory, tmp_path / "bare")
+    (bare / "preprocessor_config.json").unlink()
+    if kind == "vision-text-dual-encoder":
+        with pytest.raises(ValueError, match=r"how its pictures are prepared is not known: add .*preprocessor_config"):
+            load(bare)
+    else:
+        found = load(bare).image_transform
+        assert (found.mean, found.std, found.squash) == ((0.5,) * 3, (0.5,) * 3, True)
+
+
+def test_a_tower_without_a_pooled_output_is_refused(tmp_path):
+    image = write_dinov2(tmp_path / "dino")
+    tokenizer = bert_tokenizer()
+    config = DistilBertConfig(dim=32, hidden_dim=64, n_layers=1, n_heads=2, vocab_size=len(tokenizer))
+    DistilBertModel(config).save_pretrained(tmp_path / "distil")
+    tokenizer.save_pretrained(tmp_path / "distil")
+    with pytest.raises(ValueError, match="distil cannot be a tower: a dual encoder reads a pooled output"):
+        load(f"{image}+{tmp_path / 'distil'}")

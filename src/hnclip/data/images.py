@@ -77,8 +77,8 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
     The numbers are those of transformers' `CLIPImageProcessorPil`, `SiglipImageProcessorPil`, `BitImageProcessorPil`
     and `ViTImageProcessorPil` before they rescale and normalise, to one grey level. They are exactly those wherever
     Pillow does the resizing. Pictures that shrink to two thirds or less with the bilinear or bicubic filter, where the
-    time goes, are resized by torch's kernel for bytes: there about 3 values in 1000 differ by one level. In 10⁸ values
-    of noise and of pictures like photographs none differed by two, in checkerboards and plaids up to 4 in 100 000 did.
+    time goes, are resized by torch's kernel for bytes: there about 3 values in 1000 differ by one level. Of noise
+    and of pictures like photographs hardly any value differs by two, of checkerboards and plaids up to 4 in 100 000.
 
     Modes of Pillow:
         RGB, L: as they are, grey in three equal colours.

@@ -75,12 +75,12 @@ class Contract:
 
 
 def contract_of(model: DualEncoder, layout: Layout) -> Contract:
-    siglip = model.family.kind in ("siglip", "siglip2")
-    left = siglip and model.tokenizer.padding_side == "left"
+    fixed = model.family.fixed_length
+    left = fixed and model.tokenizer.padding_side == "left"
     masked = ("input_ids", "attention_mask")
     if layout == "onnx":
         text = masked if is_two_towers(model) else masked[:1]
-        return Contract("image.onnx", "text.onnx", "pixel_values", text, torch.int64, fixed=siglip, left=left)
+        return Contract("image.onnx", "text.onnx", "pixel_values", text, torch.int64, fixed=fixed, left=left)
     if left:
         raise ValueError("this model pads its texts on the left, immich always on the right: it would misread them")
     text = masked if is_two_towers(model) else ("text",)

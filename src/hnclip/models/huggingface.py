@@ -15,7 +15,7 @@ from hnclip.files import read_settings
 from hnclip.models.card import read_training
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.families import FAMILIES, Family, family_of
-from hnclip.models.processors import build_processor, processor_size, read_processor
+from hnclip.models.processors import build_processor, default_transform, processor_size, read_processor
 from hnclip.models.weights import check_safetensors, read_checkpoint
 
 ANY_SIZE = 224  # pixels, where neither the model nor its processor says a size
@@ -32,7 +32,7 @@ def open_directory(directory: Path, *, tokenizer: Any = None) -> DualEncoder:
     """A directory that `save_pretrained` wrote, of any supported family."""
     family = _family(directory)
     backbone = open_backbone(directory, family.backbone_class())
-    image = open_image_transform(directory, family.image_size(backbone))
+    image = open_image_transform(directory, family.kind, family.image_size(backbone))
     model = wrap(backbone, tokenizer or open_tokenizer(directory), image)
     model.provenance = read_training(directory)
     return model
@@ -46,12 +46,12 @@ def wrap(
     Args:
         backbone: `CLIPModel`, `SiglipModel`, `Siglip2Model` or `VisionTextDualEncoderModel`.
         tokenizer: a tokenizer of transformers.
-        image_transform: how it wants its pictures; CLIP's way when left out.
+        image_transform: how it wants its pictures; left out, as its family does. Two towers have no way of their own.
 
     It trains if the backbone does; what was opened from disk does not (`eval`), as in transformers.
     """
     family = family_of(backbone.config)
-    image = image_transform or ImageTransform(family.image_size(backbone) or ANY_SIZE)
+    image = image_transform or default_transform(family.kind, family.image_size(backbone))
     text = _text_transform(family, backbone, tokenizer)
     model = DualEncoder(backbone, text, image, source=source or _describe(family, backbone, text, image))
     return model.train(backbone.training)
@@ -67,8 +67,12 @@ def _family(directory: Path) -> Family:
     return FAMILIES[kind]
 
 
-def open_backbone(directory: Path, backbone_class: Any) -> Any:
-    """The weights of a directory in a model of this class, memory-mapped where the file allows it, in fp32."""
+def open_backbone(directory: Path, backbone_class: Any, *, heads: bool = False) -> Any:
+    """The weights of a directory in a model of this class, memory-mapped where the file allows it, in fp32.
+
+    Args:
+        heads: whether there may be tensors that the class does not use, as the heads of a single tower.
+    """
     file = next((directory / name for name in _WEIGHT_FILES if (directory / name).is_file()), None)
     if file is None:
         raise ValueError(f"{directory} has no weights: looked for {', '.join(_WEIGHT_FILES)}")
@@ -98,6 +102,11 @@ def open_backbone(directory: Path, backbone_class: Any) -> Any:
         shape = list(backbone.state_dict()[missing[0]].shape)
         more = f", and {len(missing) - 1} others" if len(missing) > 1 else ""
         raise ValueError(f"{file} lacks tensor {missing[0]}, expected with shape {shape}{more}")
+    # A longer table of positions under another name, say, is not to be lost without a word.
+    unused = sorted(name for name in info["unexpected_keys"] if not name.endswith("position_ids"))
+    if unused and not heads:
+        more = f", and {len(unused) - 1} others" if len(unused) > 1 else ""
+        raise ValueError(f"{file} holds tensor {unused[0]}, for which {type(backbone).__name__} has no place{more}")
     return backbone
 
 
@@ -148,8 +157,8 @@ def _text_transform(family: Family, backbone: Any, tokenizer: Any) -> TextTransf
     return TextTransform(tokenizer, context)
 
 
-def open_image_transform(directory: Path, image_size: int | None) -> ImageTransform:
-    """From where an image processor or a whole processor keeps its settings, else CLIP's.
+def open_image_transform(directory: Path, kind: str, image_size: int | None) -> ImageTransform:
+    """From where an image processor or a whole processor keeps its settings, else as the family does.
 
     Args:
         image_size: what the model takes; None for one that takes what the processor says.
@@ -159,12 +168,12 @@ def open_image_transform(directory: Path, image_size: int | None) -> ImageTransf
         settings = read_settings(file)
     elif (file := directory / "processor_config.json").is_file():
         settings = read_settings(file).get("image_processor", {})
-    if not settings:
-        return ImageTransform(image_size or ANY_SIZE)
     try:
+        if not settings:
+            return default_transform(kind, image_size)
         return read_processor(settings, model_image_size=image_size or processor_size(settings) or ANY_SIZE)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+        raise ValueError(f"{file if settings else directory}: {error}") from error
 
 
 def image_processor(model: DualEncoder) -> Any:

@@ -91,6 +91,14 @@ def read_processor(settings: Mapping[str, Any], *, model_image_size: int) -> Ima
     )
 
 
+def default_transform(kind: str, size: int | None) -> ImageTransform:
+    """The transform of a family whose directory says nothing of pictures; two towers can be anything and must say."""
+    names = {"clip": "CLIP", "siglip": "Siglip", "siglip2": "Siglip2"}
+    if kind not in names or size is None:
+        raise ValueError("how its pictures are prepared is not known: add the picture tower's preprocessor_config.json")
+    return read_processor({"image_processor_type": f"{names[kind]}ImageProcessor"}, model_image_size=size)
+
+
 def processor_size(settings: Mapping[str, Any]) -> int | None:
     """Side of the pictures that these settings make, for a model that takes any; None if they do not say."""
     crop = settings.get("crop_size") if settings.get("do_center_crop", True) else None

@@ -14,7 +14,7 @@ def sentence_transformers_files(model: DualEncoder) -> dict[str, Any]:
     It pads texts to the longest of a batch and masks the pads; SigLIP reads the last position of texts that are padded
     to its context, pads attended to. NaFlex's number of patches is taken from defaults, not from the processor.
     """
-    if not model.family.kind.startswith("siglip"):
+    if not model.family.fixed_length:
         return {}
     processing: dict[str, Any] = {"text": {"padding": "max_length", "return_attention_mask": False}}
     if model.family.kind == "siglip2":

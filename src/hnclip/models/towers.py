@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from hnclip.models.families import family_of
 from hnclip.models.huggingface import open_backbone, open_image_transform, open_tokenizer, wrap
 
 WIDTH = 512  # of the joint space, as CLIP B/16
-SCALE = 14.3  # where CLIP's temperature starts, 1 / 0.07
 
 
 def join_towers(image: Path, text: Path, *, width: int = WIDTH, tokenizer: Any = None) -> DualEncoder:
@@ -28,31 +26,42 @@ def join_towers(image: Path, text: Path, *, width: int = WIDTH, tokenizer: Any =
     vision_model = _open_tower(image, "picture")
     text_model = _open_tower(text, "text")
     config = VisionTextDualEncoderConfig.from_vision_text_configs(
-        vision_model.config,
-        text_model.config,
-        projection_dim=width,
-        logit_scale_init_value=float(torch.tensor(SCALE).log()),
+        vision_model.config, text_model.config, projection_dim=width
     )
     backbone = VisionTextDualEncoderModel(config, vision_model, text_model).float()
-    transform = open_image_transform(image, family_of(config).image_size(backbone))
+    family = family_of(config)
+    transform = open_image_transform(image, family.kind, family.image_size(backbone))
     joined = wrap(backbone, tokenizer or open_tokenizer(text), transform)
     joined.source += ", projections fresh: train before use"
+    _try(joined, image, text)
     return joined
+
+
+@torch.no_grad()
+def _try(joined: DualEncoder, image: Path, text: Path) -> None:
+    """Some towers have no pooled output, which shows only when they are used."""
+    size = joined.image_size
+    for directory, encode in (
+        (image, lambda: joined.encode_images(torch.zeros(1, 3, size, size, dtype=torch.uint8))),
+        (text, lambda: joined.encode_texts(joined.tokenize(["a photo"]))),
+    ):
+        try:
+            encode()
+        except (AttributeError, TypeError) as error:
+            raise ValueError(
+                f"{directory} cannot be a tower: a dual encoder reads a pooled output, which it does not have"
+            ) from error
 
 
 def _open_tower(directory: Path, which: str) -> Any:
     """One tower, with the pooled output that a dual encoder reads."""
-    from transformers import AutoConfig, AutoModel
+    from transformers import AutoModel
 
     file = directory / "config.json"
     if not file.is_file():
         raise ValueError(f"the {which} tower {directory} has no config.json: it is not a saved model")
     kind = read_settings(file).get("model_type")
-    try:
-        backbone_class = AutoModel._model_mapping[type(AutoConfig.from_pretrained(directory, local_files_only=True))]
-    except (KeyError, ValueError, json.JSONDecodeError) as error:
-        raise ValueError(f"{file} says model_type {kind!r}, which transformers cannot open as a tower") from error
-    tower = open_backbone(directory, backbone_class)
+    tower = open_backbone(directory, AutoModel, heads=True)
     if which == "picture" and tower.main_input_name != "pixel_values":
         raise ValueError(f"{directory} is a {kind} model, which does not take pictures: give the picture tower first")
     if which == "text" and tower.main_input_name != "input_ids":

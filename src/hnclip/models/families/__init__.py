@@ -25,6 +25,8 @@ class Family(Protocol):
     """The `model_type` in the backbone's config.json."""
     title: str
     """The name for people."""
+    fixed_length: bool
+    """Whether texts are always padded to the context, and the pads read."""
 
     def image_size(self, backbone: Any) -> int | None:
         """Side of the square pictures that the backbone takes; None if it takes any."""

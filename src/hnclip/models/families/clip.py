@@ -13,6 +13,7 @@ from hnclip.data.texts import TextTransform
 class Clip:
     kind = "clip"
     title = "CLIP"
+    fixed_length = False
 
     def image_size(self, backbone: Any) -> int:
         return backbone.config.vision_config.image_size

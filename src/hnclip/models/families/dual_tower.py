@@ -14,6 +14,7 @@ from hnclip.data.texts import TextTransform
 class DualTower:
     kind = "vision-text-dual-encoder"
     title = "two towers"
+    fixed_length = False
 
     def image_size(self, backbone: Any) -> int | None:
         vision = backbone.config.vision_config

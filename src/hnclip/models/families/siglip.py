@@ -16,6 +16,7 @@ class Siglip:
 
     kind = "siglip"
     title = "SigLIP"
+    fixed_length = True
 
     def image_size(self, backbone: Any) -> int:
         return backbone.config.vision_config.image_size
