@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from hnclip.data.images import ImageTransform
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.huggingface import wrap
 from hnclip.models.trainable import (
@@ -47,7 +48,8 @@ def two_towers(tokenizer: Any, image: Any = None) -> DualEncoder:
     from transformers import BertConfig, BertModel, VisionTextDualEncoderModel, ViTConfig, ViTModel
 
     text = BertModel(BertConfig(**SMALL, vocab_size=len(tokenizer), max_position_embeddings=40))
-    return wrap(VisionTextDualEncoderModel(None, image or ViTModel(ViTConfig(**SMALL, **PICTURE)), text), tokenizer)
+    backbone = VisionTextDualEncoderModel(None, image or ViTModel(ViTConfig(**SMALL, **PICTURE)), text)
+    return wrap(backbone, tokenizer, ImageTransform(32))
 
 
 def residual_tower() -> Any:

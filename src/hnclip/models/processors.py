@@ -95,7 +95,10 @@ def default_transform(kind: str, size: int | None) -> ImageTransform:
     """The transform of a family whose directory says nothing of pictures; two towers can be anything and must say."""
     names = {"clip": "CLIP", "siglip": "Siglip", "siglip2": "Siglip2"}
     if kind not in names or size is None:
-        raise ValueError("how its pictures are prepared is not known: add the picture tower's preprocessor_config.json")
+        raise ValueError(
+            "how its pictures are prepared is not known: add the picture tower's preprocessor_config.json, or give an "
+            "image_transform"
+        )
     return read_processor({"image_processor_type": f"{names[kind]}ImageProcessor"}, model_image_size=size)
 
 
