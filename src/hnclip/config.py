@@ -149,6 +149,39 @@ class AdaptConfig:
 
 
 @dataclass(frozen=True)
+class ReadConfig:
+    """How data are read, where the source does not say it by itself (docs/data.md)."""
+
+    images: str | None = None
+    """Directory or tar file that holds the pictures, if they do not lie beside the captions."""
+    image_column: str | None = None
+    """Column or key that names the picture, or holds it; guessed when left out."""
+    caption_column: str | None = None
+    """Column or key of the caption, several separated by commas; guessed when left out."""
+    id_column: str | None = None
+    """Column or key with a name for each picture; the picture's own path when left out."""
+    split_column: str | None = None
+    """Column or key of the split; guessed when left out."""
+    short_column: str | None = None
+    """Column or key of a short caption, for objectives that need one; guessed when left out."""
+    group_column: str | None = None
+    """Column or key that names families of near-duplicates: they stay in one split, intervals resample them whole."""
+    validation_share: float = 0.05
+    """Share of the training pictures held out for validation where the source has no validation split."""
+    max_bad: float = 0.01
+    """Largest share of records that may be left out because they cannot be used; more is an error."""
+    cache: str | None = None
+    """Directory for decoded pictures; $HNCLIP_CACHE or ~/.cache/hnclip when left out."""
+
+    def __post_init__(self) -> None:
+        _require(
+            0 < self.validation_share < 1,
+            f"read.validation_share must be between 0 and 1, got {self.validation_share}",
+        )
+        _require(0 <= self.max_bad < 1, f"read.max_bad must be in [0, 1), got {self.max_bad}")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """Fine-tune a model on image–caption pairs."""
 

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from hashlib import sha256
 
 from PIL import Image
 
+# Other spellings that data sources use. COCO's "restval" is training material in every retrieval paper.
+SPLIT_NAMES = {"training": "train", "restval": "train", "val": "validation", "valid": "validation", "dev": "validation"}
 
-class ImageSource(Protocol):
+
+class ImageSource(ABC):
     """Where a picture comes from. `key` names it: two records with the same key show the same picture."""
 
     @property
+    @abstractmethod
     def key(self) -> str: ...
 
-    def load(self) -> Image.Image: ...
+    @abstractmethod
+    def stamp(self) -> str:
+        """What changes when the picture may have changed, without reading it: size and time of a file. Raises
+        BadPicture if there is no picture."""
+
+    @abstractmethod
+    def read(self) -> bytes:
+        """The bytes that the picture is made from; the same bytes are the same picture."""
+
+    @abstractmethod
+    def decode(self, content: bytes) -> Image.Image:
+        """The picture that `read` gave the bytes of, pixels included. Raises BadPicture if they are damaged."""
+
+    def load(self) -> Image.Image:
+        return self.decode(self.read())
+
+
+class BadPicture(ValueError):
+    """A picture that cannot be used. `kind` is the sort of problem, one of data/problems.py."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
 
 
 @dataclass(frozen=True)
@@ -27,13 +55,100 @@ class Region:
 
 @dataclass(frozen=True)
 class Record:
-    """One picture with its captions. `group` names its family of near-duplicates, if the source knows one: recalls
-    are resampled by group, because members of a family succeed and fail together."""
+    """One picture with its captions.
+
+    `id` is unique in its data set and does not depend on where the data lie. `split` is "train", "validation", "test",
+    a name of the source's own, or None if the source does not say. `group` names its family of near-duplicates, if the
+    source knows one: recalls are resampled by group, because members of a family succeed and fail together.
+    """
 
     id: str
     image: ImageSource
     captions: tuple[str, ...]
-    split: str
+    split: str | None
     short: str | None = None
     regions: tuple[Region, ...] = ()
     group: str | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with the data: its kind (data/problems.py), where it is (file and line, or the record's id), and
+    what was found."""
+
+    kind: str
+    where: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """What a data source holds: records, and the problems of rows that no record could be made of.
+
+    `name` is what messages and tables call it. `exact` says that its counts are part of a published protocol, so that
+    no record may be left out of an evaluation.
+    """
+
+    name: str
+    records: tuple[Record, ...]
+    problems: tuple[Problem, ...] = ()
+    exact: bool = False
+
+    def splits(self) -> dict[str, int]:
+        """Declared splits with their numbers of records, in the order of their first record."""
+        counts: dict[str, int] = {}
+        for record in self.records:
+            if record.split is not None:
+                counts[record.split] = counts.get(record.split, 0) + 1
+        return counts
+
+    def part(self, split: str, *, validation_share: float = 0.05) -> tuple[Record, ...]:
+        """The records of a split; "all" is every record.
+
+        Where the source declares no validation split, one is taken out of the training records: the share of them whose
+        hashed ids come first, families together. It depends on the ids alone, so it is the same in every run and on
+        every machine. A source without any splits counts as training records.
+        """
+        if split == "all":
+            return self.records
+        declared = self.splits()
+        if split in declared and not (split == "train" and "validation" not in declared):
+            return tuple(record for record in self.records if record.split == split)
+        if split not in ("train", "validation") or (declared and "train" not in declared):
+            have = f"it has {', '.join(declared)}" if declared else "it declares none: use train, validation or all"
+            raise ValueError(f"{self.name} has no split {split!r}; {have}")
+        training = [record for record in self.records if not declared or record.split == "train"]
+        held_out = _held_out(training, validation_share)
+        return tuple(record for record in training if (_family(record) in held_out) == (split == "validation"))
+
+
+def normal_split(name: str) -> str:
+    """A split's name as the rest of the house spells it."""
+    name = name.strip().lower()
+    return SPLIT_NAMES.get(name, name)
+
+
+def _family(record: Record) -> str:
+    return record.group or f"\0{record.id}"
+
+
+def _held_out(records: Sequence[Record], share: float) -> set[str]:
+    """Families whose records make up at least this share, in the order of their hashes."""
+    if not 0 < share < 1:
+        raise ValueError(f"validation_share must be between 0 and 1, got {share}")
+    wanted = max(2, round(share * len(records)))
+    sizes: dict[str, int] = {}
+    for record in records:
+        sizes[_family(record)] = sizes.get(_family(record), 0) + 1
+    if len(records) < 4 or len(sizes) < 2:
+        raise ValueError(
+            f"{len(records)} training records are too few to take a validation split from: name one with --validation"
+        )
+    held_out: set[str] = set()
+    count = 0
+    for family in sorted(sizes, key=lambda name: sha256(name.encode()).digest()):
+        if count >= wanted or len(held_out) == len(sizes) - 1:
+            break
+        held_out.add(family)
+        count += sizes[family]
+    return held_out

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
+from pathlib import Path
 
 from PIL import Image
 
-from hnclip.data.records import Record, Region
+from hnclip.data.records import ImageSource, Record, Region
+from hnclip.data.scenes import draw
 from hnclip.data.scenes.draw import draw_scene, thing_box
 from hnclip.data.scenes.phrase import describe
 from hnclip.data.scenes.world import STYLES, Scene, sample_family
@@ -22,7 +25,7 @@ MEMBERS = 4
 
 
 @dataclass(frozen=True)
-class SceneImage:
+class SceneImage(ImageSource):
     """A picture that is drawn when somebody looks at it."""
 
     scene: Scene
@@ -31,8 +34,20 @@ class SceneImage:
     def key(self) -> str:
         return sha256(repr(self.scene).encode()).hexdigest()[:16]
 
-    def load(self) -> Image.Image:
+    def stamp(self) -> str:
+        return _drawing_code()
+
+    def read(self) -> bytes:
+        """What is drawn, and by which code: a change of either is another picture."""
+        return f"{_drawing_code()} {self.scene!r}".encode()
+
+    def decode(self, content: bytes) -> Image.Image:
         return draw_scene(self.scene)
+
+
+@cache
+def _drawing_code() -> str:
+    return sha256(Path(draw.__file__).read_bytes()).hexdigest()[:16]
 
 
 def scene_records(

@@ -1,0 +1,146 @@
+"""Pictures as files, inside tar files, or behind a function: bytes in, checked pixels out."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from PIL import Image, UnidentifiedImageError
+
+from hnclip.data.records import BadPicture, ImageSource
+
+Result = TypeVar("Result")
+
+# Twice Pillow's warning level, where Pillow itself refuses: 0.5 GB as RGB. Beyond it a picture is not decoded.
+MAX_PIXELS = 178_956_970
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"})
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file is a picture by its name; hidden files and macOS's companions are none."""
+    base = name.rpartition("/")[2]
+    return not base.startswith(".") and os.path.splitext(base)[1].lower() in IMAGE_SUFFIXES
+
+
+def decode_picture(content: bytes, where: str) -> Image.Image:
+    """The picture in these bytes, decoded to its last pixel; BadPicture says what is wrong with it and where it is."""
+    if not content:
+        raise BadPicture("corrupt image", f"{where} is empty")
+    try:
+        with warnings.catch_warnings():
+            # The size is checked here, so that the answer does not hang on the warning filter of the process.
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(content))
+    except Image.DecompressionBombError as error:
+        raise BadPicture("oversized image", f"{where}: {error}") from error
+    except UnidentifiedImageError as error:
+        raise BadPicture("corrupt image", f"{where} is no picture that Pillow knows") from error
+    except Exception as error:  # Pillow's plugins raise whatever a damaged header makes them stumble over
+        raise BadPicture("corrupt image", f"{where} cannot be opened: {error}") from error
+    if image.width * image.height > MAX_PIXELS:
+        raise BadPicture(
+            "oversized image", f"{where} has {image.width} × {image.height} pixels; at most {MAX_PIXELS:,} are decoded"
+        )
+    try:
+        image.load()
+    except Exception as error:
+        kind = "truncated image" if "truncated" in str(error).lower() else "corrupt image"
+        raise BadPicture(kind, f"{where} cannot be decoded: {error}") from error
+    return image
+
+
+@dataclass(frozen=True)
+class FileImage(ImageSource):
+    """A picture that is a file of its own."""
+
+    path: Path
+
+    @property
+    def key(self) -> str:
+        return os.path.abspath(self.path)
+
+    def stamp(self) -> str:
+        found = _stat(self.path)
+        return f"{found.st_size}-{found.st_mtime_ns}"
+
+    def read(self) -> bytes:
+        return _reading(self.path, self.path.read_bytes)
+
+    def decode(self, content: bytes) -> Image.Image:
+        return decode_picture(content, str(self.path))
+
+
+@dataclass(frozen=True)
+class TarImage(ImageSource):
+    """A picture inside an uncompressed tar file, read where it lies: `size` bytes from `offset` on."""
+
+    tar: Path
+    name: str
+    offset: int
+    size: int
+
+    @property
+    def key(self) -> str:
+        return f"{os.path.abspath(self.tar)}!{self.name}"
+
+    def stamp(self) -> str:
+        found = _stat(self.tar)
+        return f"{found.st_size}-{found.st_mtime_ns}-{self.offset}-{self.size}"
+
+    def read(self) -> bytes:
+        def part() -> bytes:
+            with open(self.tar, "rb") as file:
+                file.seek(self.offset)
+                return file.read(self.size)
+
+        return _reading(self.tar, part)
+
+    def decode(self, content: bytes) -> Image.Image:
+        return decode_picture(content, f"{self.tar}!{self.name}")
+
+
+@dataclass(frozen=True)
+class CellImage(ImageSource):
+    """A picture that lies in a cell of a table, encoded as a file would be.
+
+    Args:
+        name: which cell, for messages and as the key: unique, and the same in every run.
+        version: what changes when the table changes, for example a file's size and time.
+        get: reads the cell's bytes.
+    """
+
+    name: str
+    version: str
+    get: Callable[[], bytes] = field(compare=False, repr=False)
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+    def stamp(self) -> str:
+        return self.version
+
+    def read(self) -> bytes:
+        return self.get()
+
+    def decode(self, content: bytes) -> Image.Image:
+        return decode_picture(content, self.name)
+
+
+def _stat(path: Path) -> os.stat_result:
+    return _reading(path, path.stat)
+
+
+def _reading(path: Path, action: Callable[[], Result]) -> Result:
+    try:
+        return action()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BadPicture("missing image", f"{path} does not exist") from error
+    except OSError as error:
+        raise BadPicture("missing image", f"{path} cannot be read: {error.strerror or error}") from error
