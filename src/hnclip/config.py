@@ -166,6 +166,8 @@ class ReadConfig:
     """Column or key of a short caption, for objectives that need one; guessed when left out."""
     group_column: str | None = None
     """Column or key that names families of near-duplicates: they stay in one split, intervals resample them whole."""
+    splits: bool = True
+    """Keep to the splits that the source declares; otherwise all of it is training material."""
     validation_share: float = 0.05
     """Share of the training pictures held out for validation where the source has no validation split."""
     max_bad: float = 0.01
@@ -175,8 +177,7 @@ class ReadConfig:
 
     def __post_init__(self) -> None:
         _require(
-            0 < self.validation_share < 1,
-            f"read.validation_share must be between 0 and 1, got {self.validation_share}",
+            0 <= self.validation_share < 1, f"read.validation_share must be in [0, 1), got {self.validation_share}"
         )
         _require(0 <= self.max_bad < 1, f"read.max_bad must be in [0, 1), got {self.max_bad}")
 
@@ -201,9 +202,16 @@ class TrainConfig:
     activation: Literal["quick_gelu", "gelu"] | None = None
     """Of a file of weights that does not say it: quick_gelu for OpenAI's, gelu for most of open_clip's."""
     data: str = "scenes/park"
-    """`scenes/park` or `scenes/shelf`."""
+    """A folder of pictures with captions, a CSV, TSV, JSON, JSONL or Parquet file, Karpathy's JSON, WebDataset shards,
+    a Hugging Face data set, a benchmark as NAME=FOLDER, or generated `scenes/park`, `scenes/shelf` (docs/data.md)."""
+    validation: str | None = None
+    """Another such source to validate on, instead of the validation split of --data."""
+    read: ReadConfig = field(default_factory=ReadConfig)
     limit: int | None = None
     """Use only the first so many training pairs."""
+    cluster: int = 0
+    """Let near-duplicates meet: make batches of clusters of so many captions that are alike to the initial encoder.
+    0 for random batches, as in the paper."""
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
@@ -225,6 +233,7 @@ class TrainConfig:
         _require(self.keep >= 0, f"keep must not be negative, got {self.keep}")
         _require(self.ratio is None or self.ratio >= 1, f"ratio must be at least 1, got {self.ratio}")
         _require(self.limit is None or self.limit >= 2, f"limit must be at least 2, got {self.limit}")
+        _require(self.cluster >= 0, f"cluster must not be negative, got {self.cluster}")
         _require(self.threads >= 0, f"threads must not be negative, got {self.threads}")
         _require(self.evaluate_batch >= 1, f"evaluate_batch must be at least 1, got {self.evaluate_batch}")
 

@@ -42,7 +42,7 @@ def decode_picture(content: bytes, where: str) -> Image.Image:
     except UnidentifiedImageError as error:
         raise BadPicture("corrupt image", f"{where} is no picture that Pillow knows") from error
     except Exception as error:  # Pillow's plugins raise whatever a damaged header makes them stumble over
-        raise BadPicture("corrupt image", f"{where} cannot be opened: {error}") from error
+        raise BadPicture(_damage(error), f"{where} cannot be opened: {error}") from error
     if image.width * image.height > MAX_PIXELS:
         raise BadPicture(
             "oversized image", f"{where} has {image.width} × {image.height} pixels; at most {MAX_PIXELS:,} are decoded"
@@ -50,9 +50,13 @@ def decode_picture(content: bytes, where: str) -> Image.Image:
     try:
         image.load()
     except Exception as error:
-        kind = "truncated image" if "truncated" in str(error).lower() else "corrupt image"
-        raise BadPicture(kind, f"{where} cannot be decoded: {error}") from error
+        raise BadPicture(_damage(error), f"{where} cannot be decoded: {error}") from error
     return image
+
+
+def _damage(error: Exception) -> str:
+    """Pillow says of most formats when it is only the end that is missing."""
+    return "truncated image" if "truncated" in str(error).lower() else "corrupt image"
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from PIL import Image
@@ -86,13 +86,14 @@ class DataSet:
     """What a data source holds: records, and the problems of rows that no record could be made of.
 
     `name` is what messages and tables call it. `exact` says that its counts are part of a published protocol, so that
-    no record may be left out of an evaluation.
+    no record may be left out of an evaluation. `absent` names splits that the source has but not here, and why.
     """
 
     name: str
     records: tuple[Record, ...]
     problems: tuple[Problem, ...] = ()
     exact: bool = False
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     def splits(self) -> dict[str, int]:
         """Declared splits with their numbers of records, in the order of their first record."""
@@ -107,13 +108,17 @@ class DataSet:
 
         Where the source declares no validation split, one is taken out of the training records: the share of them whose
         hashed ids come first, families together. It depends on the ids alone, so it is the same in every run and on
-        every machine. A source without any splits counts as training records.
+        every machine. A share of 0 holds nothing out. A source without any splits counts as training records.
         """
         if split == "all":
             return self.records
         declared = self.splits()
-        if split in declared and not (split == "train" and "validation" not in declared):
+        # A validation split that lies elsewhere is not made up out of the training records either.
+        if split in declared and not (split == "train" and "validation" not in {*declared, *self.absent}):
             return tuple(record for record in self.records if record.split == split)
+        why = self.absent.get(split) or (self.absent.get("train") if split == "validation" else None)
+        if why:
+            raise ValueError(f"{self.name} has no split {split!r} here: {why}")
         if split not in ("train", "validation") or (declared and "train" not in declared):
             have = f"it has {', '.join(declared)}" if declared else "it declares none: use train, validation or all"
             raise ValueError(f"{self.name} has no split {split!r}; {have}")
@@ -134,8 +139,10 @@ def _family(record: Record) -> str:
 
 def _held_out(records: Sequence[Record], share: float) -> set[str]:
     """Families whose records make up at least this share, in the order of their hashes."""
-    if not 0 < share < 1:
-        raise ValueError(f"validation_share must be between 0 and 1, got {share}")
+    if not 0 <= share < 1:
+        raise ValueError(f"validation_share must be in [0, 1), got {share}")
+    if share == 0:
+        return set()
     wanted = max(2, round(share * len(records)))
     sizes: dict[str, int] = {}
     for record in records:

@@ -2,15 +2,72 @@
 
 from __future__ import annotations
 
-from hnclip.data.records import Record
-from hnclip.data.scenes import scene_records
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from hnclip.config import ReadConfig
+from hnclip.data.records import DataSet, Record
+from hnclip.data.scenes import FAMILIES, scene_records
 from hnclip.data.scenes.world import STYLES
 
+_AS_IT_IS = ReadConfig()
+_SCENES = {"scenes": "park", **{f"scenes/{style}": style for style in STYLES}}
 
-def open_records(source: str, split: str) -> list[Record]:
-    """The records of a split. `scenes/park` and `scenes/shelf` are generated; `scenes` alone means the first."""
-    name, _, style = source.partition("/")
-    if name != "scenes":
-        known = ", ".join(f"scenes/{style}" for style in STYLES)
-        raise ValueError(f"data {source!r} is not known; use one of: {known}")
-    return scene_records(style or "park", split)
+
+def open_data(source: str, read: ReadConfig = _AS_IT_IS, *, splits: Collection[str] | None = None) -> DataSet:
+    """What a source holds, all splits of it.
+
+    Args:
+        source: in the order in which they are recognised: `scenes`, `scenes/park`, `scenes/shelf`; the name of a
+            benchmark, alone or as NAME=FOLDER; a file, a directory, or a pattern of files; a Hugging Face dataset as
+            `owner/name` or `owner/name:config`.
+        read: how to read it, where it does not say so by itself.
+        splits: of a benchmark read these alone, so that no other split's files are needed.
+
+    Raises:
+        ValueError: the source is not known, cannot be read, or holds no record.
+    """
+    if source in _SCENES:
+        return DataSet(source, tuple(open_records(source, "all")))
+
+    from hnclip.data.benchmarks import BENCHMARKS, open_benchmark
+    from hnclip.data.readers.huggingface import looks_like_hub_name, read_hub
+    from hnclip.data.readers.paths import is_data_name, is_pattern, read_path, read_pattern
+
+    name, _, folder = source.partition("=")
+    if name in BENCHMARKS:
+        images = None if read.images is None else Path(read.images).expanduser()
+        known = None if splits is None else BENCHMARKS[name].splits.keys() & splits
+        return open_benchmark(name, Path(folder).expanduser() if folder else None, images, splits=known or None)
+    path = Path(source).expanduser()
+    if path.exists():
+        found = read_path(path, read)
+    elif is_pattern(source):
+        found = read_pattern(str(path), read)
+    elif source.startswith("scenes/"):
+        raise ValueError(f"style must be one of {', '.join(STYLES)}, not {source.partition('/')[2]!r}")
+    elif looks_like_hub_name(source) and not is_data_name(source) and not path.parent.is_dir():
+        found = read_hub(source, read)
+    else:
+        missing = ", and there is no such file or directory" if path.name != source or is_data_name(source) else ""
+        raise ValueError(f"data {source!r} is not known{missing}. {_understood(list(BENCHMARKS))}")
+    records = found.records if read.splits else tuple(replace(record, split=None) for record in found.records)
+    return DataSet(source, records, found.problems)
+
+
+def open_records(source: str, split: str, read: ReadConfig = _AS_IT_IS) -> list[Record]:
+    """The records of one split; "all" is every record. Of generated scenes no other split is made."""
+    if source not in _SCENES:
+        return list(open_data(source, read, splits={split}).part(split, validation_share=read.validation_share))
+    splits = list(FAMILIES) if split == "all" else [split]
+    return [record for name in splits for record in scene_records(_SCENES[source], name)]
+
+
+def _understood(benchmarks: list[str]) -> str:
+    return (
+        f"Data are one of: generated scenes ({', '.join(_SCENES)}); a benchmark as NAME or NAME=FOLDER "
+        f"({', '.join(benchmarks)}); a folder of pictures with .txt captions; a table (.csv, .tsv, .jsonl, .json, "
+        ".parquet) or a folder with one; WebDataset shards (.tar, a folder or a pattern of them); a Hugging Face "
+        "dataset, saved to disk or as owner/name"
+    )

@@ -1,0 +1,1 @@
+"""Readers of general formats: each turns files into records, and says what it could not read."""

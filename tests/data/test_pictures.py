@@ -1,0 +1,110 @@
+"""Pictures from files, tars and cells; damage is named, and nothing large is decoded."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from hnclip.data import pictures
+from hnclip.data.pictures import CellImage, FileImage, TarImage, decode_picture, is_image_name
+from hnclip.data.problems import ERRORS
+from hnclip.data.records import BadPicture, ImageSource
+
+
+def encoded(kind: str = "PNG", size: tuple[int, int] = (40, 30)) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, kind)
+    return file.getvalue()
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A small PNG that claims to be huge."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + content
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[ImageSource]:
+    """The same picture as a file, in a tar, and in a cell."""
+    content = encoded()
+    (tmp_path / "a.png").write_bytes(content)
+    with tarfile.open(tmp_path / "all.tar", "w") as tar:
+        tar.add(tmp_path / "a.png", "first.png")
+        tar.add(tmp_path / "a.png", "deep/second.png")
+    with tarfile.open(tmp_path / "all.tar") as tar:
+        member = tar.getmember("deep/second.png")
+    return [
+        FileImage(tmp_path / "a.png"),
+        TarImage(tmp_path / "all.tar", member.name, member.offset_data, member.size),
+        CellImage("table.parquet:3", "v1", lambda: content),
+    ]
+
+
+def test_all_sources_give_the_same_bytes_and_pixels(sources: list[ImageSource]) -> None:
+    expected = Image.open(io.BytesIO(encoded()))
+    for source in sources:
+        assert source.read() == encoded()
+        assert np.array_equal(np.asarray(source.load()), np.asarray(expected))
+        assert source.stamp() == source.stamp()
+    assert len({source.key for source in sources}) == 3
+
+
+def test_a_changed_file_has_another_stamp(sources: list[ImageSource], tmp_path: Path) -> None:
+    before = [source.stamp() for source in sources[:2]]
+    for name in ("a.png", "all.tar"):
+        os.utime(tmp_path / name, (1, 1))
+    assert all(old != source.stamp() for old, source in zip(before, sources))
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"", "corrupt image"),
+        (b"this is no picture", "corrupt image"),
+        (encoded("JPEG")[:-400], "truncated image"),
+        (encoded("PNG")[:-900], "truncated image"),
+        (bomb(60_000, 60_000), "oversized image"),
+        (bomb(12_000, 12_000)[:33], "corrupt image"),  # large, allowed, and nothing behind the header
+    ],
+)
+def test_damage_is_named_with_its_place(content: bytes, kind: str) -> None:
+    with pytest.raises(BadPicture, match="photo 7") as caught:
+        decode_picture(content, "photo 7")
+    assert caught.value.kind == kind
+    assert kind in ERRORS
+
+
+def test_a_large_picture_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encoded()
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 1199)
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(BadPicture, match="40 × 30 pixels; at most 1,199"):
+        decode_picture(content, "photo 7")
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    for source in (FileImage(tmp_path / "no.png"), TarImage(tmp_path / "no.tar", "a", 0, 1), FileImage(tmp_path)):
+        with pytest.raises(BadPicture, match=r"no\.png|no\.tar|cannot be read") as caught:
+            source.read()
+        assert caught.value.kind == "missing image"
+    with pytest.raises(BadPicture, match="does not exist"):
+        FileImage(tmp_path / "no.png").stamp()
+
+
+def test_names_of_pictures() -> None:
+    assert all(is_image_name(name) for name in ("a.jpg", "b/c.JPEG", "d.e.webp"))
+    assert not any(is_image_name(name) for name in ("a.txt", "jpg", ".hidden.jpg", "x/._a.jpg", "a.jpg.txt"))

@@ -1,0 +1,87 @@
+"""Splits: declared ones are kept, missing ones are taken from the ids alone, families stay together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hnclip.data.records import DataSet, Record, normal_split
+from hnclip.data.scenes import scene_records
+
+
+def data_of(splits: list[str | None], groups: list[str | None] | None = None) -> DataSet:
+    image = scene_records("park", "test", families=1)[0].image
+    groups = groups or [None] * len(splits)
+    records = [
+        Record(id=f"r{i}", image=image, captions=("a",), split=split, group=group)
+        for i, (split, group) in enumerate(zip(splits, groups))
+    ]
+    return DataSet("some.csv", tuple(records))
+
+
+def ids(records: tuple[Record, ...]) -> list[str]:
+    return [record.id for record in records]
+
+
+def test_declared_splits_are_taken_as_they_are() -> None:
+    data = data_of(["train", "test", "validation", "train", "extra"])
+    assert data.splits() == {"train": 2, "test": 1, "validation": 1, "extra": 1}
+    assert ids(data.part("train")) == ["r0", "r3"]
+    assert ids(data.part("validation")) == ["r2"]
+    assert ids(data.part("extra")) == ["r4"]
+    assert ids(data.part("all")) == ["r0", "r1", "r2", "r3", "r4"]
+
+
+@pytest.mark.parametrize("declared", [None, "train"])
+def test_without_a_validation_split_a_share_is_held_out(declared: str | None) -> None:
+    data = data_of([declared] * 200 + (["test"] * 10 if declared else []))
+    train, validation = data.part("train"), data.part("validation")
+    assert len(validation) == 10
+    assert sorted(ids(train) + ids(validation)) == sorted(f"r{i}" for i in range(200))
+    assert len(data.part("validation", validation_share=0.25)) == 50
+    assert len(data.part("train", validation_share=0.0)) == 200
+    shuffled = replace(data, records=data.records[::-1])
+    assert set(ids(shuffled.part("validation"))) == set(ids(validation))  # ids alone decide
+
+
+@given(
+    families=st.lists(st.integers(1, 6), min_size=2, max_size=15).filter(lambda sizes: sum(sizes) >= 4),
+    share=st.floats(0.01, 0.9),
+)
+def test_families_stay_together_and_neither_side_is_empty(families: list[int], share: float) -> None:
+    groups = [f"g{family}" for family, size in enumerate(families) for _ in range(size)]
+    data = data_of([None] * len(groups), groups)
+    train, validation = (data.part(split, validation_share=share) for split in ("train", "validation"))
+    assert not {record.group for record in train} & {record.group for record in validation}
+    assert train
+    assert validation
+    assert len(train) + len(validation) == len(groups)
+
+
+@pytest.mark.parametrize(
+    ("splits", "split", "message"),
+    [
+        ([None] * 9, "test", "some.csv has no split 'test'; it declares none: use train, validation or all"),
+        (["test", "other"], "train", "some.csv has no split 'train'; it has test, other"),
+        (["test"] * 9, "validation", "has no split 'validation'; it has test"),
+        ([None] * 3, "validation", "3 training records are too few"),
+    ],
+)
+def test_a_split_that_is_not_there_is_an_error_that_says_what_is(
+    splits: list[str | None], split: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        data_of(splits).part(split)
+
+
+def test_the_share_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"validation_share must be in \[0, 1\), got 1.5"):
+        data_of([None] * 9).part("train", validation_share=1.5)
+
+
+def test_other_spellings_of_splits() -> None:
+    names = {"val": "validation", " Dev ": "validation", "restval": "train", "Training": "train", "test": "test"}
+    assert {name: normal_split(name) for name in names} == names
