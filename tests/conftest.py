@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,15 @@ from hypothesis import settings
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def picture_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A picture cache of the tests' own: the user's is neither read nor filled."""
+    directory = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HNCLIP_CACHE", str(directory))
+        yield directory
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from PIL import Image
 
 from hnclip.data.batches import Batch, TextBatch, pad_texts, prepare
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import Record
+from hnclip.data.records import ImageSource, Record
 from hnclip.data.texts import TextTransform
 from hnclip.models.tokenizer import train_tokenizer
 
@@ -17,7 +17,7 @@ SMALL = ImageTransform(8)
 
 
 @dataclass(frozen=True)
-class Grey:
+class Grey(ImageSource):
     """A picture of one grey, named by it."""
 
     level: int
@@ -26,8 +26,14 @@ class Grey:
     def key(self):
         return str(self.level)
 
-    def load(self):
-        return Image.new("L", (20, 12), self.level)
+    def stamp(self):
+        return "always the same"
+
+    def read(self):
+        return bytes([self.level])
+
+    def decode(self, content):
+        return Image.new("L", (20, 12), content[0])
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +44,7 @@ def tokenizer():
 @pytest.fixture
 def records():
     return [
-        Record(id=f"r{i}", image=Grey(level), captions=(caption, "unused"), split="train", short=f"s {i}")
+        Record(id=f"r{i}", image=Grey(level), captions=(caption, f"another {i}"), split="train", short=f"s {i}")
         for i, (caption, level) in enumerate(zip(CAPTIONS, (10, 20, 30, 40, 20)))
     ]
 
@@ -84,7 +90,7 @@ def test_a_slice_trims_padding_exactly():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
 def test_slices_cover_everything_once_and_in_order(data, size):
-    batch = data.with_margin_text(torch.arange(10.0).view(5, 2)).batch(range(5))
+    batch = data.with_margin_text(torch.arange(20.0).view(10, 2)).batch(range(5))
     chunks = [batch[start : start + size] for start in range(0, 5, size)]
     assert [len(chunk) for chunk in chunks[:-1]] == [size] * (len(chunks) - 1)
     assert torch.equal(torch.cat([chunk.ids for chunk in chunks]), batch.ids)
@@ -117,29 +123,49 @@ def test_equal_pictures_and_equal_captions_share_a_number(data):
 
 
 def test_margin_text_follows_its_rows(data):
-    vectors = torch.randn(5, 3)
+    vectors = torch.randn(10, 3)  # two captions a record
     batch = data.with_margin_text(vectors).batch([4, 0, 2])
-    assert torch.equal(batch.margin_text, vectors[[4, 0, 2]])
-    assert torch.equal(batch[1:].margin_text, vectors[[0, 2]])
+    assert torch.equal(batch.margin_text, vectors[[8, 0, 4]])
+    assert torch.equal(batch[1:].margin_text, vectors[[0, 4]])
     assert data.batch([0]).margin_text is None
     assert data.batch([0, 1])[:1].margin_text is None
 
 
-def test_margin_text_needs_one_row_per_record(data):
-    with pytest.raises(ValueError, match="vectors has 4 rows for 5 records"):
+def test_margin_text_needs_one_row_per_caption(data):
+    with pytest.raises(ValueError, match="vectors has 4 rows for 10 captions"):
         data.with_margin_text(torch.zeros(4, 3))
+
+
+def test_an_epoch_shows_one_caption_of_each_record_with_all_that_belongs_to_it(data, records, tokenizer):
+    """Tokens, identity and frozen vector of a caption stay together, whichever is drawn; short texts never change."""
+    vectors = torch.arange(10.0)[:, None]
+    seen = [set() for _ in records]
+    for epoch in range(2):
+        batch = data.with_margin_text(vectors).draw(3, epoch).batch([4, 0, 2, 1])
+        for place, record in enumerate([4, 0, 2, 1]):
+            row = int(batch.margin_text[place, 0])
+            assert row // 2 == record
+            text = records[record].captions[row % 2]
+            assert rows_of(batch.texts["caption"])[place] == list(TextTransform(tokenizer, 77)([text]).ids[0])
+            assert batch.ids[place].tolist() == [data.image_ids[record], data.caption_ids[row]]
+            assert rows_of(batch.texts["short"])[place] == list(data.texts["short"][record])
+            seen[record].add(row)
+    assert [len(rows) for rows in seen] == [2, 2, 2, 0, 2]
+    assert torch.equal(data.draw(3, 5).chosen, data.draw(3, 5).chosen)
+    assert torch.equal(data.draw(3, 5).ids[:, 0], data.ids[:, 0])
 
 
 def test_truncated_captions_are_counted_per_view(records, tokenizer):
     data = prepare(records, TextTransform(tokenizer, 6), SMALL, text_views=("caption", "short"))
-    too_long = sum(len(row) > 6 for row in TextTransform(tokenizer, 77)(CAPTIONS).ids)
-    assert too_long > 0
+    captions = [caption for record in records for caption in record.captions]
+    too_long = sum(len(row) > 6 for row in TextTransform(tokenizer, 77)(captions).ids)
+    assert 0 < too_long < 10
     assert data.truncated == {"caption": too_long, "short": 0}
     assert max(len(row) for row in data.texts["caption"]) == 6
 
 
 def test_moves_every_tensor_to_a_device(data):
-    moved = data.with_margin_text(torch.zeros(5, 3)).batch([0, 1]).to(torch.device("meta"))
+    moved = data.with_margin_text(torch.zeros(10, 3)).batch([0, 1]).to(torch.device("meta"))
     tensors = [moved.images["full"], moved.ids, moved.margin_text]
     for texts in moved.texts.values():
         tensors += [texts.ids, texts.lengths]

@@ -340,6 +340,14 @@ def test_a_picture_without_pixels_is_refused(size):
         preprocess_image(Image.new("RGB", size), CLIP)
 
 
+def test_a_picture_that_would_become_huge_is_refused():
+    """Its shortest side of one pixel would become 32, and its length grow as much."""
+    thin = Image.new("L", (1, 200_000))
+    with pytest.raises(ValueError, match=r"too thin: 1 × 200000 would be resized to 32 × 6400000 pixels"):
+        preprocess_image(thin, CLIP)
+    assert preprocess_image(thin, ImageTransform(32, squash=True)).shape == (3, 32, 32)
+
+
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P transparent"])
 @pytest.mark.parametrize("size", [(20, 30), (100, 120)], ids=show_size)
 def test_leaves_the_picture_it_was_given_alone(mode, size):

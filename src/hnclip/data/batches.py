@@ -7,26 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import NoReturn
 
 import torch
-from PIL import Image
 from torch import Tensor
 
-from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import Record
+from hnclip.data.cache import Pixels, Progress, load_pictures
+from hnclip.data.images import ImageTransform
+from hnclip.data.records import ImageSource, Record
+from hnclip.data.sampler import choose_captions
 from hnclip.data.texts import TextTransform
 
-IMAGE_VIEWS: dict[str, Callable[[Record], Image.Image]] = {"full": lambda record: record.image.load()}
-TEXT_VIEWS: dict[str, Callable[[Record], str]] = {
-    "caption": lambda record: _required(next(iter(record.captions), None), record, "a caption"),
-    "short": lambda record: _required(record.short, record, "a short caption"),
+IMAGE_VIEWS: dict[str, Callable[[Record], ImageSource]] = {"full": lambda record: record.image}
+TEXT_VIEWS: dict[str, Callable[[Record], tuple[str, ...]]] = {
+    "caption": lambda record: record.captions or _lacking(record, "a caption"),
+    "short": lambda record: _lacking(record, "a short caption") if record.short is None else (record.short,),
 }
 
 
-def _required(text: str | None, record: Record, what: str) -> str:
-    if text is None:
-        raise ValueError(f"record {record.id} has no text for this view: {what} is needed")
-    return text
+def _lacking(record: Record, what: str) -> NoReturn:
+    raise ValueError(f"record {record.id} has no text for this view: {what} is needed")
 
 
 @dataclass(frozen=True)
@@ -97,15 +98,27 @@ def pad_texts(ids: Sequence[Sequence[int]], pad: int) -> TextBatch:
 
 @dataclass(frozen=True)
 class PairData:
-    """Prepared views of a list of records, ready to be cut into batches.
+    """Prepared views of N records with T captions, ready to be cut into batches.
 
-    `truncated` says, per text view, how many captions were longer than the model's context.
+    A pair is a picture and one of its captions: `chosen` says which, and `draw` chooses anew for an epoch. `truncated`
+    says, per text view, how many texts were longer than the model's context.
+
+    Shape:
+        images: per view N pictures, [N, 3, H, W] uint8
+        texts: token ids, of "caption" T rows, of any other view N
+        owner: [T], the record that each caption belongs to, in order
+        chosen: [N], the row of "caption" that each record shows
+        image_ids: [N], caption_ids: [T]; equal numbers mean the same picture, or the same caption word for word
+        margin_text: [T, D] or None
     """
 
     records: Sequence[Record]
-    images: Mapping[str, Tensor]
+    images: Mapping[str, Pixels]
     texts: Mapping[str, Sequence[Sequence[int]]]
-    ids: Tensor
+    owner: Tensor
+    chosen: Tensor
+    image_ids: Tensor
+    caption_ids: Tensor
     pad: int
     truncated: Mapping[str, int] = field(default_factory=dict)
     margin_text: Tensor | None = None
@@ -113,19 +126,32 @@ class PairData:
     def __len__(self) -> int:
         return len(self.records)
 
+    @property
+    def ids(self) -> Tensor:
+        """[N, 2]: the identities of each pair's picture and caption."""
+        return torch.stack([self.image_ids, self.caption_ids[self.chosen]], dim=1)
+
+    def draw(self, seed: int, epoch: int) -> PairData:
+        """The same data with the captions of this epoch, one of each record."""
+        counts = self.owner.bincount(minlength=len(self))  # [N]
+        first = counts.cumsum(0) - counts  # [N]
+        return replace(self, chosen=first + choose_captions(counts, seed, epoch))
+
     def with_margin_text(self, vectors: Tensor) -> PairData:
-        """The same data, carrying one frozen caption embedding per record."""
-        if len(vectors) != len(self):
-            raise ValueError(f"vectors has {len(vectors)} rows for {len(self)} records")
+        """The same data, carrying one frozen embedding for each caption."""
+        if len(vectors) != len(self.owner):
+            raise ValueError(f"vectors has {len(vectors)} rows for {len(self.owner)} captions")
         return replace(self, margin_text=vectors)
 
     def batch(self, indices: Sequence[int]) -> Batch:
         rows = torch.as_tensor(indices)
+        captions = self.chosen[rows]  # [B]
+        rows_of = {name: captions.tolist() if name == "caption" else indices for name in self.texts}
         return Batch(
             {name: view[rows] for name, view in self.images.items()},
-            {name: pad_texts([view[i] for i in indices], self.pad) for name, view in self.texts.items()},
-            self.ids[rows],
-            None if self.margin_text is None else self.margin_text[rows],
+            {name: pad_texts([view[row] for row in rows_of[name]], self.pad) for name, view in self.texts.items()},
+            torch.stack([self.image_ids[rows], self.caption_ids[captions]], dim=1),
+            None if self.margin_text is None else self.margin_text[captions],
         )
 
 
@@ -136,8 +162,15 @@ def prepare(
     *,
     image_views: Sequence[str] = ("full",),
     text_views: Sequence[str] = ("caption",),
+    cache: Path | None = None,
+    progress: Progress = iter,
 ) -> PairData:
-    """Decode, resize and tokenise the views of these records, once."""
+    """Decode, resize and tokenise the views of these records, once. Each record shows its first caption until `draw`.
+
+    Args:
+        cache: directory of the picture cache; without one the pictures are held in memory.
+        progress: walks through the pictures that have to be decoded.
+    """
     if not records:
         raise ValueError("records is empty: there is nothing to train or evaluate on")
     for name in image_views:
@@ -146,32 +179,42 @@ def prepare(
     for name in text_views:
         if name not in TEXT_VIEWS:
             raise ValueError(f"unknown text view {name!r}; known: {', '.join(TEXT_VIEWS)}")
-    texts = {name: text_transform([TEXT_VIEWS[name](record) for record in records]) for name in text_views}
-    shape = (len(records), 3, image_transform.size, image_transform.size)
-    images = {name: torch.empty(shape, dtype=torch.uint8) for name in image_views}
-    for row, record in enumerate(records):
-        for name in image_views:
-            images[name][row] = preprocess_image(IMAGE_VIEWS[name](record), image_transform)
+    views = {
+        name: [TEXT_VIEWS[name](record) for record in records]
+        for name in {"caption": None, **dict.fromkeys(text_views)}
+    }
+    owner = [index for index, texts in enumerate(views["caption"]) for _ in texts]
+    captions = [text for texts in views["caption"] for text in texts]
+    texts = {name: text_transform([text for found in views[name] for text in found]) for name in text_views}
+    images = {
+        name: decoded([IMAGE_VIEWS[name](record) for record in records], image_transform, cache, progress)
+        for name in image_views
+    }
+    counts = torch.tensor([len(texts) for texts in views["caption"]])  # [N]
     return PairData(
         records=records,
         images=images,
         texts={name: view.ids for name, view in texts.items()},
-        ids=_identities(records),
+        owner=torch.tensor(owner),
+        chosen=counts.cumsum(0) - counts,
+        image_ids=_numbers([record.image.key for record in records]),
+        caption_ids=_numbers(captions),
         pad=text_transform.pad,
         truncated={name: view.truncated for name, view in texts.items()},
     )
 
 
-def _identities(records: Sequence[Record]) -> Tensor:
-    """[N, 2]: equal numbers in a column mean the same picture, or the same caption word for word."""
-    pictures: dict[str, int] = {}
-    captions: dict[str, int] = {}
-    return torch.tensor(
-        [
-            (
-                pictures.setdefault(record.image.key, len(pictures)),
-                captions.setdefault(TEXT_VIEWS["caption"](record), len(captions)),
-            )
-            for record in records
-        ]
-    )
+def decoded(
+    images: Sequence[ImageSource], transform: ImageTransform, cache: Path | None, progress: Progress = iter
+) -> Pixels:
+    """All of these pictures; one that cannot be used is an error. `data/sound.py` is for leaving some out."""
+    loaded = load_pictures(images, transform, cache=cache, progress=progress)
+    for problem in loaded.problems.values():
+        raise ValueError(f"{problem.kind}: {problem.detail}")
+    return loaded.pixels
+
+
+def _numbers(names: Sequence[str]) -> Tensor:
+    """Equal numbers for equal names, by first appearance."""
+    known: dict[str, int] = {}
+    return torch.tensor([known.setdefault(name, len(known)) for name in names])

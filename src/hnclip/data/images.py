@@ -18,6 +18,7 @@ OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 
 Resample = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
+LARGEST = 2**27  # pixels that a picture may have when it is resized, before the crop: 0.4 GB as RGB
 STRIP = 2**20  # pixels that are unpacked at a time: few enough to stay in the processor's cache
 
 
@@ -100,6 +101,11 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
         raise ValueError(f"picture has no pixels: it is {image.width} wide and {image.height} high")
     image = _upright(image)
     columns, rows = transform.resized(*image.size)
+    if columns * rows > LARGEST:
+        raise ValueError(
+            f"picture is too thin: {image.width} × {image.height} would be resized to {columns} × {rows} pixels before "
+            "the crop; cut it first"
+        )
     left, top = (columns - transform.size) // 2, (rows - transform.size) // 2
     crop = (left, top, left + transform.size, top + transform.size)
     if transform.resample in ("bilinear", "bicubic") and _torch_agrees(image.size, (columns, rows)):
