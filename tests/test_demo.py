@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 import hnclip.demo as demo_module
-import hnclip.train.loop as loop
+import hnclip.train.run_data as run_data
 from hnclip.config import TrainConfig
-from hnclip.data.records import Record
+from hnclip.data.records import DataSet, Record
 from hnclip.data.scenes import scene_records
-from hnclip.demo import HN, INFONCE, ZERO_SHOT, DemoResults, demo
-from hnclip.evaluate import PairedDifference
+from hnclip.demo import HN, INFONCE, ZERO_SHOT, demo
 from hnclip.recipes import demo as demo_recipe
 from hnclip.recipes import tiny
 
@@ -26,11 +25,14 @@ def small(monkeypatch: pytest.MonkeyPatch, model_directory: Path):
     def open_records(source: str, split: str) -> list[Record]:
         return scene_records("park", split, families=sizes[split])
 
+    def open_data(source: str, read: object, splits: object) -> DataSet:
+        return DataSet(source, tuple(record for split in sizes for record in open_records(source, split)))
+
     def recipe(global_loss: str, out: Path) -> TrainConfig:
         config = demo_recipe(global_loss, out)
         return replace(config, model=str(model_directory), threads=1, device="cpu", optim=tiny().optim)
 
-    monkeypatch.setattr(loop, "open_records", open_records)
+    monkeypatch.setattr(run_data, "open_data", open_data)
     monkeypatch.setattr(demo_module, "open_records", open_records)
     return recipe
 
@@ -42,9 +44,12 @@ def test_demo_measures_writes_and_can_be_repeated(small, tmp_path: Path) -> None
     for metrics in found.metrics.values():
         low, high = metrics["text_to_image"]["R@1_interval"]
         assert low <= metrics["text_to_image"]["R@1"] <= high
-    for direction, difference in found.differences.items():
-        apart = found.metrics[HN][direction]["R@1"] - found.metrics[INFONCE][direction]["R@1"]
-        assert difference.mean == pytest.approx(apart, abs=1e-6)
+    assert [comparison.direction for comparison in found.comparisons] == ["text_to_image", "image_to_text"]
+    for comparison in found.comparisons:
+        a, b = (found.metrics[name][comparison.direction]["R@1"] for name in (HN, INFONCE))
+        assert (comparison.recall_a, comparison.recall_b) == (a, b)
+        assert comparison.difference.mean == pytest.approx(a - b, abs=1e-6)
+    assert [line.split(":")[0] for line in found.findings()] == ["text→image", "image→text"]
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page.count("<img") == 3
     stored = json.loads((out / "report.json").read_text(encoding="utf-8"))
@@ -56,15 +61,3 @@ def test_demo_measures_writes_and_can_be_repeated(small, tmp_path: Path) -> None
     assert (out / "hn-clip" / "result.json").stat().st_mtime_ns == stamp  # the finished runs were reused
     with pytest.raises(ValueError, match="other settings"):
         demo(out, seed=7, quiet=True, report=lambda _: None, recipe=small)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "verdict"),
-    [(1.0, 5.0, "HN-CLIP is better"), (-5.0, -1.0, "InfoNCE is better"), (-1.0, 2.0, "no clear difference")],
-)
-def test_a_difference_counts_only_beyond_its_interval(low: float, high: float, verdict: str) -> None:
-    difference = PairedDifference(mean=(low + high) / 2, low=low, high=high, p_value=0.5)
-    results = DemoResults(metrics={}, differences={"text_to_image": difference}, epochs={}, report=Path("x"))
-    assert results.findings() == [
-        f"text→image: HN-CLIP minus InfoNCE {(low + high) / 2:+.1f} points of R@1 [{low:+.1f}, {high:+.1f}]: {verdict}"
-    ]

@@ -14,7 +14,8 @@ from hnclip.analysis.report import write_report
 from hnclip.config import TrainConfig, to_json
 from hnclip.data.records import Record
 from hnclip.data.sources import open_records
-from hnclip.evaluate import PairedDifference, Ranks, format_results, paired_bootstrap, result_rows
+from hnclip.evaluate import format_results, result_rows
+from hnclip.evaluate.compare import Comparison, compare_ranks
 from hnclip.evaluate.retrieval import Evaluation, evaluate, group_numbers, prepare_gallery
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
@@ -26,18 +27,18 @@ ZERO_SHOT, INFONCE, HN = "zero-shot", "InfoNCE", "HN-CLIP"
 
 @dataclass(frozen=True)
 class DemoResults:
-    """What the demo measured: metrics per model on the test split, the paired difference in R@1 between HN-CLIP and
-    InfoNCE per direction, and where the report is."""
+    """What the demo measured: metrics per model on the test split, R@1 of HN-CLIP against InfoNCE in each direction,
+    and where the report is."""
 
     metrics: dict[str, dict[str, Any]]
-    differences: dict[str, PairedDifference]
+    comparisons: list[Comparison]
     epochs: dict[str, int]
     report: Path
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "metrics": self.metrics,
-            "difference_R@1": {direction: found._asdict() for direction, found in self.differences.items()},
+            "comparisons": [comparison.to_dict() for comparison in self.comparisons],
             "best_epochs": self.epochs,
             "report": str(self.report),
         }
@@ -47,13 +48,7 @@ class DemoResults:
 
     def findings(self) -> list[str]:
         """One sentence per direction, as measured: a difference counts only if its interval excludes zero."""
-        sentences = []
-        for direction, found in self.differences.items():
-            interval = f"{found.mean:+.1f} points of R@1 [{found.low:+.1f}, {found.high:+.1f}]"
-            winner = HN if found.mean > 0 else INFONCE
-            verdict = "no clear difference" if found.low <= 0 <= found.high else f"{winner} is better"
-            sentences.append(f"{direction.replace('_to_', '→')}: {HN} minus {INFONCE} {interval}: {verdict}")
-        return sentences
+        return [comparison.sentence(HN, INFONCE) for comparison in self.comparisons]
 
 
 def demo(
@@ -83,7 +78,7 @@ def demo(
     tuned = {name: evaluations[name] for name in (INFONCE, HN)}
     found = DemoResults(
         metrics=metrics,
-        differences=_differences(tuned, records),
+        comparisons=compare_ranks(tuned[HN].ranks, tuned[INFONCE].ranks, groups=group_numbers(records)),
         epochs={name: int(result.best["epoch"]) for name, result in results.items()},
         report=out / "report.html",
     )
@@ -117,20 +112,6 @@ def _evaluate(models: dict[str, str], records: Sequence[Record], device: str, qu
             gallery = gallery or prepare_gallery(records, model)  # one tokenizer and picture size for all three
             evaluations[name] = evaluate(model, gallery, intervals=True, progress=bar.walk)
     return evaluations
-
-
-def _differences(tuned: dict[str, Evaluation], records: Sequence[Record]) -> dict[str, PairedDifference]:
-    groups = group_numbers(records)
-
-    def hits(ranks: Ranks, direction: str) -> Any:
-        return 100.0 * (getattr(ranks, direction) == 1).double()
-
-    return {
-        direction: paired_bootstrap(
-            hits(tuned[HN].ranks, direction), hits(tuned[INFONCE].ranks, direction), groups=groups
-        )
-        for direction in ("text_to_image", "image_to_text")
-    }
 
 
 def _write_report(

@@ -17,8 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 import hnclip.train.loop as loop
+import hnclip.train.run_data as run_data
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
-from hnclip.data.records import Record
+from hnclip.data.batches import Batch
+from hnclip.data.records import DataSet, Record
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.huggingface import wrap
@@ -26,14 +28,18 @@ from hnclip.models.load import load, save
 from hnclip.models.trainable import describe_trainable
 from hnclip.train.checkpoint import load_state, only_writer, save_state
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import TrainingDiverged, epoch_order, pick_device, resume, train
+from hnclip.train.loop import TrainingDiverged, pick_device, resume, train
+
+
+def small_scenes(source: str, read: object, splits: object) -> DataSet:
+    """Eight families for training and five for validation are enough to see the loop work."""
+    train, validation = (scene_records("park", split, families=n) for split, n in (("train", 8), ("validation", 5)))
+    return DataSet(source, (*train, *validation))
 
 
 @pytest.fixture(autouse=True)
 def small_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight families for training and five for validation are enough to see the loop work."""
-    sizes = {"train": 8, "validation": 5, "test": 5}
-    monkeypatch.setattr(loop, "open_records", lambda source, split: scene_records("park", split, families=sizes[split]))
+    monkeypatch.setattr(run_data, "open_data", small_scenes)
 
 
 def config_for(model: Path, out: Path, **changes: object) -> TrainConfig:
@@ -55,8 +61,8 @@ def stop_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> 
     """Run until a step is done, and no further."""
     original = loop._Run._step
 
-    def failing(self: loop._Run, epoch: int, indices: list[int]) -> dict:
-        entry = original(self, epoch, indices)
+    def failing(self: loop._Run, epoch: int, batch: Batch) -> dict:
+        entry = original(self, epoch, batch)
         if self.step == step:
             raise KeyboardInterrupt
         return entry
@@ -122,10 +128,11 @@ def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, tmp
     """SIGKILL a real process again and again, at moments nobody chose, until the run is through."""
     script = (
         "import sys; from pathlib import Path; from dataclasses import replace;"
-        "import hnclip.train.loop as loop; from hnclip.data.scenes import scene_records;"
+        "import hnclip.train.loop as loop, hnclip.train.run_data as run_data;"
+        "from hnclip.data.records import DataSet; from hnclip.data.scenes import scene_records;"
         "from hnclip.config import TrainConfig, from_json;"
-        "sizes = {'train': 8, 'validation': 5};"
-        "loop.open_records = lambda source, split: scene_records('park', split, families=sizes[split]);"
+        "records = [*scene_records('park', 'train', families=8), *scene_records('park', 'validation', families=5)];"
+        "run_data.open_data = lambda source, read, splits: DataSet(source, tuple(records));"
         "out = Path(sys.argv[1]);"
         "started = (out / 'config.json').exists();"
         "go = (lambda: loop.resume(out, quiet=True)) if started else "
@@ -209,11 +216,14 @@ def test_frozen_margins_come_from_the_initial_encoder(model_directory: Path, tmp
 def test_cut_captions_are_counted_and_said(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def long_ones(source: str, split: str) -> list[Record]:
-        first, *others = scene_records("park", split, families=2)
-        return [replace(first, captions=("a red house " * 200,)), *others]
+    def long_ones(source: str, read: object, splits: object) -> DataSet:
+        records: list[Record] = []
+        for split in ("train", "validation"):
+            first, *others = scene_records("park", split, families=2)
+            records += [replace(first, captions=("a red house " * 200,)), *others]
+        return DataSet(source, tuple(records))
 
-    monkeypatch.setattr(loop, "open_records", long_ones)
+    monkeypatch.setattr(run_data, "open_data", long_ones)
     said: list[str] = []
     base = config_for(model_directory, tmp_path / "run")
     train(replace(base, optim=replace(base.optim, epochs=1)), quiet=True, report=said.append)
@@ -276,13 +286,6 @@ def test_damaged_checkpoints_are_named(model_directory: Path, tmp_path: Path) ->
     assert load_state(tmp_path / "nowhere") is None
     with pytest.raises(ValueError, match="holds no run"):
         resume(tmp_path / "nowhere")
-
-
-def test_order_is_a_permutation_of_its_own_per_seed_and_epoch() -> None:
-    orders = [tuple(epoch_order(50, seed, epoch)) for seed in (0, 1) for epoch in (0, 1)]
-    assert all(sorted(order) == list(range(50)) for order in orders)
-    assert len(set(orders)) == 4
-    assert tuple(epoch_order(50, 1, 1)) == orders[3]
 
 
 def test_unknown_device_is_a_clear_error() -> None:

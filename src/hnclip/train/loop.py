@@ -15,9 +15,9 @@ from torch import Tensor
 
 from hnclip.command import train_command
 from hnclip.config import TrainConfig, from_json, to_json
-from hnclip.data.batches import PairData, prepare
-from hnclip.data.sources import open_records
-from hnclip.evaluate.retrieval import Gallery, encode_gallery, evaluate, prepare_gallery
+from hnclip.data.batches import Batch
+from hnclip.data.sound import write_problems
+from hnclip.evaluate.retrieval import evaluate
 from hnclip.files import recover_directory, replace_file
 from hnclip.models.adapters import BaseModel, add_adapters, save_adapter
 from hnclip.models.card import Training
@@ -41,12 +41,14 @@ from hnclip.train.checkpoint import (
     restore_random_state,
     save_state,
 )
-from hnclip.train.grad_cache import BACKWARD, StepResult, chunk_slices
+from hnclip.train.grad_cache import BACKWARD, StepResult
 from hnclip.train.log import MetricsLog, progress_bar
 from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
+from hnclip.train.prefetch import ahead
+from hnclip.train.run_data import RunData, batch_sizes, open_run_data
 
 SATURATED = 1e-3  # an InfoNCE below this teaches nothing: the paper's threshold
-CONFIG, RESULT = "config.json", "result.json"
+CONFIG, RESULT, LEFT_OUT = "config.json", "result.json", "left_out.jsonl"
 
 
 class TrainingDiverged(RuntimeError):
@@ -96,12 +98,6 @@ def pick_device(name: str) -> torch.device:
         raise ValueError(f"device {name!r} cannot be used here: {error}") from error
 
 
-def epoch_order(length: int, seed: int, epoch: int) -> list[int]:
-    """The order of the pairs in an epoch, from the seed and the epoch alone."""
-    generator = torch.Generator().manual_seed((seed << 20) + epoch)
-    return torch.randperm(length, generator=generator).tolist()
-
-
 def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], None]) -> TrainResult:
     if (out / RESULT).exists():
         report(f"{out} is finished already")
@@ -124,11 +120,14 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
             "raise --optim.scale-max to keep it, or fix it with --optim.scale-lr 0"
         )
     objective = build_objective(config.objective)
-    data, validation = _data(config, model, objective, report)
+    data = open_run_data(config, model, objective, quiet=quiet, report=report)
     # Only now: a run that could not start because of its model or data leaves nothing that is in the way of the next.
     with replace_file(out / CONFIG) as partial:
         partial.write_text(to_json(config), encoding="utf-8")
-    return _Run(config, out, base, model, objective, data, validation, quiet, report).go()
+    if data.problems:
+        write_problems(out / LEFT_OUT, data.problems)
+        report(f"warning: {len(data.problems)} problems in the data; what is left out is listed in {out / LEFT_OUT}")
+    return _Run(config, out, base, model, objective, data, quiet, report).go()
 
 
 def _base(config: TrainConfig) -> BaseModel:
@@ -157,31 +156,6 @@ def _choose_trainable(config: TrainConfig, model: DualEncoder) -> None:
         raise ValueError("nothing is left to train: both towers are frozen and the temperature is fixed")
 
 
-def _data(
-    config: TrainConfig, model: DualEncoder, objective: Objective, report: Callable[[str], None]
-) -> tuple[PairData, Gallery]:
-    records = open_records(config.data, "train")[: config.limit]
-    data = prepare(
-        records,
-        model.text_transform,
-        model.image_transform,
-        image_views=objective.image_views,
-        text_views=objective.text_views,
-    )
-    validation = prepare_gallery(open_records(config.data, "validation"), model)
-    report(f"{len(data)} training pairs and {len(validation.records)} validation pictures from {config.data}")
-    for view, count in data.truncated.items():
-        if count:
-            report(f"warning: {count} of {len(data)} training texts ({view}) are cut at {model.context} tokens")
-    if validation.truncated:
-        cut = f"{validation.truncated} of {len(validation.captions)}"
-        report(f"warning: {cut} validation captions are cut at {model.context} tokens")
-    if config.objective.margin_source == "frozen":  # before any step, so the margins are those of the initial encoder
-        _, text = encode_gallery(model, prepare_gallery(records, model), batch=config.evaluate_batch)
-        data = data.with_margin_text(text)
-    return data, validation
-
-
 class _Run:
     """One run in progress: what the steps share."""
 
@@ -192,16 +166,15 @@ class _Run:
         base: BaseModel,
         model: DualEncoder,
         objective: Objective,
-        data: PairData,
-        validation: Gallery,
+        data: RunData,
         quiet: bool,
         report: Callable[[str], None],
     ) -> None:
         self.config, self.out, self.base, self.model, self.objective = config, out, base, model, objective
-        self.data, self.validation, self.quiet, self.report = data, validation, quiet, report
+        self.data, self.quiet, self.report = data, quiet, report
         optim = config.optim
-        self.batches = list(chunk_slices(len(data), optim.micro_batch * optim.accumulate))
-        self.total = optim.epochs * len(self.batches)
+        self.epoch_steps = len(batch_sizes(len(data.pairs), config))
+        self.total = optim.epochs * self.epoch_steps
         self.warmup = round(optim.warmup * self.total)
         self.optimizer = build_optimizer(
             model,
@@ -225,7 +198,7 @@ class _Run:
             if state is None:
                 self.log.write(self._about_data())
                 self._evaluate(epoch=0)
-            for epoch in range(self.step // len(self.batches), self.config.optim.epochs):
+            for epoch in range(self.step // self.epoch_steps, self.config.optim.epochs):
                 self._epoch(epoch)
         finally:
             self.log.close()
@@ -243,31 +216,38 @@ class _Run:
         return {
             "kind": "data",
             "step": 0,
-            "pairs": len(self.data),
-            "truncated": dict(self.data.truncated),
-            "validation_captions": len(self.validation.captions),
-            "validation_truncated": self.validation.truncated,
+            "pairs": len(self.data.pairs),
+            "captions": len(self.data.pairs.owner),
+            "truncated": dict(self.data.pairs.truncated),
+            "validation_captions": len(self.data.validation.captions),
+            "validation_truncated": self.data.validation.truncated,
+            "problems": len(self.data.problems),
         }
 
     def _epoch(self, epoch: int) -> None:
-        order = epoch_order(len(self.data), self.config.seed, epoch)
-        first = self.step - epoch * len(self.batches)
+        pairs, dealt = self.data.deal(self.config, epoch)
+        first = self.step - epoch * self.epoch_steps
+        if dealt.left_out and not first:
+            self.report(
+                f"warning: {len(dealt.left_out)} of {len(pairs)} pairs sit out epoch {epoch + 1}: more of them share a "
+                "picture or a caption than there are batches"
+            )
         title = f"epoch {epoch + 1}/{self.config.optim.epochs}"
-        done = self.batches[first - 1].stop if first else 0
+        done = sum(len(rows) for rows in dealt.batches[:first])
         train_mode(self.model)
-        with progress_bar(title, len(self.data), done, quiet=self.quiet) as bar:
-            for rows in self.batches[first:]:
-                entry = self._step(epoch, order[rows])
-                bar.advance(rows.stop - rows.start, f"loss {entry['loss']:.3f}")
-                if self.step % self.config.save_every == 0 and rows is not self.batches[-1]:
+        with progress_bar(title, len(pairs), done, quiet=self.quiet) as bar:
+            for batch in ahead(pairs.batch, dealt.batches[first:]):
+                entry = self._step(epoch, batch)
+                bar.advance(len(batch), f"loss {entry['loss']:.3f}")
+                if self.step % self.config.save_every == 0 and self.step < (epoch + 1) * self.epoch_steps:
                     self._save()
         self._evaluate(epoch + 1)
         self._save()
 
-    def _step(self, epoch: int, indices: list[int]) -> dict[str, Any]:
+    def _step(self, epoch: int, batch: Batch) -> dict[str, Any]:
         started = time.perf_counter()
         optim = self.config.optim
-        batch = self.data.batch(indices).to(self.model.device)
+        batch = batch.to(self.model.device)
         factor = learning_rate_factor(self.step, total=self.total, warmup=self.warmup, floor=optim.lr_floor)
         set_learning_rate(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
@@ -280,7 +260,7 @@ class _Run:
         self.optimizer.step()
         clamp_scale(self.model.backbone.logit_scale, optim.scale_max)
         self.step += 1
-        entry = self._entry(epoch, result, norm, len(indices) / (time.perf_counter() - started))
+        entry = self._entry(epoch, result, norm, len(batch) / (time.perf_counter() - started))
         self.log.write(entry)
         return entry
 
@@ -319,7 +299,7 @@ class _Run:
         }
 
     def _evaluate(self, epoch: int) -> None:
-        metrics = evaluate(self.model, self.validation, batch=self.config.evaluate_batch).metrics.to_dict()
+        metrics = evaluate(self.model, self.data.validation, batch=self.config.evaluate_batch).metrics.to_dict()
         self.last = {"epoch": epoch, "mean_R@1": metrics["mean_R@1"]}
         better = epoch > 0 and self.last["mean_R@1"] > self.best.get("mean_R@1", -1.0)
         if better:
@@ -339,7 +319,7 @@ class _Run:
         config = self.config
         self.model.provenance = Training(
             base=config.model,
-            data=f"{config.data}, {len(self.data)} training pairs",
+            data=f"{config.data}, {len(self.data.pairs)} training pairs",
             objective=asdict(config.objective),
             command=train_command(replace(config, out=TrainConfig().out)),  # where it lay is nobody's concern
             metrics={f"validation of {config.data}, epoch {epoch}": metrics},

@@ -14,7 +14,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from hnclip.models.tiny import tiny_clip
 from hnclip.models.tokenizer import train_tokenizer
 from hnclip.train.log import MetricsLog
 from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
+from hnclip.train.prefetch import ahead
 
 
 @dataclass(frozen=True)
@@ -169,13 +169,7 @@ def _stream(model: DualEncoder, name: str, stage: Stage, config: PretrainConfig,
         data = prepare(records, model.text_transform, model.image_transform)
         return data.batch(rows)
 
-    with ThreadPoolExecutor(1) as ahead:
-        upcoming = ahead.submit(make, first)
-        for step in range(first, stage.steps):
-            batch = upcoming.result()
-            if step + 1 < stage.steps:
-                upcoming = ahead.submit(make, step + 1)
-            yield batch
+    return ahead(make, range(first, stage.steps))
 
 
 def _tokenizer(config: PretrainConfig) -> Any:

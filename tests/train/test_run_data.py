@@ -1,0 +1,198 @@
+"""The data of a run, in the loop: several captions, bad records, batches without doubles, clusters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import hnclip.train.loop as loop
+import hnclip.train.run_data as run_data
+from hnclip.config import ObjectiveConfig, OptimConfig, ReadConfig, TrainConfig
+from hnclip.data.batches import Batch
+from hnclip.data.pictures import FileImage
+from hnclip.data.records import DataSet, Problem, Record
+from hnclip.data.scenes import scene_records
+from hnclip.train.log import read_metrics
+from hnclip.train.loop import resume, train
+
+Seen = list[list[tuple[int, int]]]
+
+
+@pytest.fixture
+def config(model_directory: Path, tmp_path: Path) -> TrainConfig:
+    optim = OptimConfig(epochs=2, micro_batch=4, accumulate=2, lr=1e-3)
+    return TrainConfig(
+        out=tmp_path / "run", model=str(model_directory), optim=optim, save_every=2, threads=1, device="cpu"
+    )
+
+
+@pytest.fixture
+def scenes() -> list[Record]:
+    return [*scene_records("park", "train", families=8), *scene_records("park", "validation", families=5)]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let `--data` open these records."""
+
+    def use(records: list[Record], problems: tuple[Problem, ...] = (), **others: list[Record]) -> None:
+        sources = {"scenes/park": DataSet("scenes/park", tuple(records), problems)}
+        sources |= {name: DataSet(name, tuple(found)) for name, found in others.items()}
+        monkeypatch.setattr(run_data, "open_data", lambda source, read, splits: sources[source])
+
+    return use
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """The picture and caption identities of every batch that reaches a step."""
+    batches: Seen = []
+    original = loop._Run._step
+
+    def watched(self: loop._Run, epoch: int, batch: Batch) -> dict:
+        batches.append([tuple(row) for row in batch.ids.tolist()])
+        return original(self, epoch, batch)
+
+    monkeypatch.setattr(loop._Run, "_step", watched)
+    return batches
+
+
+def run(config: TrainConfig) -> list[str]:
+    said: list[str] = []
+    train(config, quiet=True, report=said.append)
+    return said
+
+
+def test_every_epoch_shows_another_caption_of_each_picture(
+    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen
+) -> None:
+    use([replace(record, captions=(*record.captions, str(record.short))) for record in scenes])
+    said = run(config)
+    epochs = [{pair for batch in part for pair in batch} for part in (seen[:4], seen[4:])]
+    assert [len(epoch) for epoch in epochs] == [32, 32]
+    for epoch in epochs:
+        assert {picture for picture, _ in epoch} == set(range(32))
+    assert not epochs[0] & epochs[1]
+    assert any("32 training pairs with 64 captions, one of each picture in an epoch," in line for line in said)
+    (entry,) = read_metrics(config.out, "data")
+    assert entry["captions"] == 64
+    assert entry["validation_captions"] == 40  # all of them count in evaluation
+
+
+def test_a_stopped_run_goes_on_with_the_same_captions_and_batches(
+    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of an epoch, with several captions, clusters and frozen margins."""
+    use([replace(record, captions=(*record.captions, str(record.short))) for record in scenes])
+    config = replace(config, cluster=3, objective=ObjectiveConfig(margin_source="frozen"))
+    run(config)
+    whole = list(seen)
+    seen.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Run, "_save", stop_after(loop._Run._save))
+        with pytest.raises(KeyboardInterrupt):
+            run(replace(config, out=config.out.with_name("stopped")))
+    resume(config.out.with_name("stopped"), quiet=True, report=lambda _: None)
+    assert seen == whole
+    first, second = (
+        torch.load(config.out.with_name(name) / "checkpoint.pt", weights_only=True) for name in ("run", "stopped")
+    )
+    for name, value in first["model"].items():
+        assert torch.equal(value, second["model"][name])
+
+
+def stop_after(save: Callable) -> Callable:
+    def saved(self: loop._Run) -> None:
+        save(self)
+        raise KeyboardInterrupt
+
+    return saved
+
+
+def test_no_batch_holds_two_records_of_one_picture_or_caption(
+    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen
+) -> None:
+    """Four pictures come twice, with other captions, and four captions come twice, with other pictures."""
+    again = [replace(record, id=f"{record.id}-b", captions=(f"again: {record.short}",)) for record in scenes[:4]]
+    copied = [replace(scenes[i + 8], id=f"copy-{i}", captions=scenes[i + 16].captions) for i in range(4)]
+    shown = [replace(record, image=scenes[40 + i].image) for i, record in enumerate(copied)]
+    use([*scenes, *again, *shown])
+    run(config)
+    assert sum(map(len, seen)) == 2 * 40
+    for batch in seen:
+        pictures, captions = zip(*batch)
+        assert len(set(pictures)) == len(set(captions)) == len(batch)
+
+
+def test_pairs_that_repeat_too_often_sit_out_and_it_is_said(
+    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen
+) -> None:
+    use([replace(record, captions=("one for many",)) if i < 6 else record for i, record in enumerate(scenes)])
+    said = run(config)
+    assert sum(map(len, seen)) == 2 * 30  # four batches take four of the six
+    assert sum("2 of 32 pairs sit out epoch" in line for line in said) == 2
+
+
+def test_bad_records_are_left_out_listed_and_counted(
+    config: TrainConfig, scenes: list[Record], use: Callable, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 broken")
+    bad = [
+        replace(scenes[0], id="broken", image=FileImage(tmp_path / "broken.jpg")),
+        replace(scenes[1], id="gone", image=FileImage(tmp_path / "gone.jpg")),
+        replace(scenes[40], id="silent", captions=(" ",)),
+    ]
+    use([*bad, *scenes[2:]], (Problem("unreadable row", "line 9", "not JSON"),))
+    with pytest.raises(ValueError, match=r"4 of 54 records of scenes/park cannot be used.*--read\.max-bad"):
+        run(config)
+    assert not (config.out / "config.json").exists()
+    said = run(replace(config, read=ReadConfig(max_bad=0.1)))
+    lines = (config.out / "left_out.jsonl").read_text().splitlines()
+    assert [(json.loads(line)["kind"], json.loads(line)["where"]) for line in lines] == [
+        ("unreadable row", "line 9"),
+        ("truncated image", "broken"),
+        ("missing image", "gone"),
+        ("empty caption", "silent"),
+    ]
+    assert any(line.startswith("warning: 4 problems in the data") for line in said)
+    (entry,) = read_metrics(config.out, "data")
+    assert (entry["pairs"], entry["problems"]) == (30, 4)
+
+
+def test_a_source_of_its_own_for_validation(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
+    unsplit = [replace(record, split=None) for record in scenes]
+    use(unsplit[:32], other=unsplit[32:40], split=scenes[30:])
+    for name, pictures in (("other", 8), ("split", 20)):
+        out = config.out.with_name(name)
+        run(replace(config, out=out, validation=name))
+        (entry,) = read_metrics(out, "data")
+        assert (entry["pairs"], entry["validation_captions"]) == (32, pictures)
+
+
+def test_unsplit_data_hold_out_a_share(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
+    use([replace(record, split=None, group=None) for record in scenes])
+    run(replace(config, read=ReadConfig(validation_share=0.25)))
+    (entry,) = read_metrics(config.out, "data")
+    assert (entry["pairs"], entry["validation_captions"]) == (39, 13)
+
+
+def test_clusters_bring_near_duplicates_into_one_batch(
+    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen
+) -> None:
+    """Families share most words, so even an untrained encoder finds them alike."""
+
+    def together() -> float:
+        pairs = [(a[0] // 4 == b[0] // 4) for batch in seen for i, a in enumerate(batch) for b in batch[:i]]
+        return sum(pairs) / len(pairs)
+
+    use(scenes)
+    run(config)
+    random = together()
+    seen.clear()
+    run(replace(config, out=config.out.with_name("clusters"), cluster=4))
+    assert together() > 2 * random
