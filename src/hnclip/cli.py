@@ -19,7 +19,9 @@ image–text retrieval for long, nearly identical captions
 
   demo         fine-tune the bundled model with InfoNCE and with HN-CLIP, compare, write a report
   train        fine-tune a model; continue a stopped run with --resume RUN
-  eval         retrieval metrics of a model on a data set
+  eval         retrieval metrics of models on benchmarks or your data
+  compare      two models on the same queries, with a paired bootstrap
+  data check   look for problems in your data before training
   convert      open a model in any layout, write it as a Hugging Face directory or as ONNX
   interpolate  weights between a base model and a fine-tuned one, against forgetting
   pretrain     make the bundled model anew
@@ -43,14 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"hnclip: there is no command {command!r}\n\n{HELP}", end="", file=sys.stderr)
         return 2
     try:
-        COMMANDS[command](rest)
+        return COMMANDS[command](rest) or 0
     except (ValueError, OSError, RuntimeError) as error:
         print(f"hnclip {command}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"hnclip {command}: interrupted; {CONTINUE.get(command, 'nothing was lost')}", file=sys.stderr)
         return 130
-    return 0
 
 
 def _train(arguments: Sequence[str]) -> None:
@@ -63,7 +64,8 @@ def _train(arguments: Sequence[str]) -> None:
         base = from_json(TrainConfig, Path(path).read_text(encoding="utf-8"))
     options = _parse(Train, "train", arguments, Train(run=base))
 
-    from hnclip.train.loop import resume, train
+    from hnclip.files import read_settings
+    from hnclip.train.loop import CONFIG, resume, train
 
     report = _warn if options.json or options.quiet else _say
     quiet = options.quiet or options.json
@@ -77,7 +79,8 @@ def _train(arguments: Sequence[str]) -> None:
     print(f"trained {result.steps} steps in {result.seconds:.0f} s")
     for name, found in (("best", result.best), ("last", result.last)):
         print(f"  {name}: epoch {found['epoch']}, validation R@1 {found['mean_R@1']:.1f}   {result.out / name}")
-    print(f"next: hnclip eval --model {result.out / 'best'}")
+    data = read_settings(result.out / CONFIG)["data"]
+    print(f"next: hnclip eval --model {result.out} --data {shlex.quote(data)}")
 
 
 def _eval(arguments: Sequence[str]) -> None:
@@ -85,46 +88,89 @@ def _eval(arguments: Sequence[str]) -> None:
 
     options = _parse(Eval, "eval", arguments)
 
-    from hnclip.analysis.geometry import caption_geometry
-    from hnclip.data.sources import open_records
-    from hnclip.evaluate import format_results
-    from hnclip.evaluate.retrieval import evaluate, prepare_gallery
-    from hnclip.files import replace_file
+    from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
+    from hnclip.evaluate.render import Report, check_form, to_dict, to_text, write_report
+    from hnclip.evaluate.runs import models_of
     from hnclip.models.load import load
     from hnclip.train.log import progress_bar
     from hnclip.train.loop import pick_device
 
-    records = open_records(options.data, options.split)
-    model = load(options.model, **vars(options.opening)).to(pick_device(options.device))
-    gallery = prepare_gallery(records, model)
-    with progress_bar("encoding batches", quiet=options.quiet or options.json) as bar:
-        found = evaluate(model, gallery, intervals=True, batch=options.batch, progress=bar.walk)
-    geometry = caption_geometry(found.text, gallery.owner)
-    metrics = {
-        "model": options.model,
-        "data": options.data,
-        "split": options.split,
-        "images": len(records),
-        "captions": len(gallery.captions),
-        "truncated_captions": gallery.truncated,
-        "caption_similarity": geometry._asdict(),
-        **found.metrics.to_dict(),
-    }
-    if options.out is not None:
-        ranks = {
-            "text_to_image": found.ranks.text_to_image.tolist(),
-            "image_to_text": found.ranks.image_to_text.tolist(),
-        }
-        with replace_file(options.out) as partial:
-            partial.write_text(json.dumps({**metrics, "ids": [r.id for r in records], "ranks": ranks}) + "\n")
+    for path in options.out:
+        check_form(path)
+    device = pick_device(options.device)
+    models = [
+        (name, lambda path=path: load(path, **vars(options.opening)).to(device))
+        for given in options.model
+        for name, path in models_of(given)
+    ]
+    tasks = [open_task(source, options.split, options.read) for source in _sources(options.data)]
+    for task in tasks:
+        if task.split == "all":
+            _say(f"{task.data.name} declares no splits: all {len(task.records):,} records are used")
+    with progress_bar("evaluating, batches", quiet=options.quiet or options.json) as bar:
+        results = evaluate_models(
+            models,
+            tasks,
+            options.read,
+            batch=options.batch,
+            queries=options.queries,
+            top=options.top,
+            progress=bar.walk,
+        )
+    report = Report(results, comparisons(results), options.paper)
+    for path in options.out:
+        write_report(path, report)
+    print(json.dumps(to_dict(report)) if options.json else to_text(report))
+
+
+def _compare(arguments: Sequence[str]) -> None:
+    from hnclip.options import Compare
+
+    options = _parse(Compare, "compare", arguments)
+
+    from hnclip.evaluate.compare import compare_queries
+    from hnclip.evaluate.queries import read_queries
+
+    found = compare_queries(read_queries(options.a), read_queries(options.b), ks=options.k)
     if options.json:
-        print(json.dumps(metrics))
+        print(json.dumps([comparison.to_dict() for comparison in found]))
         return
-    print(f"{options.model} on {options.data} {options.split}: {len(records)} images, {len(gallery.captions)} captions")
-    if gallery.truncated:
-        print(f"warning: {gallery.truncated} captions are cut at {model.context} tokens")
-    print(f"caption similarity: {geometry.pairwise:.2f} on average, {geometry.hardest:.2f} to the hardest companion")
-    print(format_results({options.model: metrics}, ks=(1, 5, 10, 25, 50)))
+    for comparison in found:
+        print(comparison.sentence(str(options.a), str(options.b)))
+
+
+def _data(arguments: Sequence[str]) -> int:
+    from hnclip.options import Check
+
+    if not arguments or arguments[0] != "check":
+        print(
+            "usage: hnclip data check DATA [options]        hnclip data check --help for the options", file=sys.stderr
+        )
+        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
+    options = _parse(Check, "data check", arguments[1:])
+
+    from hnclip.data.check import check_data
+    from hnclip.data.sources import open_data
+    from hnclip.models.load import load
+    from hnclip.train.log import progress_bar
+
+    data = open_data(options.data, options.read)
+    model = None if options.model is None else load(options.model, **vars(options.opening))
+    with progress_bar("reading pictures", quiet=options.quiet or options.json) as bar:
+        report = check_data(
+            data,
+            text_transform=None if model is None else model.text_transform,
+            image_transform=None if model is None else model.image_transform,
+            images=options.images,
+            progress=bar.walk,
+        )
+    print(json.dumps(report.to_dict()) if options.json else report.to_text(options.listed))
+    return 1 if report.errors else 0
+
+
+def _sources(given: Sequence[str]) -> list[str]:
+    """Names separated by spaces or commas; a path that exists may have commas of its own."""
+    return [part for name in given for part in ([name] if Path(name).exists() else name.split(",")) if part]
 
 
 def _convert(arguments: Sequence[str]) -> None:
@@ -176,7 +222,7 @@ def _interpolate(arguments: Sequence[str]) -> None:
     if len(options.alpha) > 1:
         with progress_bar("encoding batches", quiet=options.quiet or options.json) as bar:
             models = ((alpha, interpolate(mixed, base, tuned, alpha)) for alpha in options.alpha)
-            results = sweep(models, options.data, batch=options.batch, progress=bar.walk)
+            results = sweep(models, options.data, options.read, batch=options.batch, progress=bar.walk)
         best = max(results, key=lambda alpha: fmean(found["mean_R@1"] for found in results[alpha].values()))
     if options.out is not None:
         interpolate(mixed, base, tuned, best)
@@ -267,10 +313,12 @@ CONTINUE = {
     "demo": "the same command continues where it was",
     "pretrain": "the same command continues where it was",
 }
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "demo": _demo,
     "train": _train,
     "eval": _eval,
+    "compare": _compare,
+    "data": _data,
     "convert": _convert,
     "interpolate": _interpolate,
     "pretrain": _pretrain,

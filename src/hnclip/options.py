@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from hnclip.config import TrainConfig
+from hnclip.config import ReadConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,64 @@ class Opening:
 
 @dataclass(frozen=True)
 class Eval:
-    """Retrieval metrics of a model, both directions, with bootstrap intervals."""
+    """Retrieval metrics of one or several models on one or several data sets: both directions, bootstrap intervals,
+    every model compared with the first."""
 
     opening: Annotated[Opening, tyro.conf.arg(name="")]
-    model: str = "bundled"
-    """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter, or a file of weights in OpenAI's
-    layout (docs/models.md)."""
-    data: str = "scenes/park"
-    """`scenes/park` or `scenes/shelf`."""
-    split: Literal["test", "validation", "train"] = "test"
-    out: Path | None = None
-    """Also write metrics and the rank of every query to this JSON file."""
+    read: ReadConfig
+    model: tuple[str, ...] = ("bundled",)
+    """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter, a file of weights in OpenAI's
+    layout (docs/models.md), or a run: its best epoch and its last."""
+    data: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--on"])] = ("scenes/park",)
+    """Benchmarks and data as for `hnclip train`, separated by spaces or commas (docs/data.md)."""
+    split: str | None = None
+    """test, validation, train, all, or a split of the data's own; test when left out, all where there are no splits."""
+    out: tuple[Path, ...] = ()
+    """Also write the results to these files: .json, .md, .tex or .txt."""
+    queries: Path | None = None
+    """Also write every query with its rank and best candidates into this directory, a file per model and data set."""
+    top: int = 10
+    """Candidates of each query in those files."""
+    paper: bool = True
+    """Show the paper's published numbers beside, where it has the benchmark."""
     batch: int = 128
     device: str = "auto"
     json: bool = False
-    """Print the metrics as JSON."""
+    """Print the results as JSON."""
+    quiet: bool = False
+    """No progress."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Two models on the same queries, from the files that `hnclip eval --queries` wrote: who finds more, by how much,
+    and whether that is more than chance."""
+
+    a: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="A")]
+    b: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="B")]
+    k: tuple[int, ...] = (1, 5, 10)
+    """Lengths of the result list."""
+    json: bool = False
+    """Print the comparison as JSON."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Look for problems in data before training: pictures that are missing or damaged, captions that are empty, cut or
+    equal, near-duplicates, pictures shared by two splits. Exit code 1 if records cannot be used."""
+
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """As for `hnclip train` (docs/data.md)."""
+    read: ReadConfig
+    opening: Annotated[Opening, tyro.conf.arg(name="")]
+    model: str | None = None
+    """Count tokens as this model does, and captions that it would cut."""
+    images: bool = True
+    """Decode the pictures too."""
+    listed: int = 5
+    """Examples of each problem; --json has all of them."""
+    json: bool = False
+    """Print the report as JSON."""
     quiet: bool = False
     """No progress."""
 
@@ -100,6 +143,7 @@ class Interpolate:
     """0 is the base, 1 the tuned model."""
     data: tuple[str, ...] = ("scenes/park",)
     """Data sets to evaluate on: what was tuned for, and what must not be forgotten."""
+    read: ReadConfig = field(default_factory=ReadConfig)
     out: Path | None = None
     """Directory to write; one that exists is refused unless --replace."""
     replace: bool = False

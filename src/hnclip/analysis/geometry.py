@@ -16,12 +16,13 @@ class CaptionGeometry(NamedTuple):
 
 
 @torch.no_grad()
-def caption_geometry(text: Tensor, owner: Tensor, *, chunk: int = 2048) -> CaptionGeometry:
-    """Similarities between captions of different pictures, never holding more than a chunk of rows at once.
+def caption_geometry(text: Tensor, owner: Tensor, *, chunk: int = 1024) -> CaptionGeometry:
+    """Similarities between captions of different pictures, never holding more than a tile of them at once.
 
     Args:
         text: caption embeddings, L2-normalised.
         owner: the picture each caption belongs to; captions of one picture are not each other's companions.
+        chunk: side of a tile.
 
     Shape:
         text [T, D]; owner [T].
@@ -29,15 +30,19 @@ def caption_geometry(text: Tensor, owner: Tensor, *, chunk: int = 2048) -> Capti
     Reference:
         HN-CLIP, section 2.1 and table s1.
     """
-    if owner.unique().numel() < 2:
+    text = text.float()
+    pictures, own = owner.unique(return_inverse=True)  # [P], [T]
+    if len(pictures) < 2:
         raise ValueError("owner must name at least 2 pictures: a caption needs a companion")
-    total, pairs = 0.0, 0
-    hardest = []
-    for start in range(0, len(text), chunk):
-        rows = slice(start, start + chunk)
-        similarity = text[rows].float() @ text.float().T  # [C, T]
-        own = owner[rows, None] == owner[None]  # [C, T]
-        total += similarity.masked_fill(own, 0.0).sum(dtype=torch.float64).item()
-        pairs += int((~own).sum())
-        hardest.append(similarity.masked_fill(own, -torch.inf).amax(1))  # [C]
-    return CaptionGeometry(pairwise=total / pairs, hardest=torch.cat(hardest).mean(dtype=torch.float64).item())
+    # The sum over all pairs of captions is |Σ t|², of which those within a picture are taken off again.
+    sums = text.new_zeros(len(pictures), text.shape[1], dtype=torch.float64).index_add(0, own, text.double())  # [P, D]
+    total = sums.sum(0).square().sum() - sums.square().sum()
+    pairs = len(text) ** 2 - own.bincount().square().sum()
+    hardest = torch.full_like(text[:, 0], -torch.inf)  # [T]
+    starts = range(0, len(text), chunk)
+    for rows, columns in ((slice(i, i + chunk), slice(j, j + chunk)) for i in starts for j in starts if i <= j):
+        similarity = text[rows] @ text[columns].T  # [C, C], symmetric: one triangle of tiles serves both sides
+        similarity.masked_fill_(own[rows, None] == own[None, columns], -torch.inf)
+        hardest[rows] = hardest[rows].maximum(similarity.amax(1))
+        hardest[columns] = hardest[columns].maximum(similarity.amax(0))
+    return CaptionGeometry(pairwise=(total / pairs).item(), hardest=hardest.mean(dtype=torch.float64).item())

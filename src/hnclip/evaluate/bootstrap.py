@@ -51,9 +51,26 @@ def bootstrap_interval(
         Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13; with groups the cluster
         bootstrap, where the mean of a resample is a ratio of sums because groups differ in size.
     """
-    sums, sizes = _group_sums(_checked_values("values", values), groups)  # [G], [G]
-    means = _resampled_means(sums, sizes, resamples=resamples, seed=seed)  # [R]
-    return _percentiles(means, level)
+    values = _checked_values("values", values)  # [n]
+    return bootstrap_intervals(values[:, None], groups=groups, level=level, resamples=resamples, seed=seed)[0]
+
+
+def bootstrap_intervals(
+    values: Tensor, *, groups: Tensor | None = None, level: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> list[Interval]:
+    """Intervals of several numbers per query, such as hits at several K, from one set of resamples.
+
+    Shape:
+        values [n, M]; M intervals.
+
+    Relations:
+        Each is the `bootstrap_interval` of its column, for about the time of one.
+    """
+    if values.ndim != 2 or values.numel() == 0:
+        raise ValueError(f"values must be [n, M] with at least one query and number, got {tuple(values.shape)}")
+    sums, sizes = _group_sums(_checked_numbers("values", values), groups)  # [G, M], [G]
+    means = _resampled_means(sums, sizes, resamples=resamples, seed=seed)  # [R, M]
+    return [_percentiles(column, level) for column in means.unbind(1)]
 
 
 def paired_bootstrap(
@@ -96,18 +113,23 @@ def paired_bootstrap(
 def _checked_values(name: str, values: Tensor) -> Tensor:
     if values.ndim != 1 or len(values) == 0:
         raise ValueError(f"{name} must be [n] with at least one query, got shape {tuple(values.shape)}")
-    values = values.detach().to("cpu", torch.float64)  # [n]
+    return _checked_numbers(name, values)
+
+
+def _checked_numbers(name: str, values: Tensor) -> Tensor:
+    values = values.detach().to("cpu", torch.float64)
     if not bool(values.isfinite().all()):
         raise ValueError(f"{name} must be finite")
     return values
 
 
 def _group_sums(values: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sum [G] and number [G] of the values of each group, groups in the order of their first query."""
+    """Sums [G] or [G, M] and number [G] of the values [n] or [n, M] of each group, groups in the order of their first
+    query."""
     if groups is None:
         group = torch.arange(len(values))  # [n]
     else:
-        if groups.shape != values.shape:
+        if groups.shape != values.shape[:1]:
             raise ValueError(f"groups must be [{len(values)}], one per query, got {tuple(groups.shape)}")
         labels, group = torch.unique(groups.detach().cpu(), return_inverse=True)  # [G], [n]
         query = torch.arange(len(values))  # [n]
@@ -118,24 +140,29 @@ def _group_sums(values: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor]:
     if count < 2:
         name = "values" if groups is None else "groups"
         raise ValueError(f"{name} must hold at least two queries or groups: one has no spread to measure")
-    sums = values.new_zeros(count).index_add(0, group, values)  # [G]
-    sizes = values.new_zeros(count).index_add(0, group, torch.ones_like(values))  # [G]
+    sums = values.new_zeros(count, *values.shape[1:]).index_add(0, group, values)  # [G] or [G, M]
+    sizes = group.bincount().double()  # [G]
     return sums, sizes
 
 
 def _resampled_means(sums: Tensor, sizes: Tensor, *, resamples: int, seed: int) -> Tensor:
-    """Means [R] of resamples that each draw as many groups as there are, with replacement."""
+    """Means [R] or [R, M] of resamples that each draw as many groups as there are, with replacement."""
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
     generator = torch.Generator().manual_seed(seed)
     groups = len(sums)
+    table = torch.column_stack([sums, sizes])  # [G, M + 1]
     block = max(1, _DRAWS_AT_ONCE // groups)
     means = []
     for start in range(0, resamples, block):
         rows = min(block, resamples - start)
         drawn = torch.randint(groups, (rows, groups), generator=generator)  # [r, G]
-        means.append(sums[drawn].sum(1) / sizes[drawn].sum(1))  # [r]
-    return torch.cat(means)
+        # How often each group was drawn serves all columns: one product instead of a gathering for each.
+        drawn += groups * torch.arange(rows)[:, None]  # [r, G]
+        times = drawn.flatten().bincount(minlength=rows * groups).view(rows, groups).double()  # [r, G]
+        totals = times @ table  # [r, M + 1]
+        means.append(totals[:, :-1] / totals[:, -1:])  # [r, M]
+    return torch.cat(means).view(resamples, *sums.shape[1:])
 
 
 def _percentiles(means: Tensor, level: float) -> Interval:

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .bootstrap import Interval, bootstrap_interval
+from .bootstrap import Interval, bootstrap_intervals
 from .ranks import Ranks
 
 
@@ -99,16 +100,17 @@ def summarize(
     caption_groups = ranks.owner if groups is None else groups.cpu()[ranks.owner]  # [T]
 
     def direction(of: Tensor, labels: Tensor | None) -> DirectionMetrics:
-        def interval(k: int) -> Interval:
-            hits = 100.0 * (of <= k)  # [n] in percent, like the recall
-            return bootstrap_interval(hits, groups=labels, level=level, resamples=resamples, seed=seed)
-
+        recall = {k: recall_at(of, k) for k in ks}
+        found: list[Interval] = []
+        if intervals:
+            hits = 100.0 * (of[:, None] <= torch.tensor(ks))  # [n, K] in percent, like the recall
+            found = bootstrap_intervals(hits, groups=labels, level=level, resamples=resamples, seed=seed)
         return DirectionMetrics(
-            recall={k: recall_at(of, k) for k in ks},
+            recall=recall,
             mean_rank=statistics.fmean(of.tolist()),
             median_rank=float(statistics.median(of.tolist())),
             queries=len(of),
-            intervals={k: interval(k) for k in ks} if intervals else {},
+            intervals=dict(zip(ks, found)),
         )
 
     return RetrievalMetrics(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TILE = 4096
+# Small enough for a processor's caches; the tiles on the diagonal, which are multiplied twice, are then a small share.
+TILE = 1024
 
 # Two copies of one vector need not get bit-identical scores: a matrix product adds in an order that depends
 # on the shape of the tile and on the place in it, which moves a cosine by some 5e-7 (fp32, 4096 dimensions)
@@ -52,7 +53,7 @@ def retrieval_ranks(image: Tensor, text: Tensor, text_to_image: Tensor, *, chunk
         image: global image vectors; lengths are divided out, so the scores are cosines.
         text: global caption vectors of the same width.
         text_to_image: index of the image each caption describes; every image needs at least one caption.
-        chunk: side of the square score tiles, 4096 unless told.
+        chunk: side of the square score tiles, 1024 unless told.
 
     Shape:
         image [I, D], text [T, D], text_to_image [T] integers; the ranks are [T] and [I].
@@ -82,25 +83,32 @@ def retrieval_ranks(image: Tensor, text: Tensor, text_to_image: Tensor, *, chunk
 
     # Autocast would turn the products into bf16, where nearly identical captions tie by the hundred.
     with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
-        image = _unit("image", image.to(dtype))  # [I, D]
-        text = _unit("text", text.to(dtype))  # [T, D]
-        right = _right_scores(image, text, owner, tile)  # [T]
+        image = unit_vectors("image", image.to(dtype))  # [I, D]
+        text = unit_vectors("text", text.to(dtype))  # [T, D]
+        right = right_scores(image, text, owner, tile)  # [T]
         best = torch.full_like(image[:, 0], -torch.inf).scatter_reduce(0, owner, right, "amax")  # [I]
         text_bar = right - TIE_TOLERANCE[dtype]  # [T] the score from which a wrong image counts
         image_bar = best - TIE_TOLERANCE[dtype]  # [I] the score from which a wrong caption counts
 
         text_ranks = torch.ones_like(owner)  # [T]
         image_ranks = owner.new_ones(len(image))  # [I]
-        for texts, images in _tiles(len(text), len(image), tile):
-            scores = text[texts] @ image[images].T  # [t, i]
-            rows, columns = _own_cells(owner[texts], images)
-            scores[rows, columns] = -torch.inf  # own pairs are never wrong candidates
-            text_ranks[texts] += (scores >= text_bar[texts, None]).sum(1)  # [t]
-            image_ranks[images] += (scores >= image_bar[None, images]).sum(0)  # [i]
+        for texts, images, scores in wrong_scores(image, text, owner, tile):
+            # A sum of booleans is an int64 one unless told, and then takes half as long as the product itself.
+            text_ranks[texts] += (scores >= text_bar[texts, None]).sum(1, dtype=torch.int32)  # [t]
+            image_ranks[images] += (scores >= image_bar[None, images]).sum(0, dtype=torch.int32)  # [i]
     return Ranks(text_ranks.cpu(), image_ranks.cpu(), owner.cpu())
 
 
-def _right_scores(image: Tensor, text: Tensor, owner: Tensor, tile: int) -> Tensor:
+def wrong_scores(image: Tensor, text: Tensor, owner: Tensor, tile: int) -> Iterator[tuple[slice, slice, Tensor]]:
+    """The [T, I] scores by tiles [t, i], each with its captions and images; own pairs are -inf, never candidates."""
+    for texts, images in _tiles(len(text), len(image), tile):
+        scores = text[texts] @ image[images].T  # [t, i]
+        rows, columns = _own_cells(owner[texts], images)
+        scores[rows, columns] = -torch.inf
+        yield texts, images, scores
+
+
+def right_scores(image: Tensor, text: Tensor, owner: Tensor, tile: int) -> Tensor:
     """Score [T] of every caption with its own image, read from the tile products of the candidates.
 
     A separate row-wise dot product would be cheaper, but a device may round it differently (TF32 multiplies
@@ -151,7 +159,7 @@ def _checked_owner(text_to_image: Tensor, *, texts: int, images: int) -> Tensor:
     return owner
 
 
-def _unit(name: str, vectors: Tensor) -> Tensor:
+def unit_vectors(name: str, vectors: Tensor) -> Tensor:
     """Divide every row by its length; a row without a finite, non-zero length has no cosine."""
     lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)  # [N, 1], NaN or inf if any entry is
     if not bool((lengths.isfinite() & (lengths > 0)).all()):

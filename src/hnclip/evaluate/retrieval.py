@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hnclip.data.batches import pad_texts
-from hnclip.data.images import preprocess_image
+from hnclip.data.batches import pad_texts, prepare
+from hnclip.data.cache import Pixels, Progress
 from hnclip.data.records import Record
 from hnclip.evaluate.metrics import RetrievalMetrics, summarize
 from hnclip.evaluate.ranks import Ranks, retrieval_ranks
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
-
-Progress = Callable[[range], Iterator[int]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Gallery:
     """
 
     records: Sequence[Record]
-    pixels: Tensor
+    pixels: Pixels
     captions: Sequence[Sequence[int]]
     owner: Tensor
     truncated: int
@@ -48,52 +48,78 @@ class Evaluation:
     metrics: RetrievalMetrics
 
 
-def prepare_gallery(records: Sequence[Record], model: DualEncoder) -> Gallery:
-    """Decode and tokenise what an evaluation needs. Every caption of a record counts."""
-    if not records:
-        raise ValueError("records is empty: there is nothing to evaluate on")
-    captions = [caption for record in records for caption in record.captions]
-    owner = [index for index, record in enumerate(records) for _ in record.captions]
-    tokenized = model.text_transform(captions)
+def prepare_gallery(
+    records: Sequence[Record], model: DualEncoder, *, cache: Path | None = None, progress: Progress = iter
+) -> Gallery:
+    """Decode and tokenise what an evaluation needs. Every caption of a record counts.
+
+    Args:
+        cache: directory of the picture cache; without one the pictures are held in memory.
+    """
+    data = prepare(records, model.text_transform, model.image_transform, cache=cache, progress=progress)
     return Gallery(
         records=records,
-        pixels=torch.stack([preprocess_image(record.image.load(), model.image_transform) for record in records]),
-        captions=tokenized.ids,
-        owner=torch.tensor(owner),
-        truncated=tokenized.truncated,
+        pixels=data.images["full"],
+        captions=data.texts["caption"],
+        owner=data.owner,
+        truncated=data.truncated["caption"],
     )
 
 
-@torch.no_grad()
 def encode_gallery(
     model: DualEncoder, gallery: Gallery, *, batch: int = 128, progress: Progress = iter
 ) -> tuple[Tensor, Tensor]:
     """Global vectors of all pictures and captions, in fp32 on the CPU.
 
-    Captions are encoded in order of length, so that short ones are not padded to long ones.
-
     Shape:
         returns image [I, D], text [T, D]
     """
+    images = encode_pixels(model, gallery.pixels, batch=batch, progress=progress)
+    return images, encode_captions(model, gallery.captions, batch=batch, progress=progress)
+
+
+def encode_pixels(model: DualEncoder, pixels: Pixels, *, batch: int = 128, progress: Progress = iter) -> Tensor:
+    """Global vectors [I, D] of pictures, in fp32 on the CPU."""
+    with _evaluating(model, batch):
+        parts = [
+            model.encode_images(pixels[start : start + batch].to(model.device)).vectors.float().cpu()
+            for start in progress(range(0, len(pixels), batch))
+        ]
+    return torch.cat(parts)
+
+
+def encode_captions(
+    model: DualEncoder, captions: Sequence[Sequence[int]], *, batch: int = 128, progress: Progress = iter
+) -> Tensor:
+    """Global vectors [T, D] of captions given as token ids, in fp32 on the CPU.
+
+    They are encoded in order of length, so that short ones are not padded to long ones.
+    """
+    order = sorted(range(len(captions)), key=lambda row: len(captions[row]))
+    parts = []
+    with _evaluating(model, batch):
+        for start in progress(range(0, len(order), batch)):
+            rows = [captions[row] for row in order[start : start + batch]]
+            padded = pad_texts(rows, model.text_transform.pad).to(model.device)
+            parts.append(model.encode_texts(padded).vectors.float().cpu())
+    encoded = torch.cat(parts)  # [T, D], shortest first
+    text = torch.empty_like(encoded)
+    text[torch.tensor(order)] = encoded
+    return text
+
+
+@contextmanager
+def _evaluating(model: DualEncoder, batch: int) -> Iterator[None]:
+    """No gradients and no dropout inside; the model's mode as it was afterwards."""
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
     training = model.training
     model.eval()
-    images = [
-        model.encode_images(gallery.pixels[start : start + batch].to(model.device)).vectors.float().cpu()
-        for start in progress(range(0, len(gallery.pixels), batch))
-    ]
-    order = sorted(range(len(gallery.captions)), key=lambda row: len(gallery.captions[row]))
-    texts = []
-    for start in progress(range(0, len(order), batch)):
-        rows = [gallery.captions[row] for row in order[start : start + batch]]
-        padded = pad_texts(rows, model.text_transform.pad).to(model.device)
-        texts.append(model.encode_texts(padded).vectors.float().cpu())
-    model.train(training)
-    encoded = torch.cat(texts)  # [T, D], shortest first
-    text = torch.empty_like(encoded)
-    text[torch.tensor(order)] = encoded
-    return torch.cat(images), text
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
 
 
 def evaluate(

@@ -1,12 +1,13 @@
-"""Several models on several data sets, each data set decoded once."""
+"""Several models on several data sets, to choose one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hnclip.data.sources import open_records
-from hnclip.evaluate.retrieval import Gallery, Progress, evaluate, prepare_gallery
+from hnclip.config import ReadConfig
+from hnclip.data.cache import Progress
+from hnclip.evaluate.protocol import evaluate_task, open_task
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -17,6 +18,7 @@ Name = TypeVar("Name")
 def sweep(
     models: Iterable[tuple[Name, DualEncoder]],
     data: Sequence[str],
+    read: ReadConfig,
     *,
     split: str = "validation",
     batch: int = 128,
@@ -24,17 +26,14 @@ def sweep(
 ) -> dict[Name, dict[str, Any]]:
     """Metrics of every model on every data set, `{name: {data: metrics}}`.
 
-    The models come one after another and must take the same pictures and captions: one may be made from the last. The
-    default split is the one for choosing; a choice made on the test split is no result.
+    The models come one after another: one may be made from the last. The default split is the one for choosing; a
+    choice made on the test split is no result.
     """
-    galleries: dict[str, Gallery] = {}
-    results: dict[Name, dict[str, Any]] = {}
-    for name, model in models:
-        for source in data:
-            if source not in galleries:
-                galleries[source] = prepare_gallery(open_records(source, split), model)
-        results[name] = {
-            source: evaluate(model, gallery, batch=batch, progress=progress).metrics.to_dict()
-            for source, gallery in galleries.items()
+    tasks = {source: open_task(source, split, read) for source in data}
+    return {
+        name: {
+            source: dict(evaluate_task(str(name), model, task, read, batch=batch, progress=progress).metrics)
+            for source, task in tasks.items()
         }
-    return results
+        for name, model in models
+    }

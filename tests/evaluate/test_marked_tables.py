@@ -1,0 +1,151 @@
+"""Marks, rules and LaTeX: character by character, and escapes read back."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from hnclip.evaluate import latex_table, markdown_table, text_table
+from hnclip.evaluate.table import latex_escape
+
+HEADERS, ROWS = ["model", "T→I R@1"], [["a", "9.50"], ["my_run", "10.00"], [], ["paper", "–"]]
+MARKS = {(1, 1): "best", (0, 1): "second"}
+
+
+def test_text_marks_leave_the_digits_under_each_other():
+    assert text_table(HEADERS, ROWS, marks=MARKS).split("\n") == [
+        "model   T→I R@1",
+        "------  -------",
+        "a         9.50+",
+        "my_run   10.00*",
+        "------  -------",
+        "paper        –",
+    ]
+
+
+def test_columns_without_a_mark_are_as_before():
+    table = text_table(["m", "a", "b"], [["x", "1.0", "2.0"], ["y", "3.0", "4.0"]], marks={(0, 2): "best"})
+    assert table.split("\n") == ["m    a     b", "-  ---  ----", "x  1.0  2.0*", "y  3.0  4.0"]
+
+
+def test_markdown_marks_and_rules():
+    assert markdown_table(HEADERS, ROWS, marks=MARKS).split("\n") == [
+        "| model | T→I R@1 |",
+        "| :--- | ---: |",
+        "| a | *9.50* |",
+        "| my_run | **10.00** |",
+        "|  |  |",
+        "| paper | – |",
+    ]
+
+
+def test_latex_tabular():
+    assert latex_table(HEADERS, ROWS, marks=MARKS).split("\n") == [
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"model & T$\rightarrow$I R@1 \\",
+        r"\midrule",
+        r"a & \underline{9.50} \\",
+        r"my\_run & \textbf{10.00} \\",
+        r"\midrule",
+        r"paper & \textendash{} \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def test_latex_float_with_titles_over_columns():
+    table = latex_table(
+        ["model", "a", "b", "c"],
+        [["x", "1", "2", "3"]],
+        spans=[("DOCCI", 2), ("DCI & more", 1)],
+        caption="100 % of it.",
+        label="tab:it",
+    )
+    assert table.split("\n") == [
+        r"\begin{table}",
+        r"\centering",
+        r"\caption{100 \% of it.}",
+        r"\label{tab:it}",
+        r"\begin{tabular}{lrrr}",
+        r"\toprule",
+        r"& \multicolumn{2}{c}{DOCCI} & \multicolumn{1}{c}{DCI \& more} \\",
+        r"\cmidrule(lr){2-3} \cmidrule(lr){4-4}",
+        r"model & a & b & c \\",
+        r"\midrule",
+        r"x & 1 & 2 & 3 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+
+
+COMMANDS = {
+    r"\textbackslash{}": "\\",
+    r"\textasciitilde{}": "~",
+    r"\textasciicircum{}": "^",
+    r"\textless{}": "<",
+    r"\textgreater{}": ">",
+    r"\textbar{}": "|",
+    r"\textendash{}": "–",
+    r"\ldots{}": "…",
+    r"$\rightarrow$": "→",
+    r"$\times$": "×",
+    r"$\pm$": "±",
+    "$-$": "−",
+    r"$\alpha$": "α",
+    r"$\gamma$": "γ",
+    r"$\lambda$": "λ",
+    r"$\Delta$": "Δ",
+    r"$\bar{G}$": "Ḡ",
+    "-{}": "-",
+    "{[}": "[",
+    "{*}": "*",
+    **{f"\\{character}": character for character in "&%$#_{}"},
+}
+
+
+def read_latex(text: str) -> str:
+    """What LaTeX would print: known commands are characters, and nothing else may be special."""
+    longest_first = sorted(COMMANDS, key=len, reverse=True)
+    printed = ""
+    while text:
+        command = next((command for command in longest_first if text.startswith(command)), None)
+        if command is None:
+            assert text[0] not in "\\&%$#_{}~^<>|", text
+            assert not text.startswith("--"), text
+            printed, text = printed + text[0], text[1:]
+        else:
+            printed, text = printed + COMMANDS[command], text[len(command) :]
+    return printed
+
+
+@given(st.text(st.sampled_from([*r"ab1 .-[]*{}\&%$#_~^<>|", *"–…→×±−αγλΔḠé\n\t"]), max_size=12))
+@example("a--b---c")
+@example("[x] *")
+@example("* [")
+def test_escaped_text_prints_as_itself(text):
+    escaped = latex_escape(text)
+    assert read_latex(escaped) == " ".join(text.split())
+    assert not re.match(r"[\[*]", escaped)  # it would belong to the line break of the row before
+
+
+@pytest.mark.parametrize("table", [text_table, markdown_table, latex_table])
+def test_errors_name_the_argument(table):
+    for cell in ((0, 2), (2, 0), (-1, 0), (1, 0)):
+        with pytest.raises(ValueError, match=r"^marks names the cell"):
+            table(["a", "b"], [["1", "2"], []], marks={cell: "best"})
+    with pytest.raises(ValueError, match=r"^rows "):
+        table(["a", "b"], [["1"]])
+    with pytest.raises(ValueError, match=r"^headers "):
+        table([], [])
+
+
+def test_latex_errors_name_the_argument():
+    with pytest.raises(ValueError, match=r"^spans must cover the 2 columns"):
+        latex_table(["m", "a", "b"], [], spans=[("one", 1)])
+    with pytest.raises(ValueError, match=r"^label needs a caption"):
+        latex_table(["m"], [], label="tab:x")

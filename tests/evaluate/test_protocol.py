@@ -1,0 +1,185 @@
+"""The protocol: one loop for all models and data, what is left out is counted, what is compared is paired."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import hnclip.evaluate.protocol as protocol
+from hnclip.config import ReadConfig
+from hnclip.data.records import DataSet, Record
+from hnclip.data.scenes import scene_records
+from hnclip.evaluate.protocol import Task, comparisons, evaluate_models, evaluate_task, open_task, query_file
+from hnclip.evaluate.queries import read_queries
+from hnclip.evaluate.retrieval import evaluate, prepare_gallery
+from hnclip.evaluate.sweep import sweep
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load
+
+READ = ReadConfig()
+
+
+@pytest.fixture(scope="module")
+def model(model_directory: Path) -> DualEncoder:
+    return load(model_directory)
+
+
+@pytest.fixture(scope="module")
+def records() -> list[Record]:
+    return scene_records("park", "test", families=5)
+
+
+@pytest.fixture
+def table(tmp_path: Path, records: list[Record]) -> Path:
+    """Ten pictures as files, and a CSV of their captions without splits."""
+    with (tmp_path / "data.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "caption"])
+        for number, record in enumerate(records[:10]):
+            record.image.load().save(tmp_path / f"{number}.png")
+            writer.writerow([f"{number}.png", record.captions[0]])
+    return tmp_path / "data.csv"
+
+
+def task_of(records: list[Record], name: str = "some", **changes: object) -> Task:
+    return Task(DataSet(name, tuple(records), **changes), "test", tuple(records))  # type: ignore[arg-type]
+
+
+def test_the_default_split_is_the_test_split_or_everything(table: Path) -> None:
+    assert (open_task(str(table), None, READ).split, len(open_task(str(table), None, READ).records)) == ("all", 10)
+    assert open_task("scenes/park", None, READ).split == "test"
+    assert len(open_task("scenes/shelf", "validation", READ).records) == 400
+    with pytest.raises(ValueError, match="has no split 'test'"):
+        open_task(str(table), "test", READ)
+
+
+def test_a_result_holds_the_numbers_of_a_plain_evaluation(model: DualEncoder, records: list[Record]) -> None:
+    found = evaluate_task("mine", model, task_of(records), READ, batch=7)
+    plain = evaluate(model, prepare_gallery(records, model), intervals=True)
+    assert found.metrics == plain.metrics.to_dict()
+    assert (found.model, found.data, found.split, found.images, found.skipped) == ("mine", "some", "test", 20, 0)
+    assert found.held_out is None
+
+
+def test_a_table_of_files_gives_the_numbers_of_its_records(
+    model: DualEncoder, records: list[Record], table: Path
+) -> None:
+    """The same pictures through PNG files, the CSV reader and the cache."""
+    from_files = evaluate_task("m", model, open_task(str(table), None, READ), READ)
+    ungrouped = [replace(record, group=None) for record in records[:10]]
+    assert from_files.metrics == evaluate_task("m", model, task_of(ungrouped), READ).metrics
+
+
+def test_what_cannot_be_used_is_left_out_counted_and_limited(model: DualEncoder, table: Path) -> None:
+    (table.parent / "3.png").write_bytes(b"damaged")
+    task = open_task(str(table), None, READ)
+    with pytest.raises(ValueError, match=r"1 of 10 records of .*data\.csv cannot be used"):
+        evaluate_task("m", model, task, READ)
+    found = evaluate_task("m", model, task, ReadConfig(max_bad=0.1))
+    assert (found.images, found.skipped) == (9, 1)
+    exact = replace(task, data=replace(task.data, exact=True))
+    with pytest.raises(ValueError, match=r"more than the 0\.0% that may be left out"):
+        evaluate_task("m", model, exact, ReadConfig(max_bad=0.1))
+
+
+def test_held_out_records_are_reported_beside_the_whole(
+    model: DualEncoder, records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart = frozenset(record.id for record in records[:8])
+    monkeypatch.setattr(protocol, "held_out", lambda name, data: apart if name == "long-dci" else None)
+    found = evaluate_task("m", model, task_of(records, "long-dci"), READ)
+    alone = evaluate_task("m", model, task_of(records[:8]), READ)
+    assert found.held_out == alone.metrics
+    assert found.metrics["image_to_text"]["queries"] == 20
+
+
+def test_every_model_meets_every_task_and_is_compared_with_the_first(
+    model: DualEncoder, records: list[Record], tmp_path: Path
+) -> None:
+    opened: list[str] = []
+
+    def opens(name: str):
+        return name, lambda: opened.append(name) or model
+
+    tasks = [task_of(records, "one"), task_of(records[:8], "two/three")]
+    results = evaluate_models([opens("a"), opens("b")], tasks, READ, queries=tmp_path, top=3)
+    assert opened == ["a", "b"]
+    assert [(r.model, r.data) for r in results.results] == [
+        ("a", "one"),
+        ("a", "two/three"),
+        ("b", "one"),
+        ("b", "two/three"),
+    ]
+    compared = comparisons(results)
+    assert list(compared) == [("one", "test", "b"), ("two/three", "test", "b")]
+    for found in compared.values():  # the same model twice: no difference at all
+        assert all(c.difference.mean == 0 and not c.clear for c in found)
+    names = {query_file(model, task) for model in (0, 1) for task in tasks}
+    assert (
+        {file.name for file in tmp_path.iterdir()}
+        == names
+        == {
+            "1-one-test.jsonl",
+            "1-two-three-test.jsonl",
+            "2-one-test.jsonl",
+            "2-two-three-test.jsonl",
+        }
+    )
+    queries = read_queries(tmp_path / "1-two-three-test.jsonl")
+    assert [query.rank for query in queries if query.direction == "image_to_text"] == (
+        results.results[1].queries.ranks.image_to_text.tolist()  # type: ignore[union-attr]
+    )
+
+
+def test_names_that_come_twice_are_refused_before_anything_is_opened(records: list[Record]) -> None:
+    def never() -> DualEncoder:
+        pytest.fail("opened")
+
+    one, task = ("a", never), task_of(records)
+    with pytest.raises(ValueError, match="the model a is named twice"):
+        evaluate_models([one, one], [task], READ)
+    with pytest.raises(ValueError, match="the data set some test is named twice"):
+        evaluate_models([one], [task, task], READ)
+
+
+def test_a_sweep_names_models_and_data(model: DualEncoder, table: Path) -> None:
+    found = sweep([(0.5, model)], [str(table)], ReadConfig(validation_share=0.5), batch=4)
+    assert found[0.5][str(table)]["text_to_image"]["queries"] == 5
+
+
+def test_pictures_that_are_not_there_are_named(model: DualEncoder, table: Path) -> None:
+    Image.new("RGB", (4, 4)).save(table.parent / "spare.png")
+    for number in range(10):
+        (table.parent / f"{number}.png").unlink()
+    with pytest.raises(ValueError, match=r"10 of 10 .*\n  missing image: 0\.png"):
+        evaluate_task("m", model, open_task(str(table), None, READ), READ)
+
+
+def test_a_damaged_training_list_is_not_in_the_way_of_the_test_split(tmp_path: Path) -> None:
+    numbers = [("qual_test", 100), ("test", 5000)]
+    rows = [
+        {"filename": f"elsewhere/{split}_{number:05}.jpg", "caption": f"{split} {number}"}
+        for split, count in numbers
+        for number in range(count)
+    ]
+    (tmp_path / "docci_test.json").write_text(json.dumps(rows))
+    (tmp_path / "docci_train_del_org.json").write_text("[{")
+    task = open_task(f"docci={tmp_path}", None, READ)
+    assert (task.data.name, task.split, len(task.records)) == ("docci", "test", 5100)
+    with pytest.raises(ValueError, match="docci_train_del_org"):
+        open_task(f"docci={tmp_path}", "train", READ)
+
+
+def test_declared_splits_can_be_set_aside(table: Path) -> None:
+    lines = table.read_text(encoding="utf-8").splitlines()
+    split = [lines[0] + ",split", *(f"{line},{'test' if n < 3 else 'val'}" for n, line in enumerate(lines[1:]))]
+    table.write_text("\n".join(split), encoding="utf-8")
+    assert len(open_task(str(table), None, READ).records) == 3
+    aside = ReadConfig(splits=False)
+    assert (open_task(str(table), None, aside).split, len(open_task(str(table), None, aside).records)) == ("all", 10)
+    assert len(open_task(str(table), "train", aside).records) == 8
