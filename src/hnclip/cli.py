@@ -46,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         return COMMANDS[command](rest) or 0
+    except BrokenPipeError:  # whoever read the output has seen enough
+        sys.stdout = None  # else the interpreter tries once more when it ends
+        return 1
     except (ValueError, OSError, RuntimeError) as error:
         print(f"hnclip {command}: {error}", file=sys.stderr)
         return 1

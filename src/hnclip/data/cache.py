@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
 from threading import Lock
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import PIL
 import torch
-from PIL import Image
 from torch import Tensor
 
 from hnclip.data import images as image_code
@@ -25,16 +20,14 @@ from hnclip.data import pictures as picture_code
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.records import BadPicture, ImageSource, Problem
 from hnclip.data.store import LAYOUT, Entry, MappedPixels, Store, open_store
+from hnclip.data.threads import decoding_threads, in_order, processors
 
 # Both have a length and a shape [N, 3, S, S], and give uint8 tensors for a slice or a list of indices.
 Pixels: TypeAlias = Tensor | MappedPixels
 
 CHUNK = 128  # pictures that enter the store together, and that threads may run ahead: 20 MB for a side of 224
-MOST_WORKERS = 16  # beyond it threads mostly wait for the interpreter, and each may hold a large picture
 
 Progress = Callable[[range], Iterator[int]]
-Item = TypeVar("Item")
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,7 @@ def load_pictures(
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
-    count = workers or min(MOST_WORKERS, _processors())
+    count = workers or processors()
     if cache is None:
         return _load_into_memory(images, transform, count, progress)
     with open_store(cache / "images" / _fingerprint(transform), transform.size) as store:
@@ -108,8 +101,8 @@ def _load_into_memory(
         except BadPicture as error:
             return _problem(image, error)
 
-    with _threads(workers) as pool:
-        for index, made in zip(progress(range(len(images))), _in_order(pool, load, images)):
+    with decoding_threads(workers) as pool:
+        for index, made in zip(progress(range(len(images))), in_order(pool, load, images, CHUNK)):
             if isinstance(made, Problem):
                 problems[index] = made
             else:
@@ -197,8 +190,8 @@ def _fill(
             yield from chunk
 
     ready: list[Entry] = []
-    with _threads(workers) as pool:
-        for position, made in zip(progress(range(len(names))), _in_order(pool, prepare, begun())):
+    with decoding_threads(workers) as pool:
+        for position, made in zip(progress(range(len(names))), in_order(pool, prepare, begun(), CHUNK)):
             if isinstance(made, Problem):
                 found[names[position]] = made
             elif made is not None:
@@ -229,41 +222,3 @@ def _name(image: ImageSource) -> bytes:
 
 def _hash(content: bytes) -> bytes:
     return blake2b(content, digest_size=32).digest()
-
-
-def _processors() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _in_order(pool: ThreadPoolExecutor, work: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
-    """`map(work, items)` by threads that run at most a chunk ahead, so that they are busy while a chunk is stored."""
-    waiting: deque[Future[Made]] = deque()
-    for item in items:
-        if len(waiting) == CHUNK:
-            yield waiting.popleft().result()
-        waiting.append(pool.submit(work, item))
-    while waiting:
-        yield waiting.popleft().result()
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that may decode pictures side by side; what has not begun when the block ends is not done."""
-    Image.init()  # Pillow loads its decoders when they are needed, and threads that need one at once may miss it
-    torch_threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(count, initializer=_one_torch_thread)
-    with warnings.catch_warnings():
-        # Threads that each silence this warning for a moment would undo it for each other.
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        try:
-            yield pool
-        finally:
-            pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(torch_threads)  # threads that are new from now on inherit it
-
-
-def _one_torch_thread() -> None:
-    """In a worker torch must not start workers of its own: there would be the square of the processors of them."""
-    if torch.backends.openmp.is_available():  # else all threads share one pool
-        torch.set_num_threads(1)

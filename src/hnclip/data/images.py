@@ -113,14 +113,19 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
     return _resize_with_pillow(image, (columns, rows), crop, transform.resample)
 
 
+def orientation(image: Image.Image) -> int:
+    """1 for upright, 2 to 8 for the ways in which EXIF turns and mirrors pictures; from 5 on it lies on its side."""
+    try:
+        found = image.getexif().get(ExifTags.Base.Orientation)
+    except (SyntaxError, ValueError):  # what Pillow raises for EXIF that is none
+        return 1
+    return next((turn for turn in range(2, 9) if turn == found), 1)
+
+
 def _upright(image: Image.Image) -> Image.Image:
     """The picture as its camera held it."""
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except (SyntaxError, ValueError):  # what Pillow raises for EXIF that is none
-        return image
     # exif_transpose would copy the picture also where there is nothing to do
-    return ImageOps.exif_transpose(image) if orientation in range(2, 9) else image
+    return ImageOps.exif_transpose(image) if orientation(image) > 1 else image
 
 
 def _flatten(image: Image.Image) -> Image.Image:

@@ -20,12 +20,38 @@ ERRORS = {
 
 # Worth knowing before training; nothing is left out because of it.
 WARNINGS = {
+    "shared caption": "the same caption in two splits",
     "same caption": "captions that are equal word for word: no model can tell their pictures apart by them",
     "similar caption": "captions that share nearly all their words",
     "same image": "one picture under several names in one split",
     "similar image": "pictures that look nearly the same",
-    "shared caption": "the same caption in two splits",
+    "garbled caption": "letters that were lost (U+FFFD) or read in the wrong encoding (â€™ for ’)",
     "cut caption": "captions longer than the model's context",
     "small image": "pictures smaller than the model's input",
     "unused file": "a file beside the data that no record refers to",
+}
+
+# What can be done about each kind.
+ADVICE = {
+    "unreadable row": "mend the rows, or write the table anew with a program that knows its format",
+    "no image": "add the pictures' names, or remove the rows",
+    "no caption": "write captions, or remove the pictures",
+    "empty caption": "write captions, or remove the rows",
+    "bad text": "save the files as UTF-8",
+    "missing image": "copy the files there, or say where they are with --read.images",
+    "corrupt image": "copy or download the files again, or remove the records",
+    "truncated image": "copy or download the files again",
+    "oversized image": "make the pictures smaller, or remove the records",
+    "unusual image": "convert the pictures to RGB or grey in 8 bits",
+    "repeated id": "give each record an id of its own",
+    "shared image": "keep the picture in one split: a model that was trained on it cannot be tested on it",
+    "shared caption": "keep the pictures in one split if they show the same",
+    "same caption": "write captions that tell the pictures apart, or keep one of them",
+    "similar caption": "let the captions say what differs, or give the pictures one group (--read.group-column)",
+    "same image": "keep one, with all the captions",
+    "similar image": "keep one, or give them one group (--read.group-column), so that they stay in one split",
+    "garbled caption": "make the table anew from its source, in UTF-8",
+    "cut caption": "use a model with a longer context (docs/models.md), or write the important things first",
+    "small image": "use larger pictures if there are any",
+    "unused file": "add rows for the files, or leave them",
 }

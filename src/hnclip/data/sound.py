@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hnclip.data.cache import Progress, load_pictures
 from hnclip.data.images import ImageTransform
+from hnclip.data.readers.cells import bad_text
 from hnclip.data.records import Problem, Record
 from hnclip.data.texts import TextTransform
 from hnclip.files import replace_file
@@ -93,4 +94,4 @@ def _why(caption: str, text_transform: TextTransform) -> str:
 
 
 def _kind(caption: str) -> str:
-    return "bad text" if caption.strip() else "empty caption"
+    return "bad text" if bad_text(caption) else "empty caption"

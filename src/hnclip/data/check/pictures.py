@@ -1,0 +1,69 @@
+"""Every picture read and decoded once: what is wrong with it, its size, and what it is compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from hnclip.data.cache import Progress
+from hnclip.data.check.fingerprint import THUMBNAIL, fingerprint
+from hnclip.data.images import orientation, preprocess_image
+from hnclip.data.records import BadPicture, ImageSource, Problem
+from hnclip.data.threads import decoding_threads, in_order, processors
+
+AHEAD = 128  # pictures that threads may be ahead of the progress that is shown; no pixels are kept
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A sound picture without its pixels. `width` and `height` are as one sees it, after any rotation; pictures of
+    equal `content` are the same, those of similar `fingerprint` look alike (None: too plain to tell)."""
+
+    content: bytes
+    fingerprint: bytes | None
+    width: int
+    height: int
+    format: str
+    mode: str
+    rotated: bool
+
+    @property
+    def shortest(self) -> int:
+        return min(self.width, self.height)
+
+
+def look_at(sources: Sequence[ImageSource], *, workers: int | None, progress: Progress) -> list[Picture | Problem]:
+    """Decode all of these, as many at a time as there are workers; no pixels are kept.
+
+    Args:
+        workers: threads, as many as processors when left out.
+    """
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
+    with decoding_threads(workers or processors()) as pool:
+        steps = progress(range(len(sources)))
+        return [found for _, found in zip(steps, in_order(pool, _look, sources, AHEAD))]
+
+
+def _look(source: ImageSource) -> Picture | Problem:
+    try:
+        content = source.read()
+        image = source.decode(content)
+    except BadPicture as error:
+        return Problem(error.kind, source.key, str(error))
+    try:
+        thumbnail = preprocess_image(image, THUMBNAIL).numpy()
+    except ValueError as error:
+        return Problem("unusual image", source.key, f"{source.key}: {error}")
+    turned = orientation(image)
+    width, height = image.size if turned < 5 else image.size[::-1]
+    return Picture(
+        content=sha256(content).digest(),
+        fingerprint=fingerprint(thumbnail),
+        width=width,
+        height=height,
+        format=image.format or "no format",
+        mode=image.mode,
+        rotated=turned > 1,
+    )
