@@ -255,7 +255,11 @@ def test_lines_fit_a_terminal_and_hold_nothing_it_would_obey(tmp_path):
 
 def test_verdicts(tmp_path, sound):
     nothing = data_set(record("a", FileImage(tmp_path / "nowhere.png"), "x"))
-    assert check_data(nothing).to_text().endswith("Nothing to train on: no record can be used.")
+    assert (
+        check_data(nothing)
+        .to_text()
+        .endswith("No picture could be decoded.\n\nNothing to train on: no record can be used.")
+    )
     warned = DataSet("x", sound.records, (Problem("unused file", "x.png", "no row"),))
     assert check_data(warned).to_text().endswith("Ready to train; look at the warnings first.")
     partly = data_set(*sound.records, record("p", picture_file(tmp_path, "p.png", 77), " ", "a word"))

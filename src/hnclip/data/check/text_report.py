@@ -93,6 +93,8 @@ def _picture_table(report: CheckReport) -> str:
     found = report.images
     if found is None:
         return "The pictures were not looked at."
+    if found.width is None:
+        return "No picture could be decoded."
     rows = [
         ["width", *_spread(found.width)],
         ["height", *_spread(found.height)],
