@@ -61,8 +61,8 @@ def stop_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> 
     """Run until a step is done, and no further."""
     original = loop._Run._step
 
-    def failing(self: loop._Run, epoch: int, batch: Batch) -> dict:
-        entry = original(self, epoch, batch)
+    def failing(self: loop._Run, epoch: int, batch: Batch, **options: float) -> dict:
+        entry = original(self, epoch, batch, **options)
         if self.step == step:
             raise KeyboardInterrupt
         return entry
@@ -93,6 +93,7 @@ def test_a_run_learns_and_leaves_everything_behind(model_directory: Path, tmp_pa
         assert entry["loss"] == pytest.approx(entry["global"] + entry["token"])
         assert 0 <= entry["saturated"] <= 1
         assert entry["grad_norm"] > 0
+        assert entry["waited"] >= 0
         assert 1 <= entry["scale"] <= 100
     best = max(evaluations[1:], key=lambda entry: entry["mean_R@1"])
     assert result.best == {"epoch": best["epoch"], "mean_R@1": best["mean_R@1"]}

@@ -54,9 +54,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     batches: Seen = []
     original = loop._Run._step
 
-    def watched(self: loop._Run, epoch: int, batch: Batch) -> dict:
+    def watched(self: loop._Run, epoch: int, batch: Batch, **options: float) -> dict:
         batches.append([tuple(row) for row in batch.ids.tolist()])
-        return original(self, epoch, batch)
+        return original(self, epoch, batch, **options)
 
     monkeypatch.setattr(loop._Run, "_step", watched)
     return batches

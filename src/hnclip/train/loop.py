@@ -236,15 +236,17 @@ class _Run:
         done = sum(len(rows) for rows in dealt.batches[:first])
         train_mode(self.model)
         with progress_bar(title, len(pairs), done, quiet=self.quiet) as bar:
+            started = time.perf_counter()
             for batch in ahead(pairs.batch, dealt.batches[first:]):
-                entry = self._step(epoch, batch)
+                entry = self._step(epoch, batch, waited=time.perf_counter() - started)
                 bar.advance(len(batch), f"loss {entry['loss']:.3f}")
                 if self.step % self.config.save_every == 0 and self.step < (epoch + 1) * self.epoch_steps:
                     self._save()
+                started = time.perf_counter()
         self._evaluate(epoch + 1)
         self._save()
 
-    def _step(self, epoch: int, batch: Batch) -> dict[str, Any]:
+    def _step(self, epoch: int, batch: Batch, *, waited: float) -> dict[str, Any]:
         started = time.perf_counter()
         optim = self.config.optim
         batch = batch.to(self.model.device)
@@ -260,7 +262,7 @@ class _Run:
         self.optimizer.step()
         clamp_scale(self.model.backbone.logit_scale, optim.scale_max)
         self.step += 1
-        entry = self._entry(epoch, result, norm, len(batch) / (time.perf_counter() - started))
+        entry = self._entry(epoch, result, norm, len(batch) / (time.perf_counter() - started), waited)
         self.log.write(entry)
         return entry
 
@@ -282,7 +284,7 @@ class _Run:
             "Try a lower --optim.lr or --optim.precision fp32."
         )
 
-    def _entry(self, epoch: int, result: StepResult, norm: Tensor, speed: float) -> dict[str, Any]:
+    def _entry(self, epoch: int, result: StepResult, norm: Tensor, speed: float, waited: float) -> dict[str, Any]:
         terms = {name: value.item() for name, value in result.terms.items()}
         return {
             "kind": "step",
@@ -296,6 +298,7 @@ class _Run:
             "scale": self.model.scale.item(),
             "lr": self.optimizer.param_groups[0]["lr"],
             "pairs_per_second": round(speed, 1),
+            "waited": round(waited, 4),
         }
 
     def _evaluate(self, epoch: int) -> None:
