@@ -69,6 +69,7 @@ def test_wrong_calls_say_what_is_wrong() -> None:
         (["eval", "--data", "photos"], "'photos' is not known"),
         (["train", "--data", "scenes/moon", "--out", "OUT"], "style must be one of park, shelf"),
         (["train", "--resume", "OUT"], "holds no run to resume"),
+        (["train", "--resume", "OUT", "--optim.epochs", "5"], "leave the other options out"),
         (["train", "--config", "OUT/none.json"], "none.json"),
         (["eval", "--device", "warp"], "device 'warp'"),
     ],
@@ -76,7 +77,7 @@ def test_wrong_calls_say_what_is_wrong() -> None:
 def test_bad_input_is_one_clear_line(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], model_directory: Path
 ) -> None:
-    if "--model" not in arguments:
+    if "--model" not in arguments and "--resume" not in arguments:
         arguments = [*arguments, "--model", str(model_directory)]
     code = main([argument.replace("OUT", str(tmp_path / "run")) for argument in arguments])
     error = capsys.readouterr().err

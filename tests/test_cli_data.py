@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,10 @@ def test_check_train_evaluate_compare(
     assert main(["train", "--data", data, "--out", str(run), *options, "--read.validation-share", "0.25"]) == 0
     said = capsys.readouterr()
     assert f"18 training pairs and 6 validation pictures from {data}" in said.err
-    assert f"next: hnclip eval --model {run} --data {data}" in said.out
+    hint = next(line for line in said.out.splitlines() if line.startswith("next: hnclip "))
+    assert "--split validation --read.validation-share 0.25" in hint  # training pairs are not what to evaluate on
+    assert main([*shlex.split(hint.removeprefix("next: hnclip ")), "--json"]) == 0
+    assert [row["images"] for row in read(capsys)["results"]] in ([6], [6, 6])
 
     queries, page = tmp_path / "queries", tmp_path / "page.md"
     arguments = ["eval", "--model", model, str(run / "last"), "--on", f"{data},scenes/park", "--split", "validation"]
@@ -78,7 +82,9 @@ def test_check_fails_on_errors_and_training_names_them(
     assert "empty caption" in printed
     train = ["train", "--recipe", "tiny", "--data", str(folder), "--model", str(model_directory), "--threads", "1"]
     assert main([*train, "--out", str(tmp_path / "run")]) == 1
-    assert "2 of 24 records" in capsys.readouterr().err
+    assert "1 of 24 rows" in capsys.readouterr().err  # the empty caption
+    assert main([*train, "--out", str(tmp_path / "run"), "--read.max-bad", "0.042"]) == 1
+    assert "1 of 23 records" in capsys.readouterr().err  # the truncated picture
     assert main([*train, "--out", str(tmp_path / "run"), "--read.max-bad", "0.2", "--optim.epochs", "1"]) == 0
     assert len((tmp_path / "run" / "left_out.jsonl").read_text().splitlines()) == 2
 

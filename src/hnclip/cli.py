@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = None  # else the interpreter tries once more when it ends
         return 1
     except (ValueError, OSError, RuntimeError) as error:
-        print(f"hnclip {command}: {error}", file=sys.stderr)
+        name = "data check" if command == "data" else command
+        print(f"hnclip {name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"hnclip {command}: interrupted; {CONTINUE.get(command, 'nothing was lost')}", file=sys.stderr)
@@ -67,12 +68,15 @@ def _train(arguments: Sequence[str]) -> None:
         base = from_json(TrainConfig, Path(path).read_text(encoding="utf-8"))
     options = _parse(Train, "train", arguments, Train(run=base))
 
-    from hnclip.files import read_settings
+    from hnclip.command import eval_command
+    from hnclip.train.log import read_metrics
     from hnclip.train.loop import CONFIG, resume, train
 
     report = _warn if options.json or options.quiet else _say
     quiet = options.quiet or options.json
     if options.resume is not None:
+        if options.run != base:
+            raise ValueError("--resume goes on with the run's own configuration: leave the other options out")
         result = resume(options.resume, quiet=quiet, report=report)
     else:
         result = train(options.run, quiet=quiet, report=report)
@@ -82,8 +86,9 @@ def _train(arguments: Sequence[str]) -> None:
     print(f"trained {result.steps} steps in {result.seconds:.0f} s")
     for name, found in (("best", result.best), ("last", result.last)):
         print(f"  {name}: epoch {found['epoch']}, validation R@1 {found['mean_R@1']:.1f}   {result.out / name}")
-    data = read_settings(result.out / CONFIG)["data"]
-    print(f"next: hnclip eval --model {result.out} --data {shlex.quote(data)}")
+    config = from_json(TrainConfig, (result.out / CONFIG).read_text(encoding="utf-8"))
+    has_test = read_metrics(result.out, "data")[0]["test_split"]
+    print(f"next: {eval_command(config, result.out, split=None if has_test else 'validation')}")
 
 
 def _eval(arguments: Sequence[str]) -> None:
@@ -93,10 +98,10 @@ def _eval(arguments: Sequence[str]) -> None:
 
     from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
     from hnclip.evaluate.render import Report, check_form, to_dict, to_text, write_report
-    from hnclip.evaluate.runs import models_of
     from hnclip.models.load import load
     from hnclip.train.log import progress_bar
     from hnclip.train.loop import pick_device
+    from hnclip.train.runs import models_of
 
     for path in options.out:
         check_form(path)
@@ -108,8 +113,11 @@ def _eval(arguments: Sequence[str]) -> None:
     ]
     tasks = [open_task(source, options.split, options.read) for source in _sources(options.data)]
     for task in tasks:
-        if task.split == "all":
-            _say(f"{task.data.name} declares no splits: all {len(task.records):,} records are used")
+        if task.split == "all" and options.split is None:
+            _say(
+                f"{task.data.name} declares no splits: all {len(task.records):,} records are used. Of a model that was "
+                "trained on them, --split validation takes only those that training held out."
+            )
     with progress_bar("evaluating, batches", quiet=options.quiet or options.json) as bar:
         results = evaluate_models(
             models,
@@ -134,7 +142,10 @@ def _compare(arguments: Sequence[str]) -> None:
     from hnclip.evaluate.compare import compare_queries
     from hnclip.evaluate.queries import read_queries
 
-    found = compare_queries(read_queries(options.a), read_queries(options.b), ks=options.k)
+    try:
+        found = compare_queries(read_queries(options.a), read_queries(options.b), ks=options.k)
+    except ValueError as error:
+        raise ValueError(f"{error} (a is {options.a}, b is {options.b})") from error
     if options.json:
         print(json.dumps([comparison.to_dict() for comparison in found]))
         return
@@ -154,11 +165,14 @@ def _data(arguments: Sequence[str]) -> int:
 
     from hnclip.data.check import check_data
     from hnclip.data.sources import open_data
-    from hnclip.models.load import load
     from hnclip.train.log import progress_bar
 
     data = open_data(options.data, options.read)
-    model = None if options.model is None else load(options.model, **vars(options.opening))
+    model = None
+    if options.model is not None:
+        from hnclip.models.load import load  # and with it transformers, which takes seconds
+
+        model = load(options.model, **vars(options.opening))
     with progress_bar("reading pictures", quiet=options.quiet or options.json) as bar:
         report = check_data(
             data,

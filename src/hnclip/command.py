@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from hnclip import recipes
-from hnclip.config import TrainConfig
+from hnclip.config import ReadConfig, TrainConfig
 
 
 def train_command(config: TrainConfig) -> str:
     """`hnclip train …` for this configuration, to be pasted into a shell."""
     words = ["hnclip", "train", "--recipe", "paper", *_differences(config, recipes.paper(), "")]
     return shlex.join(words)
+
+
+def eval_command(config: TrainConfig, out: Path, *, split: str | None) -> str:
+    """`hnclip eval …` for the models of a run on the data that it was trained on."""
+    words = ["hnclip", "eval", "--model", str(out), "--data", config.data, *(("--split", split) if split else ())]
+    return shlex.join([*words, *_differences(config.read, ReadConfig(), "read.")])
 
 
 def _differences(config: Any, default: Any, prefix: str) -> list[str]:

@@ -80,7 +80,9 @@ class Compare:
     and whether that is more than chance."""
 
     a: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="A")]
+    """File of queries of one model."""
     b: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="B")]
+    """File of queries of the model that it is compared with."""
     k: tuple[int, ...] = (1, 5, 10)
     """Lengths of the result list."""
     json: bool = False

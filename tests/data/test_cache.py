@@ -373,10 +373,19 @@ def test_an_error_ends_the_work_that_was_waiting(tmp_path):
     assert len(reads) < 50
 
 
+def test_a_full_disk_does_not_matter_to_a_bad_picture(tmp_path, monkeypatch):
+    images = files(tmp_path / "pictures", 5)
+    images[2].path.write_bytes(b"no picture")
+    load_pictures(images, SMALL, cache=tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    assert load_pictures(images, SMALL, cache=tmp_path).kept == (0, 1, 3, 4)
+
+
 def test_a_disk_too_small_for_all_is_said_before_the_first_is_read(tmp_path, monkeypatch, work):
     images = files(tmp_path / "pictures", 11)
     load_pictures(images[:1], SMALL, cache=tmp_path)
     work["read"].clear()
+    monkeypatch.setattr(cache_module, "CHUNK", 4)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10 * 3 * 8 * 8 - 1))
     with pytest.raises(OSError, match=r"1,920 bytes are needed, 1,919 bytes are free.*--read.cache or HNCLIP_CACHE"):
         load_pictures(images, SMALL, cache=tmp_path)

@@ -74,10 +74,11 @@ def test_nothing_sound_at_all(records: list[Record], text_transform: TextTransfo
 
 def test_a_share_above_the_limit_is_refused_with_examples() -> None:
     problems = [Problem("missing image", f"r{i}", "gone") for i in range(7)]
-    check_share(problems, 700, largest=0.01, name="my.csv")
-    check_share([], 0, largest=0.0, name="my.csv")
+    check_share(7, 700, problems, what="records", largest=0.01, name="my.csv")
+    check_share(0, 0, [], what="records", largest=0.0, name="my.csv")
+    check_share(0, 10, problems, what="records", largest=0.0, name="my.csv")  # captions were bad, no record was lost
     with pytest.raises(ValueError, match=r"7 of 699 records of my\.csv cannot be used") as caught:
-        check_share(problems, 699, largest=0.01, name="my.csv")
+        check_share(7, 699, problems, what="records", largest=0.01, name="my.csv")
     message = str(caught.value)
     assert "missing image: r4: gone" in message
     assert "r5" not in message

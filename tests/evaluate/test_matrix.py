@@ -257,6 +257,7 @@ def test_result_of_an_evaluation():
         "captions": 80,
         "truncated_captions": 2,
         "skipped_records": 4,
+        "unread_rows": 0,
         "caption_similarity": similarity,
     }
     held_out = result_of("m", "docci", "test", GALLERY, found, held_out=frozenset({"r0", "r9"})).to_dict()["held_out"]

@@ -14,7 +14,8 @@ import hnclip.evaluate.protocol as protocol
 from hnclip.config import ReadConfig
 from hnclip.data.records import DataSet, Record
 from hnclip.data.scenes import scene_records
-from hnclip.evaluate.protocol import Task, comparisons, evaluate_models, evaluate_task, open_task, query_file
+from hnclip.data.sound import Sound
+from hnclip.evaluate.protocol import Task, comparisons, evaluate_models, evaluate_task, open_task
 from hnclip.evaluate.queries import read_queries
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
 from hnclip.evaluate.sweep import sweep
@@ -83,7 +84,7 @@ def test_what_cannot_be_used_is_left_out_counted_and_limited(model: DualEncoder,
     found = evaluate_task("m", model, task, ReadConfig(max_bad=0.1))
     assert (found.images, found.skipped) == (9, 1)
     exact = replace(task, data=replace(task.data, exact=True))
-    with pytest.raises(ValueError, match=r"more than the 0\.0% that may be left out"):
+    with pytest.raises(ValueError, match=r"1 of 10 records of .* cannot be used, and none may be left out"):
         evaluate_task("m", model, exact, ReadConfig(max_bad=0.1))
 
 
@@ -95,6 +96,8 @@ def test_held_out_records_are_reported_beside_the_whole(
     found = evaluate_task("m", model, task_of(records, "long-dci"), READ)
     alone = evaluate_task("m", model, task_of(records[:8]), READ)
     assert found.held_out == alone.metrics
+    both = evaluate_models([("a", lambda: model), ("b", lambda: model)], [task_of(records, "long-dci")], READ)
+    assert [compared.held_out for compared in comparisons(both)] == [False, False, True, True]
     assert found.metrics["image_to_text"]["queries"] == 20
 
 
@@ -108,7 +111,7 @@ def test_every_model_meets_every_task_and_is_compared_with_the_first(
 
     tasks = [task_of(records, "one"), task_of(records[:8], "two/three")]
     results = evaluate_models([opens("a"), opens("b")], tasks, READ, queries=tmp_path, top=3)
-    assert opened == ["a", "b"]
+    assert opened == ["a", "b", "a", "b"]  # first to see what each of them can use
     assert [(r.model, r.data) for r in results.results] == [
         ("a", "one"),
         ("a", "two/three"),
@@ -116,24 +119,57 @@ def test_every_model_meets_every_task_and_is_compared_with_the_first(
         ("b", "two/three"),
     ]
     compared = comparisons(results)
-    assert list(compared) == [("one", "test", "b"), ("two/three", "test", "b")]
-    for found in compared.values():  # the same model twice: no difference at all
-        assert all(c.difference.mean == 0 and not c.clear for c in found)
-    names = {query_file(model, task) for model in (0, 1) for task in tasks}
-    assert (
-        {file.name for file in tmp_path.iterdir()}
-        == names
-        == {
-            "1-one-test.jsonl",
-            "1-two-three-test.jsonl",
-            "2-one-test.jsonl",
-            "2-two-three-test.jsonl",
-        }
-    )
-    queries = read_queries(tmp_path / "1-two-three-test.jsonl")
+    assert [(found.data, found.model, found.against, found.held_out) for found in compared] == [
+        (data, "b", "a", False) for data in ("one", "two/three") for _ in range(2)
+    ]
+    for found in compared:  # the same model twice: no difference at all
+        assert found.comparison.difference.mean == 0
+        assert not found.comparison.clear
+    names = ["1-1-one-test.jsonl", "1-2-two-three-test.jsonl", "2-1-one-test.jsonl", "2-2-two-three-test.jsonl"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [*names, "index.json"]
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert index[names[1]] == {"model": "a", "data": "two/three", "split": "test"}
+    queries = read_queries(tmp_path / names[1])
     assert [query.rank for query in queries if query.direction == "image_to_text"] == (
         results.results[1].queries.ranks.image_to_text.tolist()  # type: ignore[union-attr]
     )
+
+
+def test_models_are_compared_on_the_records_that_all_of_them_can_use(
+    model: DualEncoder, records: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two models cannot use another record; the counts are the same, the pairs would be wrong."""
+    original, turns = protocol.sound_records, iter([3, 7, None, None])
+
+    def sound(found: tuple[Record, ...], *arguments: object, **options: object) -> Sound:
+        lost = next(turns)
+        kept = original(found, *arguments, **options)  # type: ignore[arg-type]
+        return replace(kept, records=tuple(r for r in kept.records if lost is None or r.id != records[lost].id))
+
+    monkeypatch.setattr(protocol, "sound_records", sound)
+    results = evaluate_models([("a", lambda: model), ("b", lambda: model)], [task_of(records)], ReadConfig(max_bad=0.2))
+    for found in results.results:
+        assert (found.images, found.skipped) == (18, 2)
+        assert found.queries is not None
+        assert found.queries.ids == tuple(r.id for i, r in enumerate(records) if i not in (3, 7))
+
+
+def test_one_family_or_one_picture_has_numbers_but_no_intervals(model: DualEncoder, records: list[Record]) -> None:
+    for few in (records[:4], records[:1]):
+        found = evaluate_task("m", model, task_of(few), READ)
+        assert "R@1" in found.metrics["text_to_image"]
+        assert "R@1_interval" not in found.metrics["text_to_image"]
+    both = evaluate_models([("a", lambda: model), ("b", lambda: model)], [task_of(records[:4])], READ)
+    assert comparisons(both) == []
+
+
+def test_rows_that_cannot_be_read_are_counted_and_limited(model: DualEncoder, table: Path) -> None:
+    with table.open("a", encoding="utf-8") as file:
+        file.write("10.png,\n")
+    with pytest.raises(ValueError, match=r"1 of 11 rows of .*data\.csv cannot be used"):
+        open_task(str(table), None, READ)
+    lenient = ReadConfig(max_bad=0.1)
+    assert evaluate_task("m", model, open_task(str(table), None, lenient), lenient).unread == 1
 
 
 def test_names_that_come_twice_are_refused_before_anything_is_opened(records: list[Record]) -> None:

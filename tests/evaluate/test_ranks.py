@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hnclip import tables
 from hnclip.evaluate import ranks as ranks_module
-from hnclip.evaluate import retrieval_ranks, table
+from hnclip.evaluate import retrieval_ranks
 
 
 def counted_ranks(image: Tensor, text: Tensor, owner: list[int]) -> tuple[list[int], list[int]]:
@@ -146,7 +147,7 @@ def test_other_own_captions_are_not_counted():
 
 
 def test_docstring_examples():
-    for module in (ranks_module, table):
+    for module in (ranks_module, tables):
         result = doctest.testmod(module)
         assert result.attempted > 0
         assert result.failed == 0

@@ -12,6 +12,7 @@ import torch
 from hnclip.evaluate.compare import compare_ranks
 from hnclip.evaluate.matrix import Results
 from hnclip.evaluate.metrics import summarize
+from hnclip.evaluate.protocol import Compared
 from hnclip.evaluate.published import published
 from hnclip.evaluate.ranks import Ranks
 from hnclip.evaluate.render import FORMS, Report, to_dict, to_latex, to_markdown, to_text, write_report
@@ -42,7 +43,8 @@ def result(model: str, data: str, hits: int, split: str = "test", *, held_out: b
 def report() -> Report:
     results = [result("base", "docci", 10), result("tuned", "docci", 30), result("base", "my_data", 12)]
     base, tuned = (found.queries.ranks for found in results[:2])  # type: ignore[union-attr]
-    return Report(Results(tuple(results)), {("docci", "test", "tuned"): compare_ranks(tuned, base)})
+    compared = [Compared("docci", "test", False, "tuned", "base", found) for found in compare_ranks(tuned, base)]
+    return Report(Results(tuple(results)), compared)
 
 
 def test_text_says_what_was_measured_and_what_was_not(report: Report) -> None:
@@ -71,12 +73,12 @@ def test_the_papers_numbers_are_those_of_its_table(report: Report) -> None:
 def test_without_the_paper_nothing_of_it_is_shown(report: Report, form: str) -> None:
     assert "Table 1" in FORMS[form](report)
     assert "Table 1" not in FORMS[form](replace(report, with_paper=False))
-    validation = Report(Results((result("base", "docci", 10, "validation"),)), {})
+    validation = Report(Results((result("base", "docci", 10, "validation"),)), [])
     assert "Table 1" not in FORMS[form](validation)  # the paper evaluates on test splits
 
 
 def test_held_out_pictures_have_a_table_of_their_own() -> None:
-    text = to_text(Report(Results((result("base", "long-dci", 10, held_out=True),)), {}, with_paper=False))
+    text = to_text(Report(Results((result("base", "long-dci", 10, held_out=True),)), [], with_paper=False))
     assert "among the 40 held-out pictures alone" in text
     assert text.count("25.0 [") == 4
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hnclip.evaluate import Ranks, format_results, markdown_table, summarize, text_table
+from hnclip.evaluate import Ranks, format_results, summarize
+from hnclip.tables import markdown_table, text_table
 
 
 def result(first: float, interval: list[float] | None = None) -> dict[str, dict[str, object]]:

@@ -148,8 +148,10 @@ def test_bad_records_are_left_out_listed_and_counted(
         replace(scenes[40], id="silent", captions=(" ",)),
     ]
     use([*bad, *scenes[2:]], (Problem("unreadable row", "line 9", "not JSON"),))
-    with pytest.raises(ValueError, match=r"4 of 54 records of scenes/park cannot be used.*--read\.max-bad"):
+    with pytest.raises(ValueError, match=r"1 of 54 rows of scenes/park cannot be used.*--read\.max-bad"):
         run(config)
+    with pytest.raises(ValueError, match=r"3 of 53 records of scenes/park cannot be used.*--read\.max-bad"):
+        run(replace(config, read=ReadConfig(max_bad=0.03)))
     assert not (config.out / "config.json").exists()
     said = run(replace(config, read=ReadConfig(max_bad=0.1)))
     lines = (config.out / "left_out.jsonl").read_text().splitlines()
@@ -162,6 +164,51 @@ def test_bad_records_are_left_out_listed_and_counted(
     assert any(line.startswith("warning: 4 problems in the data") for line in said)
     (entry,) = read_metrics(config.out, "data")
     assert (entry["pairs"], entry["problems"]) == (30, 4)
+
+
+def test_a_bad_caption_beside_good_ones_costs_no_record(
+    config: TrainConfig, scenes: list[Record], use: Callable
+) -> None:
+    use([replace(record, captions=(*record.captions, " ")) for record in scenes])
+    run(config)
+    (entry,) = read_metrics(config.out, "data")
+    assert (entry["pairs"], entry["captions"], entry["problems"]) == (32, 32, 52)
+
+
+def test_a_run_is_not_resumed_on_other_data(
+    config: TrainConfig, scenes: list[Record], use: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A picture that was there when the run began is gone: another order, so other batches under the same steps."""
+    use(scenes)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Run, "_save", stop_after(loop._Run._save))
+        with pytest.raises(KeyboardInterrupt):
+            run(config)
+    use(scenes[1:])
+    with pytest.raises(ValueError, match=r"has seen 32 pairs, 20 validation.*there are 31 pairs, 20 validation"):
+        resume(config.out, quiet=True, report=lambda _: None)
+    use(scenes)
+    resume(config.out, quiet=True, report=lambda _: None)
+    assert [entry["step"] for entry in read_metrics(config.out, "step")] == list(range(1, 9))
+
+
+def test_copies_under_other_names_never_meet(
+    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen, tmp_path: Path
+) -> None:
+    """Files with the same bytes, and captions that a tokenizer cannot tell apart."""
+    copies = []
+    for number, record in enumerate(scenes[:8]):
+        for name in "ab":
+            record.image.load().save(tmp_path / f"{number}{name}.png")
+            caption = record.captions[0].upper() if name == "b" else record.captions[0]
+            image = FileImage(tmp_path / f"{number}{name}.png")
+            copies.append(replace(record, id=f"{number}{name}", image=image, captions=(caption,)))
+    use([*copies, *scenes[8:]])
+    run(config)
+    assert sum(map(len, seen)) == 2 * 40
+    for batch in seen:
+        pictures, captions = zip(*batch)
+        assert len(set(pictures)) == len(set(captions)) == len(batch)
 
 
 def test_a_source_of_its_own_for_validation(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
@@ -196,3 +243,18 @@ def test_clusters_bring_near_duplicates_into_one_batch(
     seen.clear()
     run(replace(config, out=config.out.with_name("clusters"), cluster=4))
     assert together() > 2 * random
+
+
+def test_validation_pictures_that_training_shows_too_are_counted(
+    config: TrainConfig, scenes: list[Record], use: Callable, tmp_path: Path
+) -> None:
+    """Under another name, from another source."""
+    copies = []
+    for number, record in enumerate(scenes[:3]):
+        for name in ("one", "two"):
+            record.image.load().save(tmp_path / f"{name}{number}.png")
+        copies.append(replace(record, id=f"copy{number}", split=None, image=FileImage(tmp_path / f"two{number}.png")))
+    files = [replace(r, image=FileImage(tmp_path / f"one{n}.png")) for n, r in enumerate(scenes[:3])]
+    use([*files, *scenes[3:32]], other=[*copies, *(replace(record, split=None) for record in scenes[40:])])
+    said = run(replace(config, validation="other"))
+    assert "warning: 3 of 15 validation pictures are training pictures too" in said

@@ -5,8 +5,9 @@ An objective names the views it needs; `PairData` prepares exactly those, once, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import NoReturn
 
@@ -108,7 +109,7 @@ class PairData:
         texts: token ids, of "caption" T rows, of any other view N
         owner: [T], the record that each caption belongs to, in order
         chosen: [N], the row of "caption" that each record shows
-        image_ids: [N], caption_ids: [T]; equal numbers mean the same picture, or the same caption word for word
+        image_ids: [N], caption_ids: [T]; equal numbers mean pictures or captions that are the same to the model
         margin_text: [T, D] or None
     """
 
@@ -179,28 +180,23 @@ def prepare(
     for name in text_views:
         if name not in TEXT_VIEWS:
             raise ValueError(f"unknown text view {name!r}; known: {', '.join(TEXT_VIEWS)}")
-    views = {
-        name: [TEXT_VIEWS[name](record) for record in records]
-        for name in {"caption": None, **dict.fromkeys(text_views)}
-    }
-    owner = [index for index, texts in enumerate(views["caption"]) for _ in texts]
-    captions = [text for texts in views["caption"] for text in texts]
-    texts = {name: text_transform([text for found in views[name] for text in found]) for name in text_views}
+    said = {name: [TEXT_VIEWS[name](record) for record in records] for name in dict.fromkeys(("caption", *text_views))}
+    tokenized = {name: text_transform([text for texts in said[name] for text in texts]) for name in said}
     images = {
         name: decoded([IMAGE_VIEWS[name](record) for record in records], image_transform, cache, progress)
         for name in image_views
     }
-    counts = torch.tensor([len(texts) for texts in views["caption"]])  # [N]
+    counts = torch.tensor([len(texts) for texts in said["caption"]])  # [N]
     return PairData(
         records=records,
         images=images,
-        texts={name: view.ids for name, view in texts.items()},
-        owner=torch.tensor(owner),
+        texts={name: tokenized[name].ids for name in text_views},
+        owner=torch.arange(len(records)).repeat_interleave(counts),
         chosen=counts.cumsum(0) - counts,
-        image_ids=_numbers([record.image.key for record in records]),
-        caption_ids=_numbers(captions),
+        image_ids=_numbers(_contents(records, images.get("full"))),
+        caption_ids=_numbers(tokenized["caption"].ids),
         pad=text_transform.pad,
-        truncated={name: view.truncated for name, view in texts.items()},
+        truncated={name: tokenized[name].truncated for name in text_views},
     )
 
 
@@ -214,7 +210,16 @@ def decoded(
     return loaded.pixels
 
 
-def _numbers(names: Sequence[str]) -> Tensor:
+def _contents(records: Sequence[Record], pixels: Pixels | None) -> Sequence[Hashable]:
+    """What is equal for equal pictures: files with other names may be copies."""
+    if pixels is None:
+        return [record.image.key for record in records]
+    if isinstance(pixels, Tensor):
+        return [blake2b(picture.numpy().tobytes(), digest_size=16).digest() for picture in pixels]
+    return pixels.rows.tolist()
+
+
+def _numbers(names: Sequence[Hashable]) -> Tensor:
     """Equal numbers for equal names, by first appearance."""
-    known: dict[str, int] = {}
+    known: dict[Hashable, int] = {}
     return torch.tensor([known.setdefault(name, len(known)) for name in names])

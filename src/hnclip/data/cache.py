@@ -127,7 +127,7 @@ def _load_through(
             problems[index] = _problem(image, error)
     wanted = {name: images[index] for index, name in names.items()}
     found: dict[bytes, int | Problem] = dict(store.rows(list(wanted)))
-    if len(found) < len(wanted):
+    if len(wanted) - len(found) > CHUNK:  # a few may be bad ones, which take no room
         store.require_room(len(wanted) - len(found))
     # A second turn only for copies of pictures that another thread was busy with.
     while missing := {name: image for name, image in wanted.items() if name not in found}:
@@ -152,12 +152,14 @@ def _fill(
 ) -> dict[bytes, int | Problem]:
     """Bring images into the store by chunks. Returns, by name, their rows, or what is wrong with them.
 
-    Every process takes the chunks in an order of its own, so that several of them share the work. Images of the same
-    bytes are decoded once: those that meet a thread busy with the same bytes may be missing from the answer.
+    Every process begins at a chunk of its own, so that several of them share the work, and goes on in order, as most
+    sources are best read. Images of the same bytes are decoded once: those that meet a thread busy with the same bytes
+    may be missing from the answer.
     """
     names = list(wanted)
     chunks = [names[start : start + CHUNK] for start in range(0, len(names), CHUNK)]
-    Random().shuffle(chunks)  # not by the seed of the run
+    start = Random().randrange(len(chunks))  # not by the seed of the run
+    chunks = chunks[start:] + chunks[:start]
     names = [name for chunk in chunks for name in chunk]
     found: dict[bytes, int | Problem] = {}
     taken = store.contents()  # in the store, or some thread is busy with it

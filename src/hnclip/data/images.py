@@ -100,17 +100,23 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
     if 0 in image.size:
         raise ValueError(f"picture has no pixels: it is {image.width} wide and {image.height} high")
     image = _upright(image)
-    columns, rows = transform.resized(*image.size)
-    if columns * rows > LARGEST:
-        raise ValueError(
-            f"picture is too thin: {image.width} × {image.height} would be resized to {columns} × {rows} pixels before "
-            "the crop; cut it first"
-        )
+    columns, rows = checked_shape(*image.size, transform)
     left, top = (columns - transform.size) // 2, (rows - transform.size) // 2
     crop = (left, top, left + transform.size, top + transform.size)
     if transform.resample in ("bilinear", "bicubic") and _torch_agrees(image.size, (columns, rows)):
         return _resize_with_torch(image, (columns, rows), crop, transform.resample)
     return _resize_with_pillow(image, (columns, rows), crop, transform.resample)
+
+
+def checked_shape(width: int, height: int, transform: ImageTransform) -> tuple[int, int]:
+    """`transform.resized`, unless that is huge: a picture of one pixel's width grows as much in height."""
+    columns, rows = transform.resized(width, height)
+    if columns * rows > LARGEST:
+        raise ValueError(
+            f"picture is too thin: {width} × {height} would be resized to {columns} × {rows} pixels before the crop; "
+            "cut it first"
+        )
+    return columns, rows
 
 
 def orientation(image: Image.Image) -> int:

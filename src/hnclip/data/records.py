@@ -120,7 +120,11 @@ class DataSet:
         if why:
             raise ValueError(f"{self.name} has no split {split!r} here: {why}")
         if split not in ("train", "validation") or (declared and "train" not in declared):
-            have = f"it has {', '.join(declared)}" if declared else "it declares none: use train, validation or all"
+            have = (
+                f"it has {', '.join(declared)} (--read.no-splits sets them aside)"
+                if declared
+                else "it declares none: use train, validation or all"
+            )
             raise ValueError(f"{self.name} has no split {split!r}; {have}")
         training = [record for record in self.records if not declared or record.split == "train"]
         held_out = _held_out(training, validation_share)

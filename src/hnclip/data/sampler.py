@@ -44,8 +44,8 @@ def deal_batches(order: Sequence[int], ids: Tensor, sizes: Sequence[int]) -> Dea
     """Fill batches in this order, but never two rows that share a number in the same column of `ids`.
 
     A row that has a double in the batch waits for the next one. What is still waiting at the end takes the place of a
-    row in an earlier batch that can move to the end instead. Rows stay out only when there are more doubles of them
-    than batches: in another epoch, in another order, it is the turn of others.
+    row in an earlier batch that can move to the end instead. Rows for which no place is found stay out, above all when
+    there are more doubles than batches: in another epoch, in another order, it is the turn of others.
 
     Args:
         order: rows of `ids`, each once.
@@ -71,8 +71,7 @@ def deal_batches(order: Sequence[int], ids: Tensor, sizes: Sequence[int]) -> Dea
                 waiting.append(coming[position])
             position += 1
     left_out += [row for row in waiting if not table.squeeze_in(row)]
-    lonely = [batch for batch in table.batches if len(batch) < 2]
-    if lonely and len(order) > 1:
+    if len(order) > 1 and not all(table.give_company(batch) for batch in range(len(sizes))):
         raise ValueError(
             f"the pictures and captions are too much alike to fill {len(sizes)} batches: {len(left_out)} of "
             f"{len(order)} pairs repeat others; use larger batches (fewer of them), or merge the records that repeat"
@@ -87,7 +86,7 @@ def share(batch: Sequence[int], rank: int, world: int) -> list[int]:
 
 @torch.no_grad()
 def nearest_captions(vectors: Tensor, count: int, *, chunk: int = 2048) -> Tensor:
-    """The `count` nearest others of every vector by cosine, the nearest first; equal ones in the order of their rows.
+    """The `count` nearest others of every vector by cosine, the nearest first.
 
     Shape:
         vectors [N, D]; returns [N, min(count, N - 1)]. Memory is O(chunk · N).
@@ -99,7 +98,7 @@ def nearest_captions(vectors: Tensor, count: int, *, chunk: int = 2048) -> Tenso
         scores = unit[start : start + chunk] @ unit.T  # [c, N]
         rows = torch.arange(len(scores))
         scores[rows, start + rows] = -torch.inf  # nobody is a neighbour of itself
-        found.append(scores.sort(dim=1, descending=True, stable=True).indices[:, :count])
+        found.append(scores.topk(count, dim=1).indices)  # [c, count]
     return torch.cat(found)
 
 
@@ -168,6 +167,17 @@ class _Table:
         self.batches[batch].append(row)
         self._held[batch] |= self._numbers[row]
         return True
+
+    def give_company(self, batch: int) -> bool:
+        """Whether a batch has two rows, of which a loss can tell one from the other; if need be from larger batches."""
+        for giver in sorted(range(len(self.batches)), key=lambda other: -len(self.batches[other])):
+            for row in list(self.batches[giver]):
+                if len(self.batches[batch]) >= 2:
+                    return True
+                if giver != batch and len(self.batches[giver]) > 2 and self.put(row, batch):
+                    self.batches[giver].remove(row)
+                    self._held[giver] -= self._numbers[row]
+        return len(self.batches[batch]) >= 2
 
     def squeeze_in(self, row: int) -> bool:
         """Find a place for a row among batches that are dealt: an empty one, or that of a row that can move there."""

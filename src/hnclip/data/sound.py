@@ -10,7 +10,7 @@ from pathlib import Path
 from hnclip.data.cache import Progress, load_pictures
 from hnclip.data.images import ImageTransform
 from hnclip.data.readers.cells import bad_text
-from hnclip.data.records import Problem, Record
+from hnclip.data.records import DataSet, Problem, Record
 from hnclip.data.texts import TextTransform
 from hnclip.files import replace_file
 
@@ -19,7 +19,8 @@ SHOWN = 5  # problems that an error message shows
 
 @dataclass(frozen=True)
 class Sound:
-    """Records whose pictures decode and whose captions hold words; `problems` are those of all others."""
+    """Records whose pictures decode and whose captions hold words; `problems` are those of all others, and of single
+    captions that other records had to do without."""
 
     records: tuple[Record, ...]
     problems: tuple[Problem, ...]
@@ -54,16 +55,25 @@ def sound_records(
     return Sound(tuple(readable[index] for index in loaded.kept), tuple(problems))
 
 
-def check_share(problems: Sequence[Problem], total: int, *, largest: float, name: str) -> None:
-    """Refuse data of which a larger share than `largest` cannot be used."""
-    if len(problems) <= largest * total:
+def check_share(lost: int, total: int, problems: Sequence[Problem], *, what: str, largest: float, name: str) -> None:
+    """Refuse data of which a larger share than `largest` cannot be used: `lost` of `total`, because of `problems`."""
+    if lost <= largest * total:
         return
     shown = "\n".join(f"  {problem.kind}: {problem.where}: {problem.detail}" for problem in problems[:SHOWN])
     more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-    raise ValueError(
-        f"{len(problems)} of {total} records of {name} cannot be used, more than the {largest:.1%} that may be left "
-        f"out (--read.max-bad):\n{shown}{more}\nSee all of them with: hnclip data check {name}"
+    limit = (
+        f"more than the {largest:.1%} that may be left out (--read.max-bad)" if largest else "and none may be left out"
     )
+    raise ValueError(
+        f"{lost} of {total} {what} of {name} cannot be used, {limit}:\n{shown}{more}\n"
+        f"See all of them with: hnclip data check {name}"
+    )
+
+
+def check_rows(data: DataSet, *, largest: float) -> None:
+    """The same of the rows that its reader could make no record of, in whichever split they are."""
+    total = len(data.records) + len(data.problems)
+    check_share(len(data.problems), total, data.problems, what="rows", largest=largest, name=data.name)
 
 
 def write_problems(path: Path, problems: Sequence[Problem]) -> None:

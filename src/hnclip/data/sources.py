@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hnclip.config import ReadConfig
 from hnclip.data.records import DataSet, Record
 from hnclip.data.scenes import FAMILIES, scene_records
 from hnclip.data.scenes.world import STYLES
+
+if TYPE_CHECKING:
+    from hnclip.data.benchmarks import Benchmark
 
 _AS_IT_IS = ReadConfig()
 _SCENES = {"scenes": "park", **{f"scenes/{style}": style for style in STYLES}}
@@ -38,8 +43,8 @@ def open_data(source: str, read: ReadConfig = _AS_IT_IS, *, splits: Collection[s
     name, _, folder = source.partition("=")
     if name in BENCHMARKS:
         images = None if read.images is None else Path(read.images).expanduser()
-        known = None if splits is None else BENCHMARKS[name].splits.keys() & splits
-        return open_benchmark(name, Path(folder).expanduser() if folder else None, images, splits=known or None)
+        wanted = None if splits is None or "all" in splits else _benchmark_splits(BENCHMARKS[name], splits)
+        return open_benchmark(name, Path(folder).expanduser() if folder else None, images, splits=wanted)
     path = Path(source).expanduser()
     if path.exists():
         found = read_path(path, read)
@@ -51,7 +56,9 @@ def open_data(source: str, read: ReadConfig = _AS_IT_IS, *, splits: Collection[s
         found = read_hub(source, read)
     else:
         missing = ", and there is no such file or directory" if path.name != source or is_data_name(source) else ""
-        raise ValueError(f"data {source!r} is not known{missing}. {_understood(list(BENCHMARKS))}")
+        close = get_close_matches(name, [*_SCENES, *BENCHMARKS], 1)
+        meant = f" Did you mean {close[0]}?" if close else ""
+        raise ValueError(f"data {source!r} is not known{missing}.{meant} {_understood(list(BENCHMARKS))}")
     records = found.records if read.splits else tuple(replace(record, split=None) for record in found.records)
     return DataSet(source, records, found.problems)
 
@@ -62,6 +69,16 @@ def open_records(source: str, split: str, read: ReadConfig = _AS_IT_IS) -> list[
         return list(open_data(source, read, splits={split}).part(split, validation_share=read.validation_share))
     splits = list(FAMILIES) if split == "all" else [split]
     return [record for name in splits for record in scene_records(_SCENES[source], name)]
+
+
+def _benchmark_splits(benchmark: Benchmark, splits: Collection[str]) -> set[str]:
+    """Those of the splits that a benchmark has; one that it lacks may be a validation split to be held out."""
+    known = set(benchmark.splits)
+    found = known & {*splits, *(("train",) if "validation" in splits and "validation" not in known else ())}
+    if not found:
+        why = "".join(f"; {benchmark.absent[name]}" for name in splits if name in benchmark.absent)
+        raise ValueError(f"{benchmark.name} has no split {', '.join(splits)}: it has {', '.join(known)}{why}")
+    return found
 
 
 def _understood(benchmarks: list[str]) -> str:

@@ -40,18 +40,18 @@ class MappedPixels:
 
     Args:
         file: rows of 3·S·S bytes.
-        rows: [N], the row of each picture.
+        rows: [N], the row of each picture; pictures of the same content have the same one.
         size: side S.
     """
 
     def __init__(self, file: FileIO, rows: Sequence[int], size: int) -> None:
-        self._rows = np.array(rows, dtype=np.int64)  # [N]
-        shape = (int(self._rows.max(initial=-1)) + 1, 3, size, size)
+        self.rows = np.array(rows, dtype=np.int64)  # [N]
+        shape = (int(self.rows.max(initial=-1)) + 1, 3, size, size)
         # No file of no bytes can be mapped. A plain array, since np.memmap's own indexing is slow for small pictures.
         self._pixels = np.asarray(np.memmap(file, np.uint8, "r", shape=shape) if rows else np.empty(shape, np.uint8))
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     @property
     def shape(self) -> torch.Size:
@@ -64,7 +64,7 @@ class MappedPixels:
             chosen: a slice, or n integers; negative ones count from the end
             returns [n, 3, S, S] uint8
         """
-        rows = self._rows[chosen if isinstance(chosen, slice) else _integers(chosen)]  # [n]
+        rows = self.rows[chosen if isinstance(chosen, slice) else _integers(chosen)]  # [n]
         found = torch.empty((len(rows), *self.shape[1:]), dtype=torch.uint8, device="cpu")
         target = found.numpy()
         for place in np.argsort(rows):  # in the file's order: kinder to a disk

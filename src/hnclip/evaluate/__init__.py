@@ -8,7 +8,7 @@ from .metrics import DirectionMetrics, RetrievalMetrics, recall_at, summarize
 from .published import PublishedResult, published, published_statistics
 from .queries import Candidate, Query, query_results, read_queries, write_queries
 from .ranks import TIE_TOLERANCE, Ranks, retrieval_ranks
-from .table import format_results, latex_table, markdown_table, result_rows, text_table
+from .table import format_results, result_rows
 
 __all__ = [
     "TIE_TOLERANCE",
@@ -26,8 +26,6 @@ __all__ = [
     "compare_queries",
     "compare_ranks",
     "format_results",
-    "latex_table",
-    "markdown_table",
     "paired_bootstrap",
     "published",
     "published_statistics",
@@ -37,6 +35,5 @@ __all__ = [
     "result_rows",
     "retrieval_ranks",
     "summarize",
-    "text_table",
     "write_queries",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hnclip.evaluate.bootstrap import bootstrap_intervals
 from hnclip.evaluate.result import PerQuery
-from hnclip.evaluate.table import Mark
+from hnclip.tables import Mark
 
 _PLACES: tuple[Mark, Mark] = ("best", "second")
 

@@ -12,7 +12,8 @@ import torch
 from hnclip.evaluate.marks import clear_marks, highest_marks
 from hnclip.evaluate.published import PublishedResult, paper_title, same_benchmark
 from hnclip.evaluate.result import PerQuery, Result
-from hnclip.evaluate.table import ARROWS, TEXT_MARKS, Mark, latex_table, markdown_table, text_table
+from hnclip.evaluate.table import ARROWS
+from hnclip.tables import TEXT_MARKS, Mark, latex_table, markdown_table, text_table
 
 _MISSING = "–"
 
@@ -227,7 +228,9 @@ def _check_same_gallery(first: Result, other: Result) -> None:
             f"{other.model} has {sizes[1]} images, captions and skipped records"
         )
     for one, two in ((first.queries, other.queries), (first.held_out_queries, other.held_out_queries)):
-        if one is not None and two is not None and not torch.equal(one.ranks.owner, two.ranks.owner):
+        if one is None or two is None:
+            continue
+        if not torch.equal(one.ranks.owner, two.ranks.owner) or (one.ids and two.ids and one.ids != two.ids):
             raise ValueError(
                 f"results of {first.data} {first.split} are of different galleries: the captions of {first.model} and "
                 f"{other.model} belong to different images"

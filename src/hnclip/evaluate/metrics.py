@@ -84,7 +84,8 @@ def summarize(
     Args:
         ranks: from `retrieval_ranks`.
         ks: lengths of the result list.
-        intervals: also bootstrap every recall. The captions of one image are always drawn together.
+        intervals: also bootstrap every recall, unless there is one image or one group alone. The captions of one image
+            are always drawn together.
         groups: label per image; images of one label (a family of near-duplicates) are drawn together, with
             all their captions. Without it every image is its own group.
         level, resamples, seed: as in `bootstrap_interval`.
@@ -97,12 +98,13 @@ def summarize(
     images = len(ranks.image_to_text)
     if groups is not None and groups.shape != (images,):
         raise ValueError(f"groups must have one label per image, [{images}], got {tuple(groups.shape)}")
-    caption_groups = ranks.owner if groups is None else groups.cpu()[ranks.owner]  # [T]
+    image_groups = torch.arange(images) if groups is None else groups.cpu()  # [I]
+    bootstrapped = intervals and image_groups.unique().numel() > 1  # a single family has no spread to measure
 
-    def direction(of: Tensor, labels: Tensor | None) -> DirectionMetrics:
+    def direction(of: Tensor, labels: Tensor) -> DirectionMetrics:
         recall = {k: recall_at(of, k) for k in ks}
         found: list[Interval] = []
-        if intervals:
+        if bootstrapped:
             hits = 100.0 * (of[:, None] <= torch.tensor(ks))  # [n, K] in percent, like the recall
             found = bootstrap_intervals(hits, groups=labels, level=level, resamples=resamples, seed=seed)
         return DirectionMetrics(
@@ -114,6 +116,6 @@ def summarize(
         )
 
     return RetrievalMetrics(
-        text_to_image=direction(ranks.text_to_image, caption_groups),
-        image_to_text=direction(ranks.image_to_text, groups),
+        text_to_image=direction(ranks.text_to_image, image_groups[ranks.owner]),
+        image_to_text=direction(ranks.image_to_text, image_groups),
     )

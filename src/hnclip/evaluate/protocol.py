@@ -7,23 +7,27 @@ against the model (evaluate/ranks.py).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hnclip.analysis.geometry import caption_geometry
 from hnclip.config import ReadConfig
 from hnclip.data.benchmarks import held_out
 from hnclip.data.cache import Progress, cache_directory
 from hnclip.data.records import DataSet, Record
-from hnclip.data.sound import check_share, sound_records
+from hnclip.data.sound import check_rows, check_share, sound_records
 from hnclip.data.sources import open_data
 from hnclip.evaluate.compare import Comparison, compare_ranks
 from hnclip.evaluate.matrix import Results
 from hnclip.evaluate.queries import write_queries
 from hnclip.evaluate.result import Result, result_of
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
+from hnclip.files import replace_file
+
+INDEX = "index.json"
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -31,18 +35,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """A split of a data set to evaluate on."""
+    """A split of a data set to evaluate on; `skipped` of its records were found unusable and are left out."""
 
     data: DataSet
     split: str
     records: tuple[Record, ...]
+    skipped: int = 0
 
 
 def open_task(source: str, split: str | None, read: ReadConfig) -> Task:
     """The split asked for; by default the test split, or everything where the source declares no splits."""
     data = open_data(source, read, splits={split or "test"})
+    check_rows(data, largest=read.max_bad)
     chosen = split or ("test" if data.splits() else "all")
     return Task(data, chosen, data.part(chosen, validation_share=read.validation_share))
+
+
+def usable(task: Task, model: DualEncoder, read: ReadConfig, *, progress: Progress = iter) -> Task:
+    """The task without the records that this model cannot use, as many as `read.max_bad` allows; none may be left out
+    where the counts are part of a published protocol."""
+    sound = sound_records(
+        task.records,
+        model.text_transform,
+        model.image_transform,
+        cache=cache_directory(read.cache),
+        progress=progress,
+    )
+    lost = len(task.records) - len(sound.records)
+    largest = 0.0 if task.data.exact else read.max_bad
+    total = len(task.records) + task.skipped
+    check_share(lost + task.skipped, total, sound.problems, what="records", largest=largest, name=task.data.name)
+    return replace(task, records=sound.records, skipped=task.skipped + lost)
 
 
 def evaluate_task(
@@ -58,30 +81,26 @@ def evaluate_task(
 ) -> Result:
     """One model on one task.
 
-    Records that cannot be used are left out and counted, as many as `read.max_bad` allows; none where the counts are
-    part of a published protocol.
-
     Args:
         name: what tables call the model.
         queries: also write every query with its rank and its `top` candidates to this file.
     """
-    cache = cache_directory(read.cache)
-    sound = sound_records(task.records, model.text_transform, model.image_transform, cache=cache, progress=progress)
-    largest = 0.0 if task.data.exact else read.max_bad
-    check_share(sound.problems, len(task.records), largest=largest, name=task.data.name)
-    gallery = prepare_gallery(sound.records, model, cache=cache)
+    task = usable(task, model, read, progress=progress)
+    gallery = prepare_gallery(task.records, model, cache=cache_directory(read.cache))
     found = evaluate(model, gallery, intervals=True, batch=batch, progress=progress)
     if queries is not None:
         write_queries(queries, gallery, found, top)
+    alike = caption_geometry(found.text, gallery.owner)._asdict() if len(task.records) > 1 else None
     return result_of(
         name,
         task.data.name,
         task.split,
         gallery,
         found,
-        skipped=len(task.records) - len(sound.records),
+        skipped=task.skipped,
+        unread=len(task.data.problems),
         held_out=held_out(task.data.name, task.data),
-        caption_similarity=caption_geometry(found.text, gallery.owner)._asdict(),
+        caption_similarity=alike,
     )
 
 
@@ -95,23 +114,67 @@ def evaluate_models(
     top: int = 10,
     progress: Progress = iter,
 ) -> Results:
-    """Every model on every task; one model is in memory at a time.
+    """Every model on every task, all of them on the records that all of them can use; one model is in memory at a time.
 
     Args:
         models: names, and what opens each.
-        queries: directory for a file of queries per model and task.
+        queries: directory for a file of queries per model and task, and `index.json`, which says what is in them.
     """
     _check_different("model", [name for name, _ in models])
     _check_different("data set", [f"{task.data.name} {task.split}" for task in tasks])
+    if len(models) > 1:
+        for _, load in models:
+            model = load()
+            tasks = [usable(task, model, read, progress=progress) for task in tasks]
+            del model  # before the next one is opened
     results = []
-    for number, (name, load) in enumerate(models):
+    contents = {}
+    for row, (name, load) in enumerate(models, start=1):
         model = load()
-        for task in tasks:
-            file = None if queries is None else queries / query_file(number, task)
+        for column, task in enumerate(tasks, start=1):
+            file = f"{row}-{column}-{_file_name(task)}.jsonl"
+            contents[file] = {"model": name, "data": task.data.name, "split": task.split}
+            path = None if queries is None else queries / file
             results.append(
-                evaluate_task(name, model, task, read, batch=batch, queries=file, top=top, progress=progress)
+                evaluate_task(name, model, task, read, batch=batch, queries=path, top=top, progress=progress)
             )
+        del model
+    if queries is not None:
+        with replace_file(queries / INDEX) as partial:
+            partial.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
     return Results(tuple(results))
+
+
+class Compared(NamedTuple):
+    """A model against the first one on a split of a data set, or on its held-out part."""
+
+    data: str
+    split: str
+    held_out: bool
+    model: str
+    against: str
+    comparison: Comparison
+
+
+def comparisons(results: Results, *, ks: Sequence[int] = (1,)) -> list[Compared]:
+    """Every model against the first on each data set, and on its held-out part where it has one. A single family of
+    near-duplicates says nothing about others, so there is no comparison on it."""
+    first: dict[tuple[str, str], Result] = {}
+    found: list[Compared] = []
+    for result in results.results:
+        base = first.setdefault((result.data, result.split), result)
+        if base is result:
+            continue
+        for apart, ours, theirs in (
+            (False, result.queries, base.queries),
+            (True, result.held_out_queries, base.held_out_queries),
+        ):
+            if ours is not None and theirs is not None and theirs.groups.unique().numel() > 1:
+                found += [
+                    Compared(result.data, result.split, apart, result.model, base.model, comparison)
+                    for comparison in compare_ranks(ours.ranks, theirs.ranks, groups=theirs.groups, ks=ks)
+                ]
+    return found
 
 
 def _check_different(what: str, names: Sequence[str]) -> None:
@@ -121,20 +184,6 @@ def _check_different(what: str, names: Sequence[str]) -> None:
             raise ValueError(f"the {what} {name} is named twice")
 
 
-def query_file(model: int, task: Task) -> str:
-    """The name of a file of queries, by the model's place in the list: names of models are paths."""
-    data = "".join(letter if letter.isalnum() else "-" for letter in f"{task.data.name}-{task.split}")
-    return f"{model + 1}-{data.strip('-')}.jsonl"
-
-
-def comparisons(results: Results, *, ks: Sequence[int] = (1,)) -> dict[tuple[str, str, str], list[Comparison]]:
-    """Every model against the first, by (data, split, model), on the queries that both answered."""
-    first: dict[tuple[str, str], Result] = {}
-    found = {}
-    for result in results.results:
-        base = first.setdefault((result.data, result.split), result)
-        if base is not result and base.queries is not None and result.queries is not None:
-            found[result.data, result.split, result.model] = compare_ranks(
-                result.queries.ranks, base.queries.ranks, groups=base.queries.groups, ks=ks
-            )
-    return found
+def _file_name(task: Task) -> str:
+    """Sources may be paths."""
+    return "".join(letter if letter.isalnum() else "-" for letter in f"{task.data.name}-{task.split}").strip("-")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hnclip.evaluate.compare import Comparison
 from hnclip.evaluate.matrix import Results
+from hnclip.evaluate.protocol import Compared
 from hnclip.evaluate.published import PublishedResult, paper_title, published
 from hnclip.evaluate.result import Result
-from hnclip.evaluate.table import ARROWS, format_results, text_table
+from hnclip.evaluate.table import ARROWS, format_results
 from hnclip.files import replace_file
+from hnclip.tables import text_table
 
 KS = (1, 5, 10, 25, 50)
 MAIN_TABLE = "1"  # the paper's comparison of methods; its other tables are variations of it
@@ -21,10 +22,10 @@ MAIN_TABLE = "1"  # the paper's comparison of methods; its other tables are vari
 
 @dataclass(frozen=True)
 class Report:
-    """Results, each model against the first by (data, split, model), and whether the paper's numbers stand beside."""
+    """Results, each model against the first, and whether the paper's numbers stand beside."""
 
     results: Results
-    comparisons: Mapping[tuple[str, str, str], Sequence[Comparison]]
+    comparisons: Sequence[Compared]
     with_paper: bool = True
 
     def paper(self, data: str, split: str) -> list[PublishedResult]:
@@ -39,12 +40,10 @@ class Report:
         return found
 
     def sentences(self, data: str, split: str) -> list[str]:
-        first = self.galleries()[data, split][0].model
         return [
-            comparison.sentence(model, first)
-            for (found, part, model), compared in self.comparisons.items()
-            if (found, part) == (data, split)
-            for comparison in compared
+            f"{'held-out, ' if found.held_out else ''}{found.comparison.sentence(found.model, found.against)}"
+            for found in self.comparisons
+            if (found.data, found.split) == (data, split)
         ]
 
 
@@ -55,14 +54,14 @@ def to_dict(report: Report) -> dict[str, Any]:
         **report.results.to_dict(),
         "comparisons": [
             {
-                "data": data,
-                "split": split,
-                "model": model,
-                "against": report.galleries()[data, split][0].model,
-                **values,
+                "data": found.data,
+                "split": found.split,
+                "held_out": found.held_out,
+                "model": found.model,
+                "against": found.against,
+                **found.comparison.to_dict(),
             }
-            for (data, split, model), compared in report.comparisons.items()
-            for values in (comparison.to_dict() for comparison in compared)
+            for found in report.comparisons
         ],
         "paper": [
             {"paper": paper_title(), "name": row.name, "benchmark": row.benchmark, "recall": row.recall}
@@ -94,7 +93,7 @@ def to_markdown(report: Report) -> str:
 def to_latex(report: Report) -> str:
     """The same tables for LaTeX, with the package booktabs."""
     parts = [
-        Results(tuple(found)).to_latex(ks=KS, paper=report.paper(data, split), label=f"tab:{data}-{split}")
+        Results(tuple(found)).to_latex(ks=KS, paper=report.paper(data, split), label=_label(f"{data}-{split}"))
         for (data, split), found in report.galleries().items()
     ]
     if len(parts) > 1:
@@ -122,12 +121,19 @@ def write_report(path: Path, report: Report) -> None:
         partial.write_text(FORMS[path.suffix](report), encoding="utf-8")
 
 
+def _label(name: str) -> str:
+    """LaTeX allows few signs in a label."""
+    return "tab:" + "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name).strip("-")
+
+
 def _section(report: Report, data: str, split: str) -> str:
     found = report.galleries()[data, split]
     lines = [f"{data} {split}: {found[0].images:,} images, {found[0].captions:,} captions"]
+    if found[0].unread:
+        lines.append(f"warning: {found[0].unread:,} rows of the source cannot be read; hnclip data check lists them")
+    if found[0].skipped:
+        lines.append(f"warning: {found[0].skipped:,} records cannot be used and are left out")
     for result in found:
-        if result.skipped:
-            lines.append(f"warning: {result.skipped:,} records cannot be used and are left out, for {result.model}")
         if result.truncated:
             lines.append(f"warning: {result.truncated:,} captions are cut at the context of {result.model}")
         if result.caption_similarity is not None:

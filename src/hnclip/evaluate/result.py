@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 
 class PerQuery(NamedTuple):
-    """What a paired comparison needs: ranks, and the family of every image [I]."""
+    """What a paired comparison needs: ranks, and the family and record id of every image [I]; without ids nobody can
+    tell whether two of these are about the same images."""
 
     ranks: Ranks
     groups: Tensor
+    ids: tuple[str, ...] = ()
 
     def groups_of(self, direction: str) -> Tensor:
         """The family of every query of a direction: [T] captions or [I] images."""
@@ -34,6 +36,7 @@ class Result:
     Attributes:
         truncated: captions cut at the model's context.
         skipped: records left out because they cannot be used.
+        unread: rows of the source, of whichever split, that no record could be made of.
         metrics: `RetrievalMetrics.to_dict()` of the whole gallery.
         held_out: the same among the held-out records alone, where training pairs are in the gallery.
         caption_similarity: `CaptionGeometry` as a dictionary.
@@ -50,6 +53,7 @@ class Result:
     metrics: Mapping[str, Any]
     held_out: Mapping[str, Any] | None = None
     caption_similarity: Mapping[str, float] | None = None
+    unread: int = 0
     queries: PerQuery | None = field(default=None, repr=False, compare=False)
     held_out_queries: PerQuery | None = field(default=None, repr=False, compare=False)
 
@@ -63,6 +67,7 @@ class Result:
             "captions": self.captions,
             "truncated_captions": self.truncated,
             "skipped_records": self.skipped,
+            "unread_rows": self.unread,
             **self.metrics,
         }
         if self.held_out is not None:
@@ -80,6 +85,7 @@ def result_of(
     evaluation: Evaluation,
     *,
     skipped: int = 0,
+    unread: int = 0,
     held_out: Set[str] | None = None,
     caption_similarity: Mapping[str, float] | None = None,
 ) -> Result:
@@ -92,7 +98,7 @@ def result_of(
     if held_out is not None:
         part = restrict(evaluation, gallery, held_out)
         kept = [record for record in gallery.records if record.id in held_out]
-        part_queries = PerQuery(part.ranks, group_numbers(kept))
+        part_queries = PerQuery(part.ranks, group_numbers(kept), tuple(record.id for record in kept))
     return Result(
         model=model,
         data=data,
@@ -104,6 +110,9 @@ def result_of(
         metrics=evaluation.metrics.to_dict(),
         held_out=None if part is None else part.metrics.to_dict(),
         caption_similarity=caption_similarity,
-        queries=PerQuery(evaluation.ranks, group_numbers(gallery.records)),
+        unread=unread,
+        queries=PerQuery(
+            evaluation.ranks, group_numbers(gallery.records), tuple(record.id for record in gallery.records)
+        ),
         held_out_queries=part_queries,
     )

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hnclip.evaluate.table import format_results, markdown_table
+from hnclip.evaluate.table import format_results
 from hnclip.files import read_settings
+from hnclip.tables import markdown_table
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder

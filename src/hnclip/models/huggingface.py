@@ -63,6 +63,8 @@ def _family(directory: Path) -> Family:
         raise ValueError(f"{directory} has no config.json: it is not a saved model")
     kind = read_settings(file).get("model_type")
     if kind not in FAMILIES:
+        if "optim" in read_settings(file):
+            raise ValueError(f"{file.parent} is a training run: name one of its models, {file.parent / 'best'} or last")
         raise ValueError(f"{file} says model_type {kind!r}; supported are {', '.join(FAMILIES)}")
     return FAMILIES[kind]
 

@@ -21,7 +21,8 @@ NAME = "checkpoint.pt"
 class TrainState:
     """Everything an identical continuation needs. `step` counts finished optimiser steps; `model` holds only what
     training changes, the rest is where the run started from; `log_bytes` is the length of metrics.jsonl at that step,
-    so that lines of lost steps are cut off on resuming."""
+    so that lines of lost steps are cut off on resuming; `data` is the fingerprint of the data, since with other data
+    the same step would be another one."""
 
     step: int
     model: dict[str, Tensor]
@@ -30,6 +31,7 @@ class TrainState:
     log_bytes: int
     best: dict[str, float]
     last: dict[str, float]
+    data: str
 
 
 def save_state(run: Path, state: TrainState) -> None:

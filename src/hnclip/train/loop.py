@@ -81,7 +81,10 @@ def resume(out: Path, *, quiet: bool = False, report: Callable[[str], None] = pr
     """Continue the run in `out` from its last checkpoint, to the same weights as if it had never stopped."""
     path = out / CONFIG
     if not path.exists():
-        raise ValueError(f"{out} holds no run to resume: {path} does not exist")
+        raise ValueError(
+            f"{out} holds no run to resume: {path} does not exist. A run that was stopped before its first step is "
+            "started again by the same command; pictures that were read stay in the cache"
+        )
     config = from_json(TrainConfig, path.read_text(encoding="utf-8"))
     with only_writer(out):
         return _run(config, out, quiet, report)
@@ -124,9 +127,6 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
     # Only now: a run that could not start because of its model or data leaves nothing that is in the way of the next.
     with replace_file(out / CONFIG) as partial:
         partial.write_text(to_json(config), encoding="utf-8")
-    if data.problems:
-        write_problems(out / LEFT_OUT, data.problems)
-        report(f"warning: {len(data.problems)} problems in the data; what is left out is listed in {out / LEFT_OUT}")
     return _Run(config, out, base, model, objective, data, quiet, report).go()
 
 
@@ -191,8 +191,13 @@ class _Run:
         started = time.perf_counter()
         state = load_state(self.out)
         if state is not None:
+            self._check_data(state)
             self._restore(state)
             self.report(f"resuming at step {self.step} of {self.total}")
+        if self.data.problems:
+            write_problems(self.out / LEFT_OUT, self.data.problems)
+            found = f"{len(self.data.problems)} problems in the data"
+            self.report(f"warning: {found}; what is left out is listed in {self.out / LEFT_OUT}")
         self.log = MetricsLog(self.out, state.log_bytes if state else 0, tensorboard=self.config.tensorboard)
         try:
             if state is None:
@@ -222,6 +227,7 @@ class _Run:
             "validation_captions": len(self.data.validation.captions),
             "validation_truncated": self.data.validation.truncated,
             "problems": len(self.data.problems),
+            "test_split": self.data.test_split,
         }
 
     def _epoch(self, epoch: int) -> None:
@@ -229,8 +235,8 @@ class _Run:
         first = self.step - epoch * self.epoch_steps
         if dealt.left_out and not first:
             self.report(
-                f"warning: {len(dealt.left_out)} of {len(pairs)} pairs sit out epoch {epoch + 1}: more of them share a "
-                "picture or a caption than there are batches"
+                f"warning: {len(dealt.left_out)} of {len(pairs)} pairs sit out epoch {epoch + 1}: every batch has the "
+                "same picture or caption already"
             )
         title = f"epoch {epoch + 1}/{self.config.optim.epochs}"
         done = sum(len(rows) for rows in dealt.batches[:first])
@@ -341,8 +347,17 @@ class _Run:
             log_bytes=self.log.length,
             best=self.best,
             last=self.last,
+            data=self.data.fingerprint(),
         )
         save_state(self.out, state)
+
+    def _check_data(self, state: TrainState) -> None:
+        if state.data != self.data.fingerprint():
+            raise ValueError(
+                f"the data of {self.out} are not what they were: the run has seen {state.data}, there are "
+                f"{self.data.fingerprint()} now; restore the data (hnclip data check {self.config.data} may tell what "
+                "is missing), or begin another run"
+            )
 
     def _restore(self, state: TrainState) -> None:
         restore_trained_tensors(self.model, state.model)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import sha256
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from hnclip.data.batches import PairData, prepare
 from hnclip.data.cache import cache_directory
 from hnclip.data.records import DataSet, Problem, Record
 from hnclip.data.sampler import Deal, cluster_order, deal_batches, epoch_order, nearest_captions
-from hnclip.data.sound import check_share, sound_records
+from hnclip.data.sound import check_rows, check_share, sound_records
 from hnclip.data.sources import open_data
 from hnclip.evaluate.retrieval import Gallery, encode_captions, prepare_gallery
 from hnclip.models.dual_encoder import DualEncoder
@@ -26,7 +28,8 @@ REACH = 4  # neighbours to choose from, in cluster sizes: some of the nearest ar
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run trains and validates on, and the problems of the records that it leaves out.
+    """What a run trains and validates on, the problems of the records that it leaves out, and whether there is a test
+    split beside.
 
     Shape:
         neighbours: [N, K], rows of the nearest captions, if batches are made of clusters
@@ -35,7 +38,17 @@ class RunData:
     pairs: PairData
     validation: Gallery
     problems: tuple[Problem, ...] = ()
+    test_split: bool = False
     neighbours: Tensor | None = None
+
+    def fingerprint(self) -> str:
+        """The same for the same pairs and validation records in the same order, whatever became of the files."""
+        content = sha256()
+        for record in (*self.pairs.records, *self.validation.records):
+            content.update(repr((record.id, record.captions)).encode("utf-8", "surrogatepass"))
+        return (
+            f"{len(self.pairs)} pairs, {len(self.validation.records)} validation pictures, {content.hexdigest()[:16]}"
+        )
 
     def deal(self, config: TrainConfig, epoch: int) -> tuple[PairData, Deal]:
         """The captions and batches of an epoch, from the seed and the epoch alone."""
@@ -58,16 +71,16 @@ def open_run_data(
 ) -> RunData:
     """Open, check and prepare everything before the first step."""
     data = open_data(config.data, config.read, splits={"train", "validation"})
-    records, validation = _records(config, data)
+    records, validation, unread = _records(config, data)
     cache = cache_directory(config.read.cache)
     with progress_bar("reading pictures", quiet=quiet) as bar:
         train, held_out = (
             sound_records(part, model.text_transform, model.image_transform, cache=cache, progress=bar.walk)
             for part in (records, validation)
         )
-    problems = (*data.problems, *train.problems, *held_out.problems)
-    total = len(records) + len(validation) + len(data.problems)
-    check_share(problems, total, largest=config.read.max_bad, name=config.data)
+    problems = (*train.problems, *held_out.problems)
+    total, left = len(records) + len(validation), len(train.records) + len(held_out.records)
+    check_share(total - left, total, problems, what="records", largest=config.read.max_bad, name=config.data)
     pairs = prepare(
         train.records,
         model.text_transform,
@@ -87,21 +100,26 @@ def open_run_data(
             pairs = pairs.with_margin_text(text)
         if config.cluster:
             neighbours = nearest_captions(_mean_by_record(text, pairs), REACH * config.cluster)
-    return RunData(pairs, gallery, problems, neighbours)
+    has_test = "test" in {*data.splits(), *data.absent}
+    return RunData(pairs, gallery, (*unread, *problems), has_test, neighbours)
 
 
-def _records(config: TrainConfig, data: DataSet) -> tuple[tuple[Record, ...], tuple[Record, ...]]:
-    """Records to train and to validate on."""
-    share = config.read.validation_share
+def _records(config: TrainConfig, data: DataSet) -> tuple[tuple[Record, ...], tuple[Record, ...], tuple[Problem, ...]]:
+    """Records to train and to validate on, and the problems of rows that could not be read."""
+    read = config.read
+    check_rows(data, largest=read.max_bad)
     if config.validation is None:
-        return (
-            data.part("train", validation_share=share)[: config.limit],
-            data.part("validation", validation_share=share),
-        )
-    other = open_data(config.validation, config.read, splits={"validation"})
+        train = data.part("train", validation_share=read.validation_share)[: config.limit]
+        validation = data.part("validation", validation_share=read.validation_share)
+        if not validation:
+            raise ValueError(f"{config.data} has no validation records: name some with --validation")
+        return train, validation, data.problems
+    other = open_data(config.validation, read, splits={"validation"})
+    check_rows(other, largest=read.max_bad)
     return (
         data.part("train", validation_share=0.0)[: config.limit],
         other.part("validation" if other.splits() else "all", validation_share=0.0),
+        (*data.problems, *other.problems),
     )
 
 
@@ -109,13 +127,24 @@ def _tell(config: TrainConfig, pairs: PairData, gallery: Gallery, context: int, 
     captions = len(pairs.owner)
     several = f" with {captions} captions, one of each picture in an epoch," if captions > len(pairs) else ""
     source = config.data if config.validation is None else f"{config.data} and {config.validation}"
-    report(f"{len(pairs)} training pairs{several} and {len(gallery.records)} validation pictures from {source}")
+    first = "the first " if config.limit is not None and len(pairs) >= config.limit else ""
+    report(f"{first}{len(pairs)} training pairs{several} and {len(gallery.records)} validation pictures from {source}")
     for view, count in pairs.truncated.items():
         if count:
             report(f"warning: {count} of {len(pairs.texts[view])} training texts ({view}) are cut at {context} tokens")
+    if shared := _shared_pictures(pairs, gallery):
+        report(f"warning: {shared} of {len(gallery.records)} validation pictures are training pictures too")
     if gallery.truncated:
         cut = f"{gallery.truncated} of {len(gallery.captions)}"
         report(f"warning: {cut} validation captions are cut at {context} tokens")
+
+
+def _shared_pictures(pairs: PairData, gallery: Gallery) -> int:
+    """Validation pictures that training shows as well, under whatever name: in the cache they are the same row."""
+    trained, held_out = pairs.images["full"], gallery.pixels
+    if isinstance(trained, Tensor) or isinstance(held_out, Tensor):
+        return 0
+    return int(np.isin(held_out.rows, trained.rows).sum())
 
 
 def _mean_by_record(text: Tensor, pairs: PairData) -> Tensor:

@@ -263,7 +263,9 @@ def test_verdicts(tmp_path, sound):
     warned = DataSet("x", sound.records, (Problem("unused file", "x.png", "no row"),))
     assert check_data(warned).to_text().endswith("Ready to train; look at the warnings first.")
     partly = data_set(*sound.records, record("p", picture_file(tmp_path, "p.png", 77), " ", "a word"))
-    assert check_data(partly).to_text().endswith("Not ready: no record will be left out of training.")
+    assert (
+        check_data(partly).to_text().endswith("Not ready: every record can be used, though not all that belongs to it.")
+    )
 
 
 def test_data_without_records():

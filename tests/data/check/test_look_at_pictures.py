@@ -27,7 +27,7 @@ def png_of_size(width, height):
 
 
 def see(*sources, workers=2, progress=iter):
-    return look_at(sources, workers=workers, progress=progress)
+    return look_at(sources, None, workers=workers, progress=progress)
 
 
 def test_a_sound_picture(tmp_path):

@@ -59,13 +59,15 @@ def test_benchmarks_are_delegated(benchmarks: list[Any]) -> None:
     open_data("docci/official=/data/docci", ReadConfig(images="pictures.tar"))
     open_data("docci=a=b", splits={"test"})
     open_data("dci", splits={"train", "validation"})  # it has no validation split of its own
-    open_data("urban-1k", splits={"train"})  # nor this one a training split: what there is tells what to use instead
+    open_data("dci", splits={"all"})
+    with pytest.raises(ValueError, match=r"urban-1k has no split train: it has test; .*vg-paragraphs"):
+        open_data("urban-1k", splits={"train"})
     assert benchmarks == [
         ("docci", None, None, None),
         ("docci/official", Path("/data/docci"), Path("pictures.tar"), None),
         ("docci", Path("a=b"), None, {"test"}),
         ("dci", None, None, {"train"}),
-        ("urban-1k", None, None, None),
+        ("dci", None, None, None),
     ]
 
 

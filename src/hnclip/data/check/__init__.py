@@ -57,7 +57,7 @@ def check_data(
     sources = {key: record.image for key, record in zip(keys, records)}
     seen: dict[str, Picture | Problem] = {}
     if images:
-        seen = dict(zip(sources, look_at(list(sources.values()), workers=workers, progress=progress)))
+        seen = dict(zip(sources, look_at(list(sources.values()), image_transform, workers=workers, progress=progress)))
     sound = {key: found for key, found in seen.items() if isinstance(found, Picture)}
     same_looks = image_doubles(records, keys, sound, similar_images)
     same_words = caption_doubles(records, identities(keys, sound), captions, similar_captions)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 
 from hnclip.data.cache import Progress
 from hnclip.data.check.fingerprint import THUMBNAIL, fingerprint
-from hnclip.data.images import orientation, preprocess_image
+from hnclip.data.images import ImageTransform, checked_shape, orientation, preprocess_image
 from hnclip.data.records import BadPicture, ImageSource, Problem
 from hnclip.data.threads import decoding_threads, in_order, processors
 
@@ -33,20 +34,23 @@ class Picture:
         return min(self.width, self.height)
 
 
-def look_at(sources: Sequence[ImageSource], *, workers: int | None, progress: Progress) -> list[Picture | Problem]:
+def look_at(
+    sources: Sequence[ImageSource], transform: ImageTransform | None, *, workers: int | None, progress: Progress
+) -> list[Picture | Problem]:
     """Decode all of these, as many at a time as there are workers; no pixels are kept.
 
     Args:
+        transform: of a model, whose geometry may refuse what is sound otherwise.
         workers: threads, as many as processors when left out.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
     with decoding_threads(workers or processors()) as pool:
         steps = progress(range(len(sources)))
-        return [found for _, found in zip(steps, in_order(pool, _look, sources, AHEAD))]
+        return [found for _, found in zip(steps, in_order(pool, partial(_look, transform=transform), sources, AHEAD))]
 
 
-def _look(source: ImageSource) -> Picture | Problem:
+def _look(source: ImageSource, transform: ImageTransform | None) -> Picture | Problem:
     try:
         content = source.read()
         image = source.decode(content)
@@ -54,6 +58,8 @@ def _look(source: ImageSource) -> Picture | Problem:
         return Problem(error.kind, source.key, str(error))
     try:
         thumbnail = preprocess_image(image, THUMBNAIL).numpy()
+        if transform is not None:
+            checked_shape(*image.size, transform)
     except ValueError as error:
         return Problem("unusual image", source.key, f"{source.key}: {error}")
     turned = orientation(image)

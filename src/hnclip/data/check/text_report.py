@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hnclip.data.problems import ADVICE, ERRORS, WARNINGS
 from hnclip.data.records import Problem
-from hnclip.evaluate.table import text_table
+from hnclip.tables import text_table
 
 if TYPE_CHECKING:
     from hnclip.data.check.counts import Spread
@@ -115,7 +115,7 @@ def _verdict(report: CheckReport) -> str:
         ready = "Ready to train, as far as captions tell" if report.images is None else "Ready to train"
         return f"{ready}; look at the warnings first." if report.warnings else f"{ready}."
     records = f"{report.left_out:,} of {_count(report.total.records, 'record')} will be left out of training"
-    parts = [records if report.left_out else "no record will be left out of training"]
+    parts = [records if report.left_out else "every record can be used, though not all that belongs to it"]
     if report.unread:
         parts.append(f"{_count(report.unread, 'row')} of the source cannot be used")
     if any(problem.kind == "shared image" for problem in report.errors):

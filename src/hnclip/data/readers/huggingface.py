@@ -19,7 +19,7 @@ from hnclip.data.readers.locate import Pictures
 from hnclip.data.readers.needs import needs
 from hnclip.data.readers.places import Places, named_pictures
 from hnclip.data.readers.tables import HEAD, Table, add_table
-from hnclip.data.records import Problem, normal_split
+from hnclip.data.records import BadPicture, Problem, normal_split
 
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(:[\w.-]+)?")
 _ROWS = 4096  # of text that are read at once
@@ -124,5 +124,9 @@ class _Cell:
     folder: Path | None
 
     def __call__(self) -> bytes:
-        cell = self.pictures[self.row].column(0)[0].as_py()
-        return picture_bytes(cell, self.folder, f"row {self.row + 1} of {self.pictures.column_names[0]}")
+        where = f"row {self.row + 1} of {self.pictures.column_names[0]}"
+        try:
+            cell = self.pictures[self.row].column(0)[0].as_py()
+        except (needs("pyarrow", "Hugging Face data sets").ArrowException, OSError, IndexError) as error:
+            raise BadPicture("missing image", f"{where} cannot be read: {error}") from error
+        return picture_bytes(cell, self.folder, where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from hnclip.data.records import BadPicture, Problem
 
 _ROWS = 4096  # of text that are read at once
 _PICTURES = 16  # that are read at once
+_RECENT = 3  # batches that are kept: threads overtake each other by a few pictures
 
 
 def parquet_table(path: Path, label: str, problems: list[Problem]) -> Table:
@@ -84,26 +86,28 @@ def _row_group(path: Path, version: str, column: str, group: int) -> _RowGroup:
 
 class _RowGroup:
     """The pictures of a row group, a few at a time: a file of one row group may be larger than memory. Pictures are
-    fast in the order of their rows; one that lies further back costs another pass."""
+    fast in the order of their rows, more or less; one that lies further back costs another pass."""
 
     def __init__(self, path: Path, column: str, group: int) -> None:
         self._path = path
         self._column = column
         self._group = group
         self._lock = Lock()
-        self._cells: Sequence[Any] = ()
-        self._start = 0
+        self._recent: deque[tuple[int, Sequence[Any]]] = deque(maxlen=_RECENT)  # batches: first row, and cells
         self._batches: Iterator[Any] = iter(())
 
     def cell(self, row: int) -> Any:
         with self._lock, _arrow_errors(self._path):
-            if row < self._start or not self._cells:
+            if not self._recent or row < self._recent[0][0]:
                 file = needs("pyarrow.parquet", "Parquet files").ParquetFile(self._path, memory_map=True)
                 self._batches = file.iter_batches(_PICTURES, row_groups=[self._group], columns=[self._column])
-                self._start, self._cells = 0, next(self._batches).column(0)
-            while row >= self._start + len(self._cells):
-                self._start, self._cells = self._start + len(self._cells), next(self._batches).column(0)
-            return self._cells[row - self._start].as_py()
+                self._recent.clear()
+                self._recent.append((0, next(self._batches).column(0)))
+            while row >= self._recent[-1][0] + len(self._recent[-1][1]):
+                start, cells = self._recent[-1]
+                self._recent.append((start + len(cells), next(self._batches).column(0)))
+            start, cells = next(found for found in reversed(self._recent) if found[0] <= row)
+            return cells[row - start].as_py()
 
 
 @contextmanager

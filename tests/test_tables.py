@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hnclip.evaluate import latex_table, markdown_table, text_table
-from hnclip.evaluate.table import latex_escape
+from hnclip.tables import latex_escape, latex_table, markdown_table, text_table
 
 HEADERS, ROWS = ["model", "T→I R@1"], [["a", "9.50"], ["my_run", "10.00"], [], ["paper", "–"]]
 MARKS = {(1, 1): "best", (0, 1): "second"}

@@ -13,8 +13,8 @@ import hnclip.train.run_data as run_data
 from hnclip.config import OptimConfig, TrainConfig, to_json
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
-from hnclip.evaluate.runs import models_of
 from hnclip.models.load import load
+from hnclip.train.runs import models_of
 
 
 def fake_run(run: Path, epochs: dict[str, int | None], *, finished: bool = True) -> str:
@@ -81,10 +81,10 @@ def test_a_real_run_before_and_after_its_end(model_directory: Path, tmp_path: Pa
     config = TrainConfig(out=tmp_path / "run", model=str(model_directory), optim=optim, threads=1, device="cpu")
     step = loop._Run._step
 
-    def stopped(self: loop._Run, *args: object) -> dict:
+    def stopped(self: loop._Run, *args: object, **options: object) -> dict:
         if self.step == 5:
             raise KeyboardInterrupt
-        return step(self, *args)
+        return step(self, *args, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop._Run, "_step", stopped)
