@@ -194,3 +194,26 @@ def test_clusters_of_one_are_the_plain_order_and_larger_ones_keep_families_toget
     assert sum(a // members == b // members for a, b in pairwise(random)) < 20
     with pytest.raises(ValueError, match="size must be at least 1"):
         cluster_order(near, 0, 0, 0)
+
+
+def test_no_batch_is_left_alone_where_another_can_give() -> None:
+    """Eight copies for three batches: two of these hold nothing else at first, and one row has no negative."""
+    ids = torch.tensor([[7]] * 8 + [[1], [2], [3], [4]])
+    dealt = deal_batches([8, 9, 10, 11, *range(8)], ids, [4, 4, 4])
+    assert len(dealt.left_out) == 5
+    assert min(map(len, dealt.batches)) == 2
+    assert not any(has_double(batch, ids) for batch in dealt.batches)
+
+
+def test_neighbours_hold_no_more_memory_than_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of a sorted chunk would keep the whole chunk alive until the end: as much as all pairs together."""
+    kept: list[int] = []
+    join = torch.cat
+
+    def watched(parts: list[torch.Tensor]) -> torch.Tensor:
+        kept.extend(part.untyped_storage().nbytes() for part in parts)
+        return join(parts)
+
+    monkeypatch.setattr(torch, "cat", watched)
+    nearest_captions(torch.randn(50, 4, generator=torch.Generator().manual_seed(0)), 3, chunk=20)
+    assert kept == [20 * 3 * 8, 20 * 3 * 8, 10 * 3 * 8]
