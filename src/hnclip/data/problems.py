@@ -28,7 +28,6 @@ WARNINGS = {
     "garbled caption": "letters that were lost (U+FFFD) or read in the wrong encoding (â€™ for ’)",
     "cut caption": "captions longer than the model's context",
     "small image": "pictures smaller than the model's input",
-    "unused file": "a file beside the data that no record refers to",
 }
 
 # What can be done about each kind.
@@ -53,5 +52,4 @@ ADVICE = {
     "garbled caption": "make the table anew from its source, in UTF-8",
     "cut caption": "use a model with a longer context (docs/models.md), or write the important things first",
     "small image": "use larger pictures if there are any",
-    "unused file": "add rows for the files, or leave them",
 }

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hnclip.evaluate.metrics import RetrievalMetrics, summarize
+from hnclip.evaluate.metrics import summarize
 from hnclip.evaluate.ranks import retrieval_ranks
 from hnclip.evaluate.retrieval import Evaluation, group_numbers
 
@@ -36,8 +36,3 @@ def restrict(evaluation: Evaluation, gallery: Gallery, ids: Set[str], *, interva
     groups = group_numbers([record for record in gallery.records if record.id in ids])  # [i]
     metrics = summarize(ranks, intervals=intervals, groups=groups)
     return Evaluation(image=image, text=text, ranks=ranks, metrics=metrics)
-
-
-def held_out_metrics(evaluation: Evaluation, gallery: Gallery, ids: Set[str]) -> RetrievalMetrics:
-    """Metrics with intervals of `restrict`, to stand beside those of the whole gallery."""
-    return restrict(evaluation, gallery, ids).metrics

@@ -57,7 +57,7 @@ def broken(tmp_path, transform):
             record("good", picture_file(tmp_path, "again.png", 8), "of the same name"),
             record("tiny", picture_file(tmp_path, "tiny.png", blobs(9, 20, 50)), "a tiny one"),
         ),
-        (Problem("unreadable row", "broken.csv:7", "3 cells, not 4"), Problem("unused file", "x.png", "no row")),
+        (Problem("unreadable row", "broken.csv:7", "3 cells, not 4"), Problem("garbled caption", "x.png", "no row")),
     )
 
 
@@ -87,11 +87,11 @@ def test_every_problem_is_found_once_and_in_order(broken, transform):
         ("truncated image", "half"),
         ("repeated id", "good"),
         ("shared image", "good"),
+        ("garbled caption", "x.png"),
         ("cut caption", "long"),
         ("small image", "tiny"),
-        ("unused file", "x.png"),
     ]
-    assert [problem.kind for problem in report.warnings] == ["cut caption", "small image", "unused file"]
+    assert [problem.kind for problem in report.warnings] == ["garbled caption", "cut caption", "small image"]
     assert len(report.errors) + len(report.warnings) == len(report.problems)
     assert report.unread == 1
 
@@ -260,7 +260,7 @@ def test_verdicts(tmp_path, sound):
         .to_text()
         .endswith("No picture could be decoded.\n\nNothing to train on: no record can be used.")
     )
-    warned = DataSet("x", sound.records, (Problem("unused file", "x.png", "no row"),))
+    warned = DataSet("x", sound.records, (Problem("garbled caption", "x.png", "no row"),))
     assert check_data(warned).to_text().endswith("Ready to train; look at the warnings first.")
     partly = data_set(*sound.records, record("p", picture_file(tmp_path, "p.png", 77), " ", "a word"))
     assert (
