@@ -152,56 +152,72 @@ def _fill(
 ) -> dict[bytes, int | Problem]:
     """Bring images into the store by chunks. Returns, by name, their rows, or what is wrong with them.
 
-    Every process begins at a chunk of its own, so that several of them share the work, and goes on in order, as most
-    sources are best read. Images of the same bytes are decoded once: those that meet a thread busy with the same bytes
-    may be missing from the answer.
+    A process begins at a chunk of its own choice and goes on in order, as most sources are best read; where it meets
+    the work of another process it goes on elsewhere, so that several of them share the work. Images of the same bytes
+    are decoded once: those that meet a thread busy with the same bytes may be missing from the answer.
     """
     names = list(wanted)
     chunks = [names[start : start + CHUNK] for start in range(0, len(names), CHUNK)]
-    start = Random().randrange(len(chunks))  # not by the seed of the run
-    chunks = chunks[start:] + chunks[:start]
-    names = [name for chunk in chunks for name in chunk]
     found: dict[bytes, int | Problem] = {}
     taken = store.contents()  # in the store, or some thread is busy with it
     lock = Lock()
+    met = False  # another process's work, since the last chunk was begun
 
-    def prepare(name: bytes) -> Entry | Problem | None:
+    def prepare(name: bytes) -> tuple[bytes, Entry | Problem | None]:
         if name in found:
-            return None
+            return name, None
         image = wanted[name]
         try:
             content = image.read()
             mark = _hash(content)
             with lock:
                 if mark in taken:
-                    return Entry(name, mark, None)
+                    return name, Entry(name, mark, None)
                 taken.add(mark)
             try:
-                return Entry(name, mark, _resized(image, content, transform))
+                return name, Entry(name, mark, _resized(image, content, transform))
             except BadPicture:
                 with lock:
                     taken.remove(mark)
                 raise
         except BadPicture as error:
-            return _problem(image, error)
+            return name, _problem(image, error)
 
     def begun() -> Iterator[bytes]:
         """All names; but before a chunk is begun, `found` learns what another process brought in meanwhile."""
-        for chunk in chunks:
-            found.update(store.rows(chunk))
-            yield from chunk
+        nonlocal met
+        random = Random()  # not by the seed of the run
+        left = dict.fromkeys(range(len(chunks)))
+        number = random.randrange(len(chunks))
+        while left:
+            if met:
+                number = random.choice(list(left))
+            elif number not in left:
+                number = next(iter(left))
+            known = store.rows(chunks[number])
+            found.update(known)
+            met = bool(known)
+            yield from chunks[number]
+            del left[number]
+            number += 1
+
+    def commit() -> None:
+        nonlocal met
+        met = met or bool(store.rows([entry.name for entry in ready]))
+        found.update(store.add(ready))
+        ready.clear()
 
     ready: list[Entry] = []
     with decoding_threads(workers) as pool:
-        for position, made in zip(progress(range(len(names))), in_order(pool, prepare, begun(), CHUNK)):
+        for _, (name, made) in zip(progress(range(len(names))), in_order(pool, prepare, begun(), CHUNK)):
             if isinstance(made, Problem):
-                found[names[position]] = made
+                found[name] = made
             elif made is not None:
                 ready.append(made)
             if len(ready) == CHUNK:
-                found |= store.add(ready)
-                ready.clear()
-    return found | store.add(ready)
+                commit()
+    commit()
+    return found
 
 
 def _resized(image: ImageSource, content: bytes, transform: ImageTransform) -> Tensor:
