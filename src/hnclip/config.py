@@ -75,6 +75,7 @@ class OptimConfig:
     """micro: each loss sees only its micro-batch (plain accumulation, as the paper's 16 × 8). batch: gradient
     caching, every pair is compared with the whole batch, exact gradients."""
     lr: float = 2e-6
+    """Highest learning rate, after the warm-up."""
     scale_lr: float | None = None
     """Learning rate of the temperature; the same as lr when left out, 0 to keep it fixed."""
     weight_decay: float = 0.01
@@ -216,6 +217,7 @@ class TrainConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
     seed: int = 42
+    """Of the order of pairs, which caption a picture shows, and dropout."""
     device: str = "auto"
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
     threads: int = 0
@@ -223,6 +225,7 @@ class TrainConfig:
     save_every: int = 25
     """Optimiser steps between checkpoints; every epoch ends with one as well."""
     evaluate_batch: int = 128
+    """Pictures or captions encoded at once in evaluation."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs `pip install hnclip[track]`)."""
 

@@ -67,7 +67,9 @@ class Eval:
     paper: bool = True
     """Show the paper's published numbers beside, where it has the benchmark."""
     batch: int = 128
+    """Pictures or captions encoded at once."""
     device: str = "auto"
+    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
     json: bool = False
     """Print the results as JSON."""
     quiet: bool = False
@@ -151,7 +153,9 @@ class Interpolate:
     replace: bool = False
     """Replace what is in the directory."""
     batch: int = 128
+    """Pictures or captions encoded at once."""
     device: str = "auto"
+    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
     json: bool = False
     """Print the results as JSON."""
     quiet: bool = False
