@@ -73,11 +73,12 @@ def open_records(source: str, split: str, read: ReadConfig = _AS_IT_IS) -> list[
 
 def _benchmark_splits(benchmark: Benchmark, splits: Collection[str]) -> set[str]:
     """Those of the splits that a benchmark has; one that it lacks may be a validation split to be held out."""
-    known = set(benchmark.splits)
-    found = known & {*splits, *(("train",) if "validation" in splits and "validation" not in known else ())}
+    wanted = {*splits, "train"} if "validation" in splits and "validation" not in benchmark.splits else {*splits}
+    found = wanted & benchmark.splits.keys()
     if not found:
-        why = "".join(f"; {benchmark.absent[name]}" for name in splits if name in benchmark.absent)
-        raise ValueError(f"{benchmark.name} has no split {', '.join(splits)}: it has {', '.join(known)}{why}")
+        why = "".join(f"; {benchmark.absent[name]}" for name in sorted(splits) if name in benchmark.absent)
+        have = ", ".join(benchmark.splits)
+        raise ValueError(f"{benchmark.name} has no split {', '.join(sorted(splits))}: it has {have}{why}")
     return found
 
 

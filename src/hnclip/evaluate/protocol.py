@@ -27,10 +27,10 @@ from hnclip.evaluate.result import Result, result_of
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
 from hnclip.files import replace_file
 
-INDEX = "index.json"
-
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
+
+INDEX = "index.json"
 
 
 @dataclass(frozen=True)
