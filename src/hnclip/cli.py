@@ -24,6 +24,7 @@ image–text retrieval for long, nearly identical captions
   data check   look for problems in your data before training
   convert      open a model in any layout, write it as a Hugging Face directory or as ONNX
   interpolate  weights between a base model and a fine-tuned one, against forgetting
+  bench        speed and memory beside named peers, measured here
   pretrain     make the bundled model anew
 
   --version    print the version
@@ -278,6 +279,23 @@ def _demo(arguments: Sequence[str]) -> None:
     print(json.dumps(results.to_dict()) if options.json else results.to_text())
 
 
+def _bench(arguments: Sequence[str]) -> int | None:
+    from hnclip.bench import benchmarks, open_benchmark
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: hnclip bench NAME [--json] [options]        hnclip bench NAME --help for the options\n")
+        for name, about in benchmarks().items():
+            print(f"  {name:<16} {about}")
+        return 0
+    name, *rest = arguments
+    module = open_benchmark(name)
+    as_json = "--json" in rest
+    options = _parse(module.Options, f"bench {name}", [argument for argument in rest if argument != "--json"])
+    report = module.run(options, _say)
+    print(json.dumps(report.to_dict()) if as_json else report.to_text())
+    return None
+
+
 def _pretrain(arguments: Sequence[str]) -> None:
     from hnclip.options import Pretrain
 
@@ -338,5 +356,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "data": _data,
     "convert": _convert,
     "interpolate": _interpolate,
+    "bench": _bench,
     "pretrain": _pretrain,
 }
