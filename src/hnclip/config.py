@@ -90,8 +90,9 @@ class OptimConfig:
     """Largest gradient norm; 0 switches clipping off."""
     scale_max: float = 100.0
     """Largest inverse temperature s, as CLIP's clamp."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 runs the towers under autocast; losses are always computed in fp32. Slow where a processor emulates it."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16 runs the towers under autocast; losses are always computed in fp32. auto takes bf16 where the device has it
+    in hardware."""
 
     def __post_init__(self) -> None:
         _require(self.epochs >= 1, f"optim.epochs must be at least 1, got {self.epochs}")
@@ -106,6 +107,20 @@ class OptimConfig:
         _require(0 <= self.lr_floor <= 1, f"optim.lr_floor must be in [0, 1], got {self.lr_floor}")
         _require(self.clip_grad >= 0, f"optim.clip_grad must not be negative, got {self.clip_grad}")
         _require(self.scale_max > 1, f"optim.scale_max must be above 1, got {self.scale_max}")
+
+
+@dataclass(frozen=True)
+class SpeedConfig:
+    """How the same numbers are computed: faster, in less memory, on several devices (docs/performance.md)."""
+
+    pack: bool = True
+    """Let no layer but attention see the padding of captions, where the text tower allows it."""
+    recompute: bool = False
+    """Keep only the inputs of each block for the backward pass and compute the rest again: less memory, more time."""
+    compile: bool = False
+    """Compile the towers with torch.compile: minutes at the start, faster steps afterwards."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: ddp keeps a whole model in every process, fsdp shards weights, gradients and optimiser state."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +231,7 @@ class TrainConfig:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     adapt: AdaptConfig = field(default_factory=AdaptConfig)
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
     seed: int = 42
     """Of the order of pairs, which caption a picture shows, and dropout."""
     device: str = "auto"

@@ -20,7 +20,8 @@ from hnclip.evaluate.retrieval import Evaluation, evaluate, group_numbers, prepa
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
 from hnclip.train.log import progress_bar, read_metrics
-from hnclip.train.loop import CONFIG, RESULT, SATURATED, pick_device, resume, train
+from hnclip.train.loop import CONFIG, RESULT, pick_device, resume, train
+from hnclip.train.step import SATURATED
 
 ZERO_SHOT, INFONCE, HN = "zero-shot", "InfoNCE", "HN-CLIP"
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
+import hnclip.train.step as step
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
 from hnclip.data.batches import Batch
 from hnclip.data.records import DataSet, Record
@@ -61,11 +62,11 @@ def stop_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> 
     """Run until a step is done, and no further."""
     original = loop._Run._step
 
-    def failing(self: loop._Run, epoch: int, batch: Batch, **options: float) -> dict:
-        entry = original(self, epoch, batch, **options)
+    def failing(self: loop._Run, epoch: int, batch: Batch, **options: float) -> float:
+        loss = original(self, epoch, batch, **options)
         if self.step == step:
             raise KeyboardInterrupt
-        return entry
+        return loss
 
     with monkeypatch.context() as patch:
         patch.setattr(loop._Run, "_step", failing)
@@ -184,7 +185,7 @@ def test_nan_stops_the_run_and_names_the_last_good_state(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for(model_directory, tmp_path / "run")
-    original = loop.BACKWARD["micro"]
+    original = step.BACKWARD["micro"]
 
     def poisoned(model: torch.nn.Module, *arguments: object, **options: object) -> object:
         result = original(model, *arguments, **options)
@@ -192,7 +193,7 @@ def test_nan_stops_the_run_and_names_the_last_good_state(
             result.terms["global"].fill_(float("nan"))
         return result
 
-    monkeypatch.setitem(loop.BACKWARD, "micro", poisoned)
+    monkeypatch.setitem(step.BACKWARD, "micro", poisoned)
     with pytest.raises(TrainingDiverged, match=r"step 3: .*global nan.*checkpoint\.pt"):
         silently(config)
     state = load_state(config.out)

@@ -48,14 +48,20 @@ def _alone(embeddings: Embeddings) -> Embeddings:
     return embeddings
 
 
+def _no_sync(last: bool) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
 def micro_backward(
     model: nn.Module,
     batch: Batch,
     objective: Objective,
     *,
     chunk: int,
+    device: torch.device | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     gather: Callable[[Embeddings], Embeddings] = _alone,
+    sync: Callable[[bool], AbstractContextManager[Any]] = _no_sync,
 ) -> StepResult:
     """Add to every parameter the gradient of the mean loss of micro-batches of `chunk` pairs.
 
@@ -63,21 +69,28 @@ def micro_backward(
         model: `model(batch, tokens=…) -> Embeddings`.
         objective: its terms' sum is the loss.
         chunk: pairs per micro-batch; see `chunk_slices` for the last one.
+        device: where the model is, if the batch is elsewhere. In the host's memory a batch is cut without waiting
+            for an accelerator: a chunk is as long as its longest caption.
         autocast: makes the context of each encoder call. Do not wrap the whole step instead: the objective
             stays outside, in full precision.
         gather: `gather_embeddings` adds the other processes' pairs of the same micro-batch as negatives.
+        sync: makes the context of each chunk that goes backward, told whether it is the step's last one: gradients
+            are exchanged between processes there, once.
 
     Relations:
         Losses count by their numbers of pairs, so uneven micro-batches average right. With a `chunk` as
         large as the batch this is `cached_backward`; with less, every pair has fewer negatives, and the
         gradient is another one.
     """
+    device = device or batch.ids.device
+    slices = chunk_slices(len(batch), chunk)
     results = []
-    for rows in chunk_slices(len(batch), chunk):
-        part = batch[rows]
-        with autocast():
-            embeddings = model(part, tokens=objective.tokens)
-        results.append(_evaluate(objective, gather(embeddings), len(part) / len(batch)))
+    for rows in slices:
+        part = batch[rows].to(device)
+        with sync(rows is slices[-1]):
+            with autocast():
+                embeddings = model(part, tokens=objective.tokens)
+            results.append(_evaluate(objective, gather(embeddings), len(part) / len(batch)))
     return StepResult(
         {name: torch.stack([result.terms[name] for result in results]).sum() for name in results[0].terms},
         torch.cat([result.infonce for result in results]),
@@ -90,8 +103,10 @@ def cached_backward(
     objective: Objective,
     *,
     chunk: int,
+    device: torch.device | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     gather: Callable[[Embeddings], Embeddings] = _alone,
+    sync: Callable[[bool], AbstractContextManager[Any]] = _no_sync,
 ) -> StepResult:
     """Add to every parameter the gradient of the loss of the whole batch, encoding `chunk` pairs at a time.
 
@@ -101,34 +116,35 @@ def cached_backward(
     forward pass than `micro_backward`.
 
     Args:
-        model, objective, autocast: as in `micro_backward`.
+        model, objective, device, autocast, sync: as in `micro_backward`.
         chunk: pairs per encoder call; without dropout the result does not depend on it.
         gather: `gather_embeddings` adds the batches of the other processes as negatives.
     """
-    device = batch.ids.device
-    slices = chunk_slices(len(batch), chunk)
+    device = device or batch.ids.device
+    chunks = [batch[rows].to(device) for rows in chunk_slices(len(batch), chunk)]
     states, parts = [], []
-    for rows in slices:
+    for pairs in chunks:
         states.append(random_state(device))
         # Autocast ends with the call: older torch would hand weights cast here, without a graph, to step 3.
         with torch.no_grad(), autocast():
-            parts.append(_as_leaves(model(batch[rows], tokens=objective.tokens)))
+            parts.append(_as_leaves(model(pairs, tokens=objective.tokens)))
 
     result = _evaluate(objective, gather(join_embeddings(parts)))
 
-    for rows, state, part in zip(slices, states, parts):
-        with _replay(state, device), autocast():
-            live = model(batch[rows], tokens=objective.tokens)
-        # No gradient: a view the objective ignores, or the scale of a part that did not lend it to the whole.
-        # No graph: a frozen tower.
-        pushed = [
-            (tensor, leaf.grad)
-            for tensor, leaf in zip(_differentiable(live), _differentiable(part))
-            if leaf.grad is not None and tensor.requires_grad
-        ]
-        if pushed:
-            tensors, grads = zip(*pushed)
-            torch.autograd.backward(tensors, grads)
+    for number, (pairs, state, part) in enumerate(zip(chunks, states, parts), start=1):
+        with sync(number == len(chunks)):
+            with _replay(state, device), autocast():
+                live = model(pairs, tokens=objective.tokens)
+            # No gradient: a view the objective ignores, or the scale of a part that did not lend it to the whole.
+            # No graph: a frozen tower.
+            pushed = [
+                (tensor, leaf.grad)
+                for tensor, leaf in zip(_differentiable(live), _differentiable(part))
+                if leaf.grad is not None and tensor.requires_grad
+            ]
+            if pushed:
+                tensors, grads = zip(*pushed)
+                torch.autograd.backward(tensors, grads)
     return result
 
 

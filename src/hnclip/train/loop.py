@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hnclip.command import train_command
 from hnclip.config import TrainConfig, from_json, to_json
@@ -41,13 +40,12 @@ from hnclip.train.checkpoint import (
     restore_random_state,
     save_state,
 )
-from hnclip.train.grad_cache import BACKWARD, StepResult
 from hnclip.train.log import MetricsLog, progress_bar
-from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
+from hnclip.train.optimizer import build_optimizer
 from hnclip.train.prefetch import ahead
 from hnclip.train.run_data import RunData, batch_sizes, open_run_data
+from hnclip.train.step import Found, Stepper
 
-SATURATED = 1e-3  # an InfoNCE below this teaches nothing: the paper's threshold
 CONFIG, RESULT, LEFT_OUT = "config.json", "result.json", "left_out.jsonl"
 
 
@@ -175,7 +173,6 @@ class _Run:
         optim = config.optim
         self.epoch_steps = len(batch_sizes(len(data.pairs), config))
         self.total = optim.epochs * self.epoch_steps
-        self.warmup = round(optim.warmup * self.total)
         self.optimizer = build_optimizer(
             model,
             lr=optim.lr,
@@ -183,7 +180,9 @@ class _Run:
             weight_decay=optim.weight_decay,
             betas=(optim.beta1, optim.beta2),
         )
+        self.stepper = Stepper(model, objective, self.optimizer, optim, total=self.total)
         self.step = 0
+        self.unread: tuple[Found, dict[str, Any]] | None = None  # what the last step found, and its log entry so far
         self.best: dict[str, float] = {}
         self.last: dict[str, float] = {}
 
@@ -244,68 +243,43 @@ class _Run:
         with progress_bar(title, len(pairs), done, quiet=self.quiet) as bar:
             started = time.perf_counter()
             for batch in ahead(pairs.batch, dealt.batches[first:]):
-                entry = self._step(epoch, batch, waited=time.perf_counter() - started)
-                bar.advance(len(batch), f"loss {entry['loss']:.3f}")
+                loss = self._step(epoch, batch, waited=time.perf_counter() - started)
+                bar.advance(len(batch), f"loss {loss:.3f}")
                 if self.step % self.config.save_every == 0 and self.step < (epoch + 1) * self.epoch_steps:
                     self._save()
                 started = time.perf_counter()
+            self._read()
         self._evaluate(epoch + 1)
         self._save()
 
-    def _step(self, epoch: int, batch: Batch, *, waited: float) -> dict[str, Any]:
+    def _step(self, epoch: int, batch: Batch, *, waited: float) -> float:
+        """Do a step and read what the step before found; its loss, for people."""
         started = time.perf_counter()
-        optim = self.config.optim
-        batch = batch.to(self.model.device)
-        factor = learning_rate_factor(self.step, total=self.total, warmup=self.warmup, floor=optim.lr_floor)
-        set_learning_rate(self.optimizer, factor)
-        self.optimizer.zero_grad(set_to_none=True)
-        result = BACKWARD[optim.negatives](
-            self.model, batch, self.objective, chunk=optim.micro_batch, autocast=self._autocast
-        )
-        limit = optim.clip_grad or float("inf")  # an infinite limit measures the norm and changes nothing
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
-        self._check(result, norm)
-        self.optimizer.step()
-        clamp_scale(self.model.backbone.logit_scale, optim.scale_max)
+        found = self.stepper(batch, self.step)
         self.step += 1
-        entry = self._entry(epoch, result, norm, len(batch) / (time.perf_counter() - started), waited)
-        self.log.write(entry)
-        return entry
+        entry = {"kind": "step", "epoch": epoch + 1, "step": self.step, "lr": self.stepper.rate}
+        loss = self._read()
+        entry["pairs_per_second"] = round(len(batch) / (time.perf_counter() - started), 1)
+        self.unread = found, {**entry, "waited": round(waited, 4)}
+        return loss
 
-    def _autocast(self) -> AbstractContextManager:
-        if self.config.optim.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
-
-    def _check(self, result: StepResult, norm: Tensor) -> None:
-        """Stop before bad numbers reach the weights."""
-        loss = sum(result.terms.values())
-        if bool(torch.isfinite(torch.as_tensor(loss))) and bool(torch.isfinite(norm)):
-            return
-        values = ", ".join(f"{name} {value.item():.4g}" for name, value in result.terms.items())
-        saved = self.out / NAME
-        where = f"the last good state is {saved}" if saved.exists() else "no checkpoint had been written yet"
-        raise TrainingDiverged(
-            f"step {self.step + 1}: the loss is not a number ({values}, gradient norm {norm.item():.4g}); {where}. "
-            "Try a lower --optim.lr or --optim.precision fp32."
-        )
-
-    def _entry(self, epoch: int, result: StepResult, norm: Tensor, speed: float, waited: float) -> dict[str, Any]:
-        terms = {name: value.item() for name, value in result.terms.items()}
-        return {
-            "kind": "step",
-            "epoch": epoch + 1,
-            "step": self.step,
-            "loss": sum(terms.values()),
-            **terms,
-            "infonce": result.infonce.mean().item(),
-            "saturated": (result.infonce < SATURATED).float().mean().item(),
-            "grad_norm": norm.item(),
-            "scale": self.model.scale.item(),
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "pairs_per_second": round(speed, 1),
-            "waited": round(waited, 4),
-        }
+    def _read(self) -> float:
+        """Read, check and log what the last step found; its loss. Called before anything is saved, so bad numbers may
+        reach the weights in memory, never those on disk."""
+        if self.unread is None:
+            return float("nan")
+        (found, entry), self.unread = self.unread, None
+        numbers = found.read()
+        if not (math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])):
+            values = ", ".join(f"{name} {numbers[name]:.4g}" for name in found.names[: found.terms])
+            saved = self.out / NAME
+            where = f"the last good state is {saved}" if saved.exists() else "no checkpoint had been written yet"
+            raise TrainingDiverged(
+                f"step {entry['step']}: the loss is not a number ({values}, gradient norm {numbers['grad_norm']:.4g}); "
+                f"{where}. Try a lower --optim.lr or --optim.precision fp32."
+            )
+        self.log.write({**entry, **numbers})
+        return numbers["loss"]
 
     def _evaluate(self, epoch: int) -> None:
         metrics = evaluate(self.model, self.data.validation, batch=self.config.evaluate_batch).metrics.to_dict()
@@ -339,6 +313,7 @@ class _Run:
             save_adapter(self.model, self.out / name, self.base)
 
     def _save(self) -> None:
+        self._read()
         state = TrainState(
             step=self.step,
             model=trained_tensors(self.model),
