@@ -113,8 +113,6 @@ class OptimConfig:
 class SpeedConfig:
     """How the same numbers are computed: faster, in less memory, on several devices (docs/performance.md)."""
 
-    pack: bool = True
-    """Let no layer but attention see the padding of captions, where the text tower allows it."""
     recompute: bool = False
     """Keep only the inputs of each block for the backward pass and compute the rest again: less memory, more time."""
     compile: bool = False

@@ -69,3 +69,26 @@ def test_a_fixed_scale_is_not_even_clamped() -> None:
     parameter = nn.Parameter(torch.tensor(4.6052), requires_grad=False)
     clamp_scale(parameter, 100.0)
     assert parameter.item() == torch.tensor(4.6052).item()
+
+
+def test_one_kernel_does_what_the_literal_formula_does() -> None:
+    """Decoupled decay, bias-corrected moments: three steps of AdamW written out."""
+    torch.manual_seed(0)
+    model = Toy().double()
+    optimizer = build_optimizer(model, lr=0.1, scale_lr=0.2, weight_decay=0.3, betas=(0.9, 0.98))
+    assert optimizer.defaults["fused"]
+    rates = {id(p): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    expected = [parameter.detach().clone() for parameter in trained]
+    first, second = ([torch.zeros_like(value) for value in expected] for _ in range(2))
+    for step in range(1, 4):
+        for k, parameter in enumerate(trained):
+            parameter.grad = torch.randn_like(parameter)
+            lr, decay = rates[id(parameter)]
+            first[k] = 0.9 * first[k] + 0.1 * parameter.grad
+            second[k] = 0.98 * second[k] + 0.02 * parameter.grad**2
+            update = (first[k] / (1 - 0.9**step)) / ((second[k] / (1 - 0.98**step)).sqrt() + 1e-8)
+            expected[k] = expected[k] * (1 - lr * decay) - lr * update
+        optimizer.step()
+    for parameter, value in zip(trained, expected):
+        torch.testing.assert_close(parameter.detach(), value)

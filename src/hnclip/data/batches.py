@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import NoReturn
@@ -49,7 +50,16 @@ class TextBatch:
         return TextBatch(self.ids[rows, : int(lengths.max())], lengths)
 
     def to(self, device: torch.device) -> TextBatch:
-        return TextBatch(self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True))
+        moved = TextBatch(self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True))
+        if self.ids.device.type == "cpu":  # found here, an accelerator need not be waited for
+            moved.__dict__["places"] = self.places.to(device, non_blocking=True)
+        return moved
+
+    @cached_property
+    def places(self) -> Tensor:
+        """[ΣT]: where the tokens stand that are no pads, in the flattened [B·T]."""
+        position = torch.arange(self.ids.shape[1], device=self.ids.device)[None]  # [1, T]
+        return (position < self.lengths[:, None]).flatten().nonzero().flatten()
 
 
 @dataclass(frozen=True)

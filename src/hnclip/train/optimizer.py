@@ -36,8 +36,10 @@ def parameter_groups(model: nn.Module, *, lr: float, scale_lr: float, weight_dec
 def build_optimizer(
     model: nn.Module, *, lr: float, scale_lr: float, weight_decay: float, betas: tuple[float, float]
 ) -> torch.optim.AdamW:
+    """AdamW, one kernel for all of it where the device has one: a dozen passes over the weights become one."""
     groups = parameter_groups(model, lr=lr, scale_lr=scale_lr, weight_decay=weight_decay)
-    return torch.optim.AdamW(groups, betas=betas)
+    kinds = {parameter.device.type for group in groups for parameter in group["params"]}
+    return torch.optim.AdamW(groups, betas=betas, fused=kinds <= {"cpu", "cuda"} or None)
 
 
 def learning_rate_factor(step: int, *, total: int, warmup: int, floor: float = 0.0) -> float:

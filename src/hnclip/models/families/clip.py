@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hnclip.data.batches import TextBatch
 from hnclip.data.texts import TextTransform
+from hnclip.models.packing import allow_packing, packed_text_features, worth_packing
 
 
 class Clip:
@@ -29,6 +30,8 @@ class Clip:
     def text_features(
         self, backbone: Any, texts: TextBatch, transform: TextTransform, *, tokens: bool
     ) -> tuple[Tensor, Tensor | None]:
+        if worth_packing(texts) and allow_packing(backbone.text_model):
+            return packed_text_features(backbone, texts, tokens=tokens)
         # Attention is causal and pads follow the end token, so no attention mask is needed for what we read.
         output = backbone.get_text_features(input_ids=texts.ids)
         words = backbone.text_projection(output.last_hidden_state) if tokens else None  # [B, T, D]

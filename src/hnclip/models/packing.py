@@ -1,0 +1,94 @@
+"""Captions without their padding: every layer of a causal text tower but attention works on the tokens alone.
+
+Captions of a batch differ in length, and a padded batch [B, T] is as wide as its longest. Embeddings, norms,
+projections and MLPs treat each token by itself, so they can run on the ΣT tokens there are; only attention sees
+sequences, and gets them padded again. Attention is a few per cent of such a tower, so what padding still costs is a few
+per cent of a few per cent.
+
+The tower sees the ΣT tokens as ΣT sequences of length 1; its attention function, which transformers lets one register,
+puts them together. Without packing that function is the usual one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from hnclip.data.batches import TextBatch
+
+NAME = "hnclip_packed"
+WORTH = 0.95  # of all places hold tokens: beyond it, gathering them costs more than the pads
+
+
+def worth_packing(texts: TextBatch) -> bool:
+    """Whether a batch has so much padding that leaving it out saves time. Asks for shapes alone, not for numbers."""
+    return len(texts.places) < WORTH * texts.ids.numel()
+
+
+def allow_packing(text_model: Any) -> bool:
+    """Teach the attention of a text tower to take packed captions, if it is the one that is known here.
+
+    The tower's own attention function stays what it is for everybody who does not pack.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if text_model.config._attn_implementation == NAME:
+        return True
+    if text_model.config._attn_implementation != "sdpa":
+        return False
+
+    def attention(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        texts = options.pop("packed", None)
+        if texts is None:
+            return sdpa_attention_forward(module, query, key, value, mask, **options)
+        q, k, v = (unpack(part[:, :, 0], texts).transpose(1, 2) for part in (query, key, value))  # [B, H, T, W/H]
+        dropout, scale = options["dropout"], options["scaling"]
+        output = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, is_causal=True)
+        return pack(output.transpose(1, 2), texts)[:, None], None  # [ΣT, 1, H, W/H]
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+    text_model.config._attn_implementation = NAME
+    return True
+
+
+def pack(padded: Tensor, texts: TextBatch) -> Tensor:
+    """The tokens of [B, T, …] without the pads: [ΣT, …]."""
+    return padded.flatten(0, 1).index_select(0, texts.places)
+
+
+def unpack(packed: Tensor, texts: TextBatch) -> Tensor:
+    """The inverse of `pack`, zeros for pads: [ΣT, …] becomes [B, T, …]."""
+    count, width = texts.ids.shape
+    padded = packed.new_zeros(count * width, *packed.shape[1:])
+    return padded.index_copy(0, texts.places, packed).unflatten(0, (count, width))
+
+
+def packed_text_features(backbone: Any, texts: TextBatch, *, tokens: bool) -> tuple[Tensor, Tensor | None]:
+    """`Family.text_features` of CLIP for a tower that `allow_packing` has prepared.
+
+    Shape:
+        vectors [B, D]; with `tokens` words [B, T, D], zeros for pads.
+    """
+    tower = backbone.text_model
+    places = texts.places  # [ΣT]
+    # Sequences of length 1: the embedding layer checks lengths against its positions.
+    ids, positions = pack(texts.ids, texts)[:, None], (places % texts.ids.shape[1])[:, None]  # [ΣT, 1]
+    hidden = tower.embeddings(input_ids=ids, position_ids=positions)  # [ΣT, 1, W]
+    hidden = tower.encoder(inputs_embeds=hidden, attention_mask=None, packed=texts).last_hidden_state
+    hidden = tower.final_layer_norm(hidden)[:, 0]  # [ΣT, W]
+    first = texts.lengths.cumsum(0) - texts.lengths  # [B]
+    end = _end(tower, texts.ids).minimum(texts.lengths - 1)  # [B]; a pad may look like an end
+    vectors = backbone.text_projection(hidden[first + end])  # [B, D]
+    return vectors, unpack(backbone.text_projection(hidden), texts) if tokens else None
+
+
+def _end(tower: Any, ids: Tensor) -> Tensor:
+    """Where transformers pools: at the first end token, which old configurations know only as the highest number."""
+    return ids.argmax(1) if tower.eos_token_id == 2 else (ids == tower.eos_token_id).int().argmax(1)

@@ -1,0 +1,170 @@
+"""Packed captions against padded ones: same embeddings, same gradients, no work for pads."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import CLIPConfig, CLIPModel
+
+from hnclip.data.batches import TextBatch
+from hnclip.models.families.clip import Clip
+from hnclip.models.packing import NAME, WORTH, allow_packing, pack, packed_text_features, unpack, worth_packing
+
+END = 40
+
+
+def small_clip(eos: int = END, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> CLIPModel:
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**tower, "vocab_size": END + 1, "max_position_embeddings": 30, "eos_token_id": eos}
+    config = CLIPConfig(
+        projection_dim=24,
+        text_config={**text, "bos_token_id": 0, "pad_token_id": 1, "attention_dropout": dropout},
+        vision_config={**tower, "image_size": 16, "patch_size": 8},
+    )
+    torch.manual_seed(0)
+    model = CLIPModel(config)
+    for weight in model.parameters():  # large enough that captions differ
+        if weight.ndim > 1:
+            nn.init.normal_(weight, std=0.3)
+    return model.to(dtype)
+
+
+def texts_of(lengths: list[int], pad: int = 1, seed: int = 0) -> TextBatch:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, END, (len(lengths), max(lengths)), generator=generator)
+    for row, length in enumerate(lengths):
+        ids[row, length - 1] = END
+        ids[row, length:] = pad
+    return TextBatch(ids, torch.tensor(lengths))
+
+
+def padded_features(model: CLIPModel, texts: TextBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """What transformers computes for the padded batch."""
+    output = model.get_text_features(input_ids=texts.ids)
+    return output.pooler_output, model.text_projection(output.last_hidden_state)
+
+
+def is_token(texts: TextBatch) -> torch.Tensor:
+    return torch.arange(texts.ids.shape[1])[None] < texts.lengths[:, None]  # [B, T]
+
+
+def gradients(model: nn.Module, vectors: torch.Tensor, words: torch.Tensor, mask: torch.Tensor) -> dict:
+    """Of a loss that weighs every number that counts differently."""
+    model.zero_grad()
+    parts = [F.normalize(vectors, dim=-1).flatten(), F.normalize(words, dim=-1)[mask].flatten()]
+    generator = torch.Generator().manual_seed(9)
+    sum((part * torch.randn(part.shape, generator=generator).to(part)).sum() for part in parts).backward()
+    return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+@settings(max_examples=12)
+@given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=6), eos=st.sampled_from([END, 2]), pad=st.just(1))
+def test_embeddings_and_every_gradient_are_those_of_the_padded_batch(lengths, eos, pad):
+    model, texts = small_clip(eos), texts_of(lengths, pad)
+    vectors, words = padded_features(model, texts)
+    mask = is_token(texts)
+    expected = gradients(model, vectors, words, mask)
+    assert allow_packing(model.text_model)
+    packed, packed_words = packed_text_features(model, texts, tokens=True)
+    torch.testing.assert_close(packed, vectors, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(packed_words[mask], words[mask], rtol=1e-10, atol=1e-10)
+    assert not packed_words[~mask].any()
+    found = gradients(model, packed, packed_words, mask)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-8, atol=1e-9, msg=name)
+
+
+def test_single_precision_agrees_to_a_millionth():
+    model, texts = small_clip(dtype=torch.float32), texts_of([30, 4, 17, 2, 9])
+    with torch.no_grad():
+        expected = F.normalize(padded_features(model, texts)[0], dim=-1)
+        assert allow_packing(model.text_model)
+        found = F.normalize(packed_text_features(model, texts, tokens=False)[0], dim=-1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    assert (expected @ expected.T).triu(1).max() < 0.99  # they could have been told apart
+
+
+def test_an_end_token_in_the_middle_of_a_caption_is_where_transformers_pools():
+    model, texts = small_clip(), texts_of([12, 5, 8])
+    texts.ids[0, 3] = END
+    expected = padded_features(model, texts)[0]
+    assert allow_packing(model.text_model)
+    torch.testing.assert_close(packed_text_features(model, texts, tokens=False)[0], expected)
+
+
+def test_layers_see_tokens_and_no_pads():
+    model, texts = small_clip(), texts_of([20, 3, 3, 5])
+    rows = []
+    for module in model.text_model.modules():
+        if isinstance(module, nn.Linear | nn.LayerNorm):
+            module.register_forward_hook(lambda module, given, output: rows.append(given[0].flatten(0, -2).shape[0]))
+    Clip().text_features(model, texts, None, tokens=True)
+    assert set(rows) == {31}
+    assert len(rows) == 2 * 8 + 1  # six linear layers and two norms of every block, and the last norm
+
+
+def test_nearly_full_batches_are_left_as_they_are():
+    full, ragged = texts_of([20, 20, 20, 19]), texts_of([20, 20, 20, 10])
+    assert full.places.numel() >= WORTH * full.ids.numel()
+    assert not worth_packing(full)
+    assert worth_packing(ragged)
+    model = small_clip()
+    Clip().text_features(model, full, None, tokens=False)
+    assert model.text_model.config._attn_implementation == "sdpa"
+
+
+def test_a_tower_with_another_attention_is_not_packed():
+    model, texts = small_clip(), texts_of([20, 3, 3, 5])
+    expected = padded_features(model, texts)[0]
+    model.set_attn_implementation("eager")
+    assert not allow_packing(model.text_model)
+    torch.testing.assert_close(Clip().text_features(model, texts, None, tokens=False)[0], expected)
+    assert model.text_model.config._attn_implementation == "eager"
+
+
+def test_a_prepared_tower_is_the_same_for_others(tmp_path):
+    """Padded calls, masks, and a copy on disk do not notice."""
+    model, texts = small_clip(), texts_of([20, 3, 3, 5])
+    mask = is_token(texts).long()
+    expected = padded_features(model, texts)
+    masked = model.get_text_features(input_ids=texts.ids, attention_mask=mask).pooler_output
+    assert allow_packing(model.text_model)
+    assert model.text_model.config._attn_implementation == NAME
+    for found, right in zip(padded_features(model, texts), expected):
+        assert torch.equal(found, right)
+    assert torch.equal(model.get_text_features(input_ids=texts.ids, attention_mask=mask).pooler_output, masked)
+    model.save_pretrained(tmp_path)
+    assert NAME not in (tmp_path / "config.json").read_text()
+    opened = CLIPModel.from_pretrained(tmp_path)
+    assert opened.text_model.config._attn_implementation == "sdpa"
+    torch.testing.assert_close(padded_features(opened.double(), texts)[0], expected[0])
+
+
+def test_dropout_of_attention_acts():
+    model, texts = small_clip(dropout=0.5).train(), texts_of([20, 3, 3, 5])
+    assert allow_packing(model.text_model)
+    first, second = (packed_text_features(model, texts, tokens=False)[0] for _ in range(2))
+    assert not torch.allclose(first, second)
+    model.eval()
+    first, second = (packed_text_features(model, texts, tokens=False)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_pack_and_unpack_are_inverse():
+    texts = texts_of([4, 1 + 1, 6])
+    values = torch.randn(3, 6, 2)
+    packed = pack(values, texts)
+    assert packed.shape == (12, 2)
+    assert torch.equal(unpack(packed, texts), values * is_token(texts)[:, :, None])
+
+
+def test_places_are_found_on_the_host_and_travel():
+    texts = texts_of([4, 2, 6])
+    assert texts.places.tolist() == [0, 1, 2, 3, 6, 7, 12, 13, 14, 15, 16, 17]
+    moved = texts.to(torch.device("cpu"))
+    assert "places" in vars(moved)  # not looked for again on the device
+    assert texts[1:2].places.tolist() == [0, 1]
