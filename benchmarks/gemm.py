@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from hnclip.measure import Report, gemm_rate, machine
+from hnclip.measure import Report, gemm_timing, machine
+
+EMULATED = 512  # the largest bf16 product that is tried where bf16 is emulated, a hundred times slower
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,14 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
     rows = []
     for size in options.sizes:
         say(f"{size} × {size}")
-        full = gemm_rate(torch.float32, options.device, size=size, turns=options.turns)
-        # Emulated half precision is a hundred times slower; a small product shows it without the wait.
-        small = size if size <= 512 else 512
-        half = gemm_rate(torch.bfloat16, options.device, size=small, turns=options.turns)
-        if half > full / 4 and small != size:
-            half = gemm_rate(torch.bfloat16, options.device, size=size, turns=options.turns)
-        rows.append({"size": size, "fp32": full / 1e9, "bf16": half / 1e9, "ratio": half / full})
+        full = gemm_timing(torch.float32, options.device, size=size, turns=options.turns)
+        rate = full.per_second(2 * size**3 / 1e9)
+        small = min(size, EMULATED)
+        half = gemm_timing(torch.bfloat16, options.device, size=small, turns=options.turns)
+        if small < size and half.per_second(2 * small**3 / 1e9).median > rate.median / 4:
+            small, half = size, gemm_timing(torch.bfloat16, options.device, size=size, turns=options.turns)
+        half_rate = half.per_second(2 * small**3 / 1e9)
+        row = {"size": size, "fp32": rate, "bf16": half_rate, "ratio": half_rate.median / rate.median}
+        rows.append({**row, "fp32_turns": full, "bf16_turns": half, "bf16_size": small})
     columns = {"size": "size", "fp32": "fp32 Gflop/s", "bf16": "bf16 Gflop/s", "ratio": "bf16 / fp32"}
     return Report("gemm", columns, rows, machine(options.device))

@@ -1,42 +1,50 @@
 """Pictures per second for an epoch of training: decoding every picture again, beside reading the picture cache.
 
-    python benchmarks/loading.py PHOTOS           # a table; PHOTOS is a directory of pictures, or a tar file of them
-    python benchmarks/loading.py PHOTOS --json    # the same for programs
-
 All ways give the same bytes, [128, 3, size, size] a batch, in a new random order each turn. They take turns in one
 process: decoding in one thread, decoding in as many threads as the cache is filled with, filling an empty cache, and
 reading the cache in one thread. The photos and the cache are in the operating system's memory by then, which favours
-decoding and reading alike. Numbers are median, lowest and highest over the turns, by the clock on the wall.
+decoding and reading alike. Numbers are medians and quartiles over the turns, by the clock on the wall.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import statistics
-import sys
+import shutil
 import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
 from hnclip.data.cache import Pixels, load_pictures
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.pictures import FileImage, TarImage, is_image_name
 from hnclip.data.records import ImageSource
+from hnclip.measure import Report, machine, threads, time_ways
 
 BATCH = 128
-Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Speed of an epoch."""
+
+    photos: tyro.conf.Positional[Path]
+    """A directory of pictures, or a tar file of them."""
+    size: int = 224
+    """Side of the picture that the model sees."""
+    limit: int | None = None
+    """Use only the first so many pictures."""
+    turns: int = 5
+    workers: int = os.cpu_count() or 1
+    """Threads that decode together."""
 
 
 def find_pictures(photos: Path) -> list[ImageSource]:
@@ -61,85 +69,69 @@ def read_epoch(pixels: Pixels, order: Tensor) -> None:
         pixels[rows]  # [128, 3, S, S]
 
 
-def fill(images: Sequence[ImageSource], transform: ImageTransform, directory: str, workers: int) -> Pixels:
-    found = load_pictures(images, transform, cache=Path(directory), workers=workers)
+def fill(images: Sequence[ImageSource], transform: ImageTransform, directory: Path, workers: int) -> Pixels:
+    found = load_pictures(images, transform, cache=directory, workers=workers)
     if found.problems:
-        raise SystemExit(f"these cannot be decoded, leave them out: {list(found.problems.values())[:3]}")
+        raise ValueError(
+            f"these cannot be decoded, leave them out: {[p.detail for p in list(found.problems.values())[:3]]}"
+        )
     return found.pixels
 
 
-def seconds(work: Work) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def measure(images: Sequence[ImageSource], transform: ImageTransform, workers: int, turns: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(0)
-    speeds: dict[str, list[float]] = {"decode_1": [], "decode_n": [], "fill": [], "cache": []}
-    with tempfile.TemporaryDirectory() as filled:
-        pixels = fill(images, transform, filled, workers)  # and the photos are in memory
-        read_epoch(pixels, torch.arange(len(images)))
-        for _ in range(turns):
-            order = torch.randperm(len(images), generator=generator)
-            with tempfile.TemporaryDirectory() as empty:
-                ways: dict[str, Work] = {
-                    "decode_1": partial(decode_epoch, images, transform, order, 1),
-                    "decode_n": partial(decode_epoch, images, transform, order, workers),
-                    "fill": partial(fill, images, transform, empty, workers),
-                    "cache": partial(read_epoch, pixels, order),
-                }
-                for name, work in ways.items():
-                    speeds[name].append(len(images) / seconds(work))
-        opening = seconds(partial(fill, images, transform, filled, workers))
-        decoded = torch.stack([preprocess_image(image.load(), transform) for image in images[:BATCH]])
-        exact = torch.equal(pixels[:BATCH], decoded)
-    ratios = {name: [a / b for a, b in zip(speeds["cache"], speeds[name])] for name in ("decode_1", "decode_n")}
-    return {
-        "pictures": len(images),
-        "size": transform.size,
-        "turns": turns,
-        "workers": workers,
-        "pictures_per_second": {name: spread(values) for name, values in speeds.items()},
-        "cache_over": {name: spread(values) for name, values in ratios.items()},
-        "opening_ms": round(1000 * opening, 1),
-        "same_bytes": exact,
-    }
-
-
-def spread(values: Sequence[float]) -> list[float]:
-    return [round(value, 1) for value in (statistics.median(values), min(values), max(values))]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("photos", type=Path)
-    parser.add_argument("--size", type=int, default=224, help="side of the picture that the model sees")
-    parser.add_argument("--limit", type=int, help="use only the first so many pictures")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", action="store_true", help="print JSON; three numbers are median, lowest and highest")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+def run(options: Options, say: Callable[[str], None]) -> Report:
     images = find_pictures(options.photos)[: options.limit]
-    result = measure(images, ImageTransform(options.size), options.workers, options.turns)
-    if options.json:
-        print(json.dumps(result, indent=2))
-        return
+    if not images:
+        raise ValueError(f"{options.photos} holds no pictures")
+    say(f"{len(images):,} pictures, {options.turns} turns")
+    with threads(1), tempfile.TemporaryDirectory() as directory:
+        return measure(images, ImageTransform(options.size), options.workers, options.turns, Path(directory))
+
+
+def measure(
+    images: Sequence[ImageSource], transform: ImageTransform, workers: int, turns: int, directory: Path
+) -> Report:
+    generator = torch.Generator().manual_seed(0)
+    order = torch.arange(len(images))  # [N]
+
+    def new_turn() -> None:
+        torch.randperm(len(images), generator=generator, out=order)
+        shutil.rmtree(directory / "empty", ignore_errors=True)
+
+    pixels = fill(images, transform, directory / "filled", workers)
+    found = time_ways(
+        {
+            "decode_1": lambda: decode_epoch(images, transform, order, 1),
+            "decode_n": lambda: decode_epoch(images, transform, order, workers),
+            "fill": lambda: fill(images, transform, directory / "empty", workers),
+            "cache": lambda: read_epoch(pixels, order),
+        },
+        turns=turns,
+        prepare=new_turn,
+    )
     titles = {
         "decode_1": "decode, 1 thread",
-        "decode_n": f"decode, {options.workers} threads",
-        "fill": f"fill the cache, {options.workers} threads",
+        "decode_n": f"decode, {workers} threads",
+        "fill": f"fill the cache, {workers} threads",
         "cache": "read the cache, 1 thread",
     }
-    print(f"{len(images)} pictures, size {options.size}, {options.turns} turns; same bytes: {result['same_bytes']}")
-    print(f"{'':28}{'pictures per second':>26}{'cache is faster by':>26}")
-    for name, title in titles.items():
-        speed = "{:.0f} ({:.0f}–{:.0f})".format(*result["pictures_per_second"][name])
-        faster = "{:.1f} ({:.1f}–{:.1f})".format(*result["cache_over"][name]) if name in result["cache_over"] else ""
-        print(f"{title:28}{speed:>26}{faster:>26}")
-    print(f"opening the filled cache: {result['opening_ms']:.0f} ms")
-
-
-if __name__ == "__main__":
-    main()
+    rows: list[dict[str, Any]] = [
+        {
+            "way": titles[name],
+            "pictures_per_second": timing.per_second(len(images)),
+            "cache_over": timing.ratios(found["cache"]) if name.startswith("decode") else None,
+            "turns": timing,
+        }
+        for name, timing in found.items()
+    ]
+    start = time.perf_counter()
+    fill(images, transform, directory / "filled", workers)
+    opening = 1000 * (time.perf_counter() - start)
+    decoded = torch.stack([preprocess_image(image.load(), transform) for image in images[:BATCH]])  # [128, 3, S, S]
+    same = torch.equal(pixels[:BATCH], decoded)
+    rows[-1] |= {"opening_ms": opening, "same_bytes": same}
+    notes = [
+        f"{len(images):,} pictures, size {transform.size}; same bytes: {same}",
+        f"opening the filled cache: {opening:.0f} ms",
+    ]
+    columns = {"way": "", "pictures_per_second": "pictures per second", "cache_over": "cache is faster by"}
+    return Report("loading", columns, rows, machine(), notes)

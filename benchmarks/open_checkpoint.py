@@ -1,153 +1,123 @@
 """Memory and time to open Long-CLIP-L from one file of weights: hnclip beside the usual torch.load + load_state_dict.
 
-    python benchmarks/open_checkpoint.py                    # the true size, 1.7 GB twice on disk
-    python benchmarks/open_checkpoint.py --megabytes 150    # fewer layers and words, the same widths
-
-Each way opens the file in a process of its own, reads every weight once, then encodes one picture and one full caption.
-Memory is the rise of the process's peak resident size since before opening, imports excluded, divided by the size of
-the file. The file was written a moment ago, so the disk's speed does not show in the seconds.
+The true size is 1.7 GB, twice on disk; `--megabytes 150` has fewer layers and words, and the same widths. Each way
+opens the file in a process of its own, reads every weight once, then encodes one picture and one full caption. Memory
+is the rise of the process's peak resident size since before opening, imports excluded, divided by the size of the file.
+The file was written a moment ago, so the disk's speed does not show in the seconds.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "models")]
+from hnclip.measure import Report, fresh_result, load_file, machine, resident_peak, restart_peak
 
-from openai_twin import OpenAITwin  # noqa: E402, it lives with the tests
-
+TWIN = Path(__file__).resolve().parents[1] / "tests" / "models" / "openai_twin.py"
 WAYS = {
     "hnclip": "hnclip: read_checkpoint + build_clip",
     "usual": "peer: torch.load or safetensors' load_file + load_state_dict",
 }
 FULL = 1_711  # megabytes of Long-CLIP-L in fp32
+COLUMNS = {
+    "way": "way",
+    "file": "file",
+    "megabytes": "MB",
+    "open_seconds": "open s",
+    "open_memory": "memory ÷ file",
+    "use_memory": "every weight read",
+    "encode_seconds": "encode s",
+    "encode_memory": "memory ÷ file",
+}
 
 
-def sizes(megabytes: float) -> dict[str, int]:
-    """Long-CLIP-L with a share of its layers and of its vocabulary."""
+@dataclass(frozen=True)
+class Options:
+    """Opening one file of weights."""
+
+    megabytes: float = FULL
+    """Size of the model, at most Long-CLIP-L's."""
+
+
+def twin(megabytes: float, *, seed: int | None = 0) -> nn.Module:
+    """Long-CLIP-L as OpenAI lays it out, in plain torch, with a share of its layers and of its vocabulary."""
     share = min(1.0, megabytes / FULL)
-    return {
-        "image_size": 224,
-        "patch": 14,
-        "vision_width": 1024,
-        "vision_layers": max(1, round(24 * share)),
-        "text_width": 768,
-        "text_layers": max(1, round(12 * share)),
-        "vocabulary": max(600, round(49408 * share)),
-        "joint": 768,
-    }
+    return load_file(TWIN).OpenAITwin(
+        image_size=224,
+        patch=14,
+        vision_width=1024,
+        vision_layers=max(1, round(24 * share)),
+        text_width=768,
+        text_layers=max(1, round(12 * share)),
+        vocabulary=max(600, round(49408 * share)),
+        joint=768,
+        seed=seed,
+    )
 
 
 def write(directory: Path, megabytes: float) -> list[Path]:
     """Random weights in OpenAI's layout, as `torch.save` and as safetensors write them."""
     from safetensors.torch import save_file
 
-    weights = OpenAITwin(**sizes(megabytes)).state_dict()
+    weights = twin(megabytes).state_dict()
     files = [directory / "longclip.pt", directory / "longclip.safetensors"]
     torch.save(weights, files[0])
     save_file(weights, files[1])
     return files
 
 
-def measure(way: str, file: Path, megabytes: float) -> dict[str, Any]:
-    """Open `file` in a fresh process."""
-    command = [sys.executable, __file__, "--megabytes", str(megabytes), "--child", way, str(file)]
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
-
-
-def child(way: str, file: Path, megabytes: float) -> dict[str, Any]:
-    """What the fresh process does."""
+def open_and_use(way: str, file: str, megabytes: float) -> dict[str, Any]:
+    """One row of the table, measured in a process of its own."""
     import transformers.models.clip.modeling_clip  # noqa: F401, importing is not opening
-    from safetensors.torch import load_file
+    from safetensors.torch import load_file as load_safetensors
 
     from hnclip.models.openai_layout import build_clip
     from hnclip.models.weights import read_checkpoint
 
+    path = Path(file)
     before, start = restart_peak(), time.perf_counter()
     if way == "hnclip":
-        model: Any = build_clip(read_checkpoint(file))[0]
+        model: Any = build_clip(read_checkpoint(path))[0]
     else:
-        weights = load_file(file) if file.suffix == ".safetensors" else torch.load(file, map_location="cpu")
-        model = OpenAITwin(**sizes(megabytes), seed=None)
+        weights = load_safetensors(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu")
+        model = twin(megabytes, seed=None)
         model.load_state_dict(weights)
         del weights
-    seconds, opened = time.perf_counter() - start, peak() - before
+    seconds, opened = time.perf_counter() - start, resident_peak() - before
     with torch.no_grad():
         assert sum(weight.sum().item() for weight in model.parameters())  # every byte is read once
-    used, start_encoding = peak() - before, time.perf_counter()
-    vocabulary = sizes(megabytes)["vocabulary"]
-    ids = torch.full((1, 248), 5)
-    ids[:, -1] = vocabulary - 1
-    pixels = torch.zeros(1, 3, 224, 224)
-    with torch.no_grad():
+        used, start = resident_peak() - before, time.perf_counter()
+        pixels = torch.zeros(1, 3, 224, 224)
+        ids = torch.full((1, 248), 5)
+        ids[:, -1] = max(600, round(49408 * min(1.0, megabytes / FULL))) - 1  # the end token
         model(pixel_values=pixels, input_ids=ids) if way == "hnclip" else model(pixels, ids)
-    size = file.stat().st_size
+    size = path.stat().st_size
     return {
-        "way": way,
-        "file": file.suffix,
+        "way": WAYS[way],
+        "file": path.suffix,
         "megabytes": size / 1e6,
         "open_seconds": seconds,
         "open_memory": opened / size,
         "use_memory": used / size,
-        "encode_seconds": time.perf_counter() - start_encoding,
-        "encode_memory": (peak() - before) / size,
+        "encode_seconds": time.perf_counter() - start,
+        "encode_memory": (resident_peak() - before) / size,
     }
 
 
-def restart_peak() -> int:
-    """Forget the peak so far where the system allows it; the resident bytes now, or else the peak of the imports."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    return peak()
-
-
-def peak() -> int:
-    """The largest resident size of this process, in bytes."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        import resource
-
-        largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return largest if sys.platform == "darwin" else largest * 1024
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=float, default=FULL, help="size of the model, at most %(default)s")
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--child", nargs=2, metavar=("WAY", "FILE"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        way, file = options.child
-        print(json.dumps(child(way, Path(file), options.megabytes)))
-        return
+def run(options: Options, say: Callable[[str], None]) -> Report:
+    rows = []
     with tempfile.TemporaryDirectory() as directory:
-        files = write(Path(directory), options.megabytes)
-        rows = [measure(way, file, options.megabytes) for file in files for way in WAYS]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-        return
-    print(f"{'':60} {'file':>12}      MB   open s       memory   all read     encode s       memory")
-    for row in rows:
-        print(
-            f"{WAYS[row['way']]:60} {row['file']:>12} {row['megabytes']:7.0f} {row['open_seconds']:8.2f} "
-            f"{row['open_memory']:12.2f} {row['use_memory']:10.2f} {row['encode_seconds']:12.2f} "
-            f"{row['encode_memory']:12.2f}"
-        )
-
-
-if __name__ == "__main__":
-    main()
+        say("writing the files")
+        for file in write(Path(directory), options.megabytes):
+            for way in WAYS:
+                say(f"{file.suffix}: {WAYS[way]}")
+                arguments = {"way": way, "file": str(file), "megabytes": options.megabytes}
+                rows.append(fresh_result(__file__, "open_and_use", **arguments))
+    return Report("open_checkpoint", COLUMNS, rows, machine())

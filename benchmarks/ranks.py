@@ -1,9 +1,7 @@
-"""Time and memory to rank N captions against N pictures in both directions: hnclip's `retrieval_ranks` beside the naive
-way of most evaluation scripts, which sort the whole N × N matrix with argsort and look the right answer up in it.
+"""Time and memory to rank N captions and N pictures: hnclip's `retrieval_ranks` beside argsort of the whole matrix.
 
-    python benchmarks/ranks.py                     # 1,000, 5,100 (DOCCI) and 10,000 pairs
-    python benchmarks/ranks.py --pairs 100000      # beyond 10,000 hnclip alone: the naive way would need 160 GB
-    python benchmarks/ranks.py --json              # the same for programs
+Both directions are ranked. The naive way is that of most evaluation scripts, which sort the N × N matrix and look the
+right answer up in it.
 
 Vectors are random and 768 wide, as Long-CLIP-L's. One thread; times are processor time, which other programs disturb
 least, as the median over turns that both ways take in one process. Memory is the rise of the peak resident size during
@@ -13,28 +11,42 @@ encoding: ranks, metrics with all bootstrap intervals, and caption similarity.
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
-
-from open_checkpoint import peak, restart_peak
-
 from hnclip.analysis.geometry import caption_geometry
 from hnclip.evaluate import Ranks, recall_at, retrieval_ranks, summarize
+from hnclip.measure import Report, machine, peak_memory, threads, time_ways
 
 WIDTH = 768
-NAIVE_UP_TO = 10_000
+NAIVE_UP_TO = 10_000  # pairs; 100,000 would need 160 GB
+COLUMNS = {
+    "pairs": "pairs",
+    "naive": "naive s",
+    "hnclip": "hnclip s",
+    "times_as_fast": "times as fast",
+    "naive_megabytes": "naive MB",
+    "hnclip_megabytes": "hnclip MB",
+    "times_less_memory": "times less",
+    "metrics": "metrics s",
+    "similarity": "similarity s",
+    "all_seconds": "all s",
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Ranks of all pairs, in both directions."""
+
+    pairs: tuple[int, ...] = (1_000, 5_100, 10_000)
+    """Sizes; beyond 10,000 hnclip alone is measured. DOCCI's test set has 5,100 pairs."""
+    turns: int = 3
 
 
 def vectors(pairs: int) -> tuple[Tensor, Tensor]:
@@ -66,83 +78,45 @@ def ours(image: Tensor, text: Tensor) -> Ranks:
 WAYS: dict[str, Callable[[Tensor, Tensor], Ranks]] = {"naive": naive, "hnclip": ours}
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
+def ranking(way: str, pairs: int) -> Callable[[], Ranks]:
+    """The work whose memory is measured."""
+    WAYS[way](*vectors(64))  # what the first call of any size allocates is not the ranking's
+    return partial(WAYS[way], *vectors(pairs))
 
 
 def measure(pairs: int, turns: int) -> dict[str, Any]:
     """One row of the table."""
-    ways = ["naive", "hnclip"] if pairs <= NAIVE_UP_TO else ["hnclip"]
+    ways = {name: way for name, way in WAYS.items() if name == "hnclip" or pairs <= NAIVE_UP_TO}
     image, text = vectors(pairs)
-    times: dict[str, list[float]] = {name: [] for name in [*ways, "metrics", "similarity"]}
     found: dict[str, Ranks] = {}
-    for _ in range(turns):
-        for way in ways:
-            times[way].append(seconds(lambda way=way: found.update({way: WAYS[way](image, text)})))
-        times["metrics"].append(seconds(lambda: summarize(found["hnclip"], intervals=True)))
-        times["similarity"].append(seconds(lambda: caption_geometry(text, torch.arange(pairs))))
-    typical = {name: statistics.median(values) for name, values in times.items()}
-    row: dict[str, Any] = {"pairs": pairs, "turns": turns, "R@1": recall_at(found["hnclip"].text_to_image, 1)}
-    row |= {f"{name}_seconds": round(value, 3) for name, value in typical.items()}
-    row["all_seconds"] = round(typical["hnclip"] + typical["metrics"] + typical["similarity"], 3)
-    row |= {f"{way}_megabytes": memory(way, pairs) for way in ways}
+    work: dict[str, Callable[[], object]] = {
+        name: lambda name=name, way=way: found.update({name: way(image, text)}) for name, way in ways.items()
+    }
+    work["metrics"] = lambda: summarize(found["hnclip"], intervals=True)
+    work["similarity"] = lambda: caption_geometry(text, torch.arange(pairs))
+    warmup = 1 if pairs <= NAIVE_UP_TO else 0  # minutes of work are warm by themselves
+    timings = time_ways(work, turns=turns, warmup=warmup, clock=time.process_time)
+    memory = {f"{way}_megabytes": peak_memory(__file__, "ranking", way=way, pairs=pairs) / 1e6 for way in ways}
+    row = {
+        "pairs": pairs,
+        "R@1": recall_at(found["hnclip"].text_to_image, 1),
+        **timings,
+        "all_seconds": sum(timings[name].median for name in ("hnclip", "metrics", "similarity")),
+        **memory,
+    }
     if "naive" in ways:
-        row["times_as_fast"] = round(typical["naive"] / typical["hnclip"], 1)
+        row["times_as_fast"] = timings["naive"].ratios(timings["hnclip"])
+        least = memory["hnclip_megabytes"]
+        row["times_less_memory"] = memory["naive_megabytes"] / least if least else None
         apart = (found["naive"].text_to_image - found["hnclip"].text_to_image).abs()  # [N]
         row["largest_difference"] = int(apart.max())  # of two ranks: scores apart by rounding alone tie here
-        row["times_less_memory"] = round(row["naive_megabytes"] / row["hnclip_megabytes"], 1)
     return row
 
 
-def memory(way: str, pairs: int) -> float:
-    """Megabytes that the ranking needs beside the vectors, in a fresh process."""
-    command = [sys.executable, __file__, "--child", way, str(pairs)]
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout)
-
-
-def child(way: str, pairs: int) -> float:
-    small = vectors(64)
-    WAYS[way](*small)  # what the first call of any size allocates is not the ranking's
-    image, text = vectors(pairs)
-    before = restart_peak()
-    WAYS[way](image, text)
-    return round((peak() - before) / 1e6, 1)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, nargs="+", default=[1000, 5100, 10_000], help="sizes, %(default)s")
-    parser.add_argument("--turns", type=int, default=3, help="repetitions, %(default)s")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--child", nargs=2, metavar=("WAY", "PAIRS"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.child:
-        print(json.dumps(child(options.child[0], int(options.child[1]))))
-        return
-    rows = [measure(pairs, options.turns) for pairs in options.pairs]
-    if options.json:
-        print(json.dumps(rows, indent=2))
-        return
-    columns = {
-        "pairs": "pairs",
-        "naive_seconds": "naive s",
-        "hnclip_seconds": "hnclip s",
-        "times_as_fast": "times as fast",
-        "naive_megabytes": "naive MB",
-        "hnclip_megabytes": "hnclip MB",
-        "times_less_memory": "times less",
-        "metrics_seconds": "metrics s",
-        "similarity_seconds": "similarity s",
-        "all_seconds": "all s",
-    }
-    print("  ".join(title.rjust(9) for title in columns.values()))
-    for row in rows:
-        cells = (f"{row.get(name, '–')}".rjust(max(9, len(title))) for name, title in columns.items())
-        print("  ".join(cells))
-
-
-if __name__ == "__main__":
-    main()
+def run(options: Options, say: Callable[[str], None]) -> Report:
+    with threads(1):
+        rows = []
+        for pairs in options.pairs:
+            say(f"{pairs:,} pairs")
+            rows.append(measure(pairs, options.turns))
+        return Report("ranks", COLUMNS, rows, machine())

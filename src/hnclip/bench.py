@@ -7,11 +7,34 @@ A benchmark is a file of `benchmarks/` with a docstring, a frozen dataclass `Opt
 from __future__ import annotations
 
 import ast
+import json
+import shlex
 import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Annotated, Any, Generic, TypeVar
+
+import tyro
+
+from hnclip import __version__
+from hnclip.files import replace_file
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "benchmarks"
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class Call(Generic[Options]):
+    """The options of one benchmark, and those that all have."""
+
+    options: Annotated[Options, tyro.conf.arg(name="")]
+    json: bool = False
+    """Print the result as JSON, with the seconds of every turn."""
+    out: Path | None = None
+    """Also write that JSON to this file."""
 
 
 def benchmarks() -> dict[str, str]:
@@ -37,5 +60,29 @@ def open_benchmark(name: str) -> ModuleType:
 
     from hnclip.measure import load_file
 
-    sys.path.insert(0, str(DIRECTORY))  # benchmarks share what is not a benchmark itself
+    if str(DIRECTORY) not in sys.path:
+        sys.path.insert(0, str(DIRECTORY))  # benchmarks share what is not a benchmark itself
     return load_file(DIRECTORY / f"{name}.py")
+
+
+def run_benchmark(name: str, arguments: Sequence[str], say: Callable[[str], None]) -> str:
+    """Run a benchmark with these options of the command line; what is to be printed."""
+    module = open_benchmark(name)
+    # `Call` of a class that is only known now is no type that mypy could follow.
+    kind: Any = Call[module.Options]  # type: ignore[name-defined]
+    call = tyro.cli(kind, prog=f"hnclip bench {name}", description=module.__doc__, args=arguments)
+    if call.out is not None and call.out.is_dir():
+        raise ValueError(f"--out {call.out} is a directory; name a file")  # said before the minutes of measuring
+    start = time.perf_counter()
+    report = module.run(call.options, say)
+    found = {
+        **report.to_dict(),
+        "command": shlex.join(["hnclip", "bench", name, *arguments]),
+        "version": __version__,
+        "seconds": time.perf_counter() - start,
+    }
+    text = json.dumps(found, allow_nan=False)
+    if call.out is not None:
+        with replace_file(call.out) as partial:
+            partial.write_text(text + "\n", encoding="utf-8")
+    return text if call.json else report.to_text()

@@ -6,9 +6,11 @@ Nothing heavy is imported before a command needs it, so help answers at once.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,6 +25,7 @@ image–text retrieval for long, nearly identical captions
   compare      two models on the same queries, with a paired bootstrap
   data check   look for problems in your data before training
   convert      open a model in any layout, write it as a Hugging Face directory or as ONNX
+  encode       pictures and captions into vectors on disk, resumable, by any number of processes
   interpolate  weights between a base model and a fine-tuned one, against forgetting
   bench        speed and memory beside named peers, measured here
   pretrain     make the bundled model anew
@@ -76,11 +79,17 @@ def _train(arguments: Sequence[str]) -> None:
     report = _warn if options.json or options.quiet else _say
     quiet = options.quiet or options.json
     if options.resume is not None:
-        if options.run != base:
-            raise ValueError("--resume goes on with the run's own configuration: leave the other options out")
-        result = resume(options.resume, quiet=quiet, report=report)
+        parallel = _value(arguments, "--speed.parallel")  # how many processes hold a model may change on the way
+        if replace(options.run, speed=replace(options.run.speed, parallel=base.speed.parallel)) != base:
+            raise ValueError(
+                "--resume goes on with the run's own configuration: leave the other options out (--speed.parallel may "
+                "be another)"
+            )
+        result = resume(options.resume, parallel=parallel, quiet=quiet, report=report)
     else:
         result = train(options.run, quiet=quiet, report=report)
+    if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun, the first speaks
+        return
     if options.json:
         print(json.dumps({**vars(result), "out": str(result.out)}))
         return
@@ -267,6 +276,18 @@ def _interpolate(arguments: Sequence[str]) -> None:
         print(f"written: {options.out}")
 
 
+def _encode(arguments: Sequence[str]) -> None:
+    from hnclip.options import Encode
+
+    options = _parse(Encode, "encode", arguments)
+
+    from hnclip.search.encode import encode
+
+    quiet = options.quiet or options.json
+    result = encode(options, quiet=quiet, report=_warn if quiet else _say)
+    print(json.dumps(result.to_dict()) if options.json else result.to_text())
+
+
 def _demo(arguments: Sequence[str]) -> None:
     from hnclip.options import Demo
 
@@ -279,21 +300,15 @@ def _demo(arguments: Sequence[str]) -> None:
     print(json.dumps(results.to_dict()) if options.json else results.to_text())
 
 
-def _bench(arguments: Sequence[str]) -> int | None:
-    from hnclip.bench import benchmarks, open_benchmark
+def _bench(arguments: Sequence[str]) -> None:
+    from hnclip.bench import benchmarks, run_benchmark
 
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: hnclip bench NAME [--json] [options]        hnclip bench NAME --help for the options\n")
-        for name, about in benchmarks().items():
-            print(f"  {name:<16} {about}")
-        return 0
-    name, *rest = arguments
-    module = open_benchmark(name)
-    as_json = "--json" in rest
-    options = _parse(module.Options, f"bench {name}", [argument for argument in rest if argument != "--json"])
-    report = module.run(options, _say)
-    print(json.dumps(report.to_dict()) if as_json else report.to_text())
-    return None
+    if arguments and arguments[0] not in ("-h", "--help"):
+        print(run_benchmark(arguments[0], arguments[1:], _say))
+        return
+    names = benchmarks()
+    print("usage: hnclip bench NAME [options]        hnclip bench NAME --help for the options\n")
+    print("\n".join(f"  {name:<{max(map(len, names))}}  {about}" for name, about in names.items()))
 
 
 def _pretrain(arguments: Sequence[str]) -> None:
@@ -346,7 +361,9 @@ def _warn(text: str) -> None:
 CONTINUE = {
     "train": "continue with hnclip train --resume RUN, RUN being the directory of the run",
     "demo": "the same command continues where it was",
+    "encode": "the same command continues where it was",
     "pretrain": "the same command continues where it was",
+    "bench": "nothing was written",
 }
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "demo": _demo,
@@ -355,6 +372,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "compare": _compare,
     "data": _data,
     "convert": _convert,
+    "encode": _encode,
     "interpolate": _interpolate,
     "bench": _bench,
     "pretrain": _pretrain,

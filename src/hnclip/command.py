@@ -13,23 +13,24 @@ from hnclip.config import ReadConfig, TrainConfig
 
 def train_command(config: TrainConfig) -> str:
     """`hnclip train …` for this configuration, to be pasted into a shell."""
-    words = ["hnclip", "train", "--recipe", "paper", *_differences(config, recipes.paper(), "")]
+    words = ["hnclip", "train", "--recipe", "paper", *differences(config, recipes.paper(), "")]
     return shlex.join(words)
 
 
 def eval_command(config: TrainConfig, out: Path, *, split: str | None) -> str:
     """`hnclip eval …` for the models of a run on the data that it was trained on."""
     words = ["hnclip", "eval", "--model", str(out), "--data", config.data, *(("--split", split) if split else ())]
-    return shlex.join([*words, *_differences(config.read, ReadConfig(), "read.")])
+    return shlex.join([*words, *differences(config.read, ReadConfig(), "read.")])
 
 
-def _differences(config: Any, default: Any, prefix: str) -> list[str]:
+def differences(config: Any, default: Any, prefix: str) -> list[str]:
+    """The options, `prefix` before their names, that make this configuration of the default one."""
     words: list[str] = []
     for spec in fields(config):
         value, usual = getattr(config, spec.name), getattr(default, spec.name)
         flag = f"{prefix}{spec.name.replace('_', '-')}"
         if is_dataclass(value):
-            words += _differences(value, usual, f"{flag}.")
+            words += differences(value, usual, f"{flag}.")
         elif value != usual:
             words += _option(flag, value)
     return words

@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -27,8 +29,22 @@ from hnclip.tables import text_table
 
 
 @dataclass(frozen=True)
+class Quartiles:
+    """The middle of several numbers and how far they scatter: half of them lie between low and high."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Quartiles:
+        numbers = list(values)
+        return cls(*(statistics.quantiles(numbers, n=4, method="inclusive") if len(numbers) > 1 else 3 * numbers))
+
+
+@dataclass(frozen=True)
 class Timing:
-    """The seconds of every turn of one way."""
+    """The seconds of every turn of one way. Put it into a row of a `Report`, so that its JSON holds every turn."""
 
     seconds: tuple[float, ...]
 
@@ -37,16 +53,31 @@ class Timing:
         return statistics.median(self.seconds)
 
     @property
+    def minimum(self) -> float:
+        """The turn that the rest of the machine disturbed least."""
+        return min(self.seconds)
+
+    @property
     def spread(self) -> float:
         """The range between the quartiles, as a share of the median; 0 of a single turn."""
-        if len(self.seconds) < 2:
-            return 0.0
-        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
-        return (high - low) / self.median
+        found = Quartiles.of(self.seconds)
+        return (found.high - found.low) / found.median
+
+    @property
+    def milliseconds(self) -> Quartiles:
+        return Quartiles.of(1000 * seconds for seconds in self.seconds)
+
+    def per_second(self, work: float) -> Quartiles:
+        """The speed of a turn that does so much work: pictures, pairs, multiplications …"""
+        return Quartiles.of(work / seconds for seconds in self.seconds)
 
     def ratio(self, peer: Timing) -> float:
         """How long this takes in units of the peer: the median over the turns that both took one after the other."""
-        return statistics.median(own / other for own, other in zip(self.seconds, peer.seconds, strict=True))
+        return self.ratios(peer).median
+
+    def ratios(self, peer: Timing) -> Quartiles:
+        """`ratio` and its scatter over the turns."""
+        return Quartiles.of(own / other for own, other in zip(self.seconds, peer.seconds, strict=True))
 
 
 def time_ways(
@@ -56,10 +87,25 @@ def time_ways(
     warmup: int = 1,
     device: torch.device | str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
+    seconds: float = 0.0,
+    prepare: Callable[[], object] | None = None,
 ) -> dict[str, Timing]:
-    """Let the ways take turns, after `warmup` turns that do not count, and time each; waits for the device."""
+    """Let the ways take turns, after `warmup` turns that do not count, and time each; waits for the device.
+
+    Args:
+        ways: what to time, by name; in a turn each runs once, in this order.
+        turns: at least so many.
+        clock: `time.process_time` counts what the processors did for this program, all threads added up.
+        seconds: go on until the turns that count took so long together.
+        prepare: runs before every turn and is not timed.
+    """
+    if turns < 1:
+        raise ValueError(f"turns must be at least 1, got {turns}")
     taken: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(warmup + turns):
+    turn = 0
+    while turn < warmup + turns or sum(map(sum, taken.values())) < seconds:
+        if prepare is not None:
+            prepare()
         for name, work in ways.items():
             synchronize(device)
             start = clock()
@@ -67,7 +113,19 @@ def time_ways(
             synchronize(device)
             if turn >= warmup:
                 taken[name].append(clock() - start)
-    return {name: Timing(tuple(seconds)) for name, seconds in taken.items()}
+        turn += 1
+    return {name: Timing(tuple(values)) for name, values in taken.items()}
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads inside torch for the time of the block, also in processes that measure memory for it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def synchronize(device: torch.device | str) -> None:
@@ -82,12 +140,30 @@ def gemm_rate(
 ) -> float:
     """Multiplications and additions per second of the product of two square matrices: what the machine can do at most
     for a program that is made of such products."""
+    return 2 * size**3 / gemm_timing(dtype, device, size=size, turns=turns).median
+
+
+def gemm_timing(dtype: torch.dtype, device: torch.device | str, *, size: int, turns: int) -> Timing:
+    """The product of two square matrices: 2·size³ multiplications and additions."""
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    timing = time_ways({"gemm": lambda: left @ right}, turns=turns, device=device)["gemm"]
-    return 2 * size**3 / timing.median
+    return time_ways({"gemm": lambda: left @ right}, turns=turns, device=device)["gemm"]
 
 
-def peak_memory(file: str | Path, function: str, **arguments: Any) -> int:
+def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The p of values ≈ c·sizes^p: least squares through the logarithms of the larger half of the sizes, where the
+    costs that do not grow count least. NaN where a value is not positive or fewer than two sizes are given.
+
+    >>> round(exponent([1, 2, 4, 8], [5, 12, 48, 192]), 3)
+    2.0
+    """
+    points = sorted(zip(sizes, values, strict=True))
+    half = points[-max(2, math.ceil(len(points) / 2)) :]
+    if len({size for size, _ in half}) < 2 or any(value <= 0 for _, value in half):
+        return math.nan
+    return statistics.linear_regression(*zip(*((math.log(size), math.log(value)) for size, value in half))).slope
+
+
+def peak_memory(file: str | Path, function: str, /, **arguments: Any) -> int:
     """The bytes that a piece of work needs beside its inputs, in a fresh process.
 
     Args:
@@ -95,11 +171,23 @@ def peak_memory(file: str | Path, function: str, **arguments: Any) -> int:
             that allocates once, and returns the work: a callable without arguments.
         arguments: what JSON can carry. A `device` that is not cpu is asked for its own memory.
     """
-    command = [sys.executable, "-m", "hnclip.measure", str(file), function, json.dumps(arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"measuring the memory of {function}({arguments}) failed, see above")
-    return int(done.stdout.splitlines()[-1])
+    return _in_fresh_process("rise", file, function, arguments)
+
+
+def fresh_result(file: str | Path, function: str, /, **arguments: Any) -> Any:
+    """What `function(**arguments)` of a Python file returns in a process of its own; JSON carries both."""
+    return _in_fresh_process("result", file, function, arguments)
+
+
+def _in_fresh_process(what: Literal["rise", "result"], file: str | Path, function: str, arguments: Any) -> Any:
+    given = [what, str(file), function, json.dumps(arguments), str(torch.get_num_threads())]
+    done = subprocess.run([sys.executable, "-m", "hnclip.measure", *given], capture_output=True, text=True, check=False)
+    if done.returncode < 0:
+        ended = signal.Signals(-done.returncode).name
+        raise RuntimeError(f"the process of {function}({arguments}) was ended by {ended}; is there memory enough?")
+    if done.returncode > 0:
+        raise RuntimeError(f"the process of {function}({arguments}) failed:\n{done.stderr.strip()}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def rise(work: Callable[[], object], device: torch.device | str = "cpu") -> int:
@@ -143,7 +231,8 @@ class Report:
     Args:
         name: of the benchmark.
         columns: titles by key, in order; a row may leave keys out.
-        rows: raw numbers, in the units that the titles name.
+        rows: raw numbers in the units that the titles name, `Timing`s in seconds, `Quartiles`. Keys without a column
+            are in the JSON only.
         figures: files that were drawn.
     """
 
@@ -155,13 +244,16 @@ class Report:
     figures: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        """All of it, ready for JSON: a number that is not finite becomes None."""
+        found = {
             "benchmark": self.name,
-            "machine": dict(self.machine),
-            "rows": [dict(row) for row in self.rows],
-            "notes": list(self.notes),
-            "figures": list(self.figures),
+            "machine": self.machine,
+            "columns": self.columns,
+            "rows": self.rows,
+            "notes": self.notes,
+            "figures": self.figures,
         }
+        return {key: _plain(value) for key, value in found.items()}
 
     def to_text(self) -> str:
         body = [[_cell(row.get(key)) for key in self.columns] for row in self.rows]
@@ -174,12 +266,21 @@ def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
     """What the numbers were measured on."""
     return {
         "device": str(device),
-        "processor": platform.processor() or platform.machine(),
+        "processor": _processor(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def load_file(path: str | Path) -> ModuleType:
@@ -197,17 +298,40 @@ def load_file(path: str | Path) -> ModuleType:
 def _cell(value: Any) -> str:
     if value is None:
         return "–"
+    if isinstance(value, Timing):
+        return f"{_cell(value.median)} ±{value.spread / 2:.0%}"
+    if isinstance(value, Quartiles):
+        return f"{_cell(value.median)} ({_cell(value.low)}–{_cell(value.high)})"
     if isinstance(value, float):
+        if not math.isfinite(value):
+            return "–"
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _child(file: str, function: str, arguments: str) -> None:
+def _plain(value: Any) -> Any:
+    if isinstance(value, Timing):
+        found = {"median": value.median, "minimum": value.minimum, "spread": value.spread, "seconds": value.seconds}
+        return _plain(found)
+    if isinstance(value, Quartiles):
+        return _plain(vars(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def _child(what: str, file: str, function: str, arguments: str, count: str) -> None:
+    torch.set_num_threads(int(count))
     sys.path.insert(0, str(Path(file).parent))
     given = json.loads(arguments)
-    work = getattr(load_file(file), function)(**given)
-    print(rise(work, given.get("device", "cpu")))
+    found = getattr(load_file(file), function)(**given)
+    print(json.dumps(rise(found, given.get("device", "cpu")) if what == "rise" else found))
 
 
 if __name__ == "__main__":
-    _child(*sys.argv[1:])
+    with contextlib.suppress(KeyboardInterrupt):  # the parent says it
+        _child(*sys.argv[1:])

@@ -169,6 +169,65 @@ class Interpolate:
 
 
 @dataclass(frozen=True)
+class Encode:
+    """Encode pictures and captions into a directory of vectors that numpy reads. After a kill the same command goes on.
+    With --partition 0/N to N-1/N any number of processes share the work, and the result is the same to the bit."""
+
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """As for `hnclip train` (docs/data.md); with --only images also any folder of pictures."""
+    out: Path
+    """Directory to write, or to go on with."""
+    opening: Annotated[Opening, tyro.conf.arg(name="")]
+    read: ReadConfig
+    model: str = "bundled"
+    """As for `hnclip eval` (docs/models.md); of a run its best epoch."""
+    split: str = "all"
+    """all, or one split of the data."""
+    only: Literal["both", "images", "captions"] = "both"
+    """Encode pictures or captions alone."""
+    partition: str = "0/1"
+    """K/N: make the shards K, K + N, K + 2·N … alone."""
+    shard_size: int = 4096
+    """Records that are written together; a kill costs the shard in work."""
+    batch: int = 128
+    """Pictures or captions encoded at once."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Of the vectors on disk."""
+    cache: bool = False
+    """Keep decoded pictures in the picture cache, as training does: for pictures that several models will encode."""
+    engine: Literal["local", "ray"] = "local"
+    """local: in this process. ray: by a pool of Ray actors (pip install 'hnclip[scale]')."""
+    workers: int | None = None
+    """Actors of the ray engine; when left out one per GPU of the cluster, or one per four processors."""
+    threads: int = 0
+    """Threads of each process or actor; 0 leaves it to torch, and with ray divides the processors among the actors."""
+    device: str = "auto"
+    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    json: bool = False
+    """Print the result as JSON."""
+    quiet: bool = False
+    """No progress."""
+
+    def __post_init__(self) -> None:
+        part, parts = self.part
+        if part >= parts:
+            raise ValueError(f"--partition is K/N with K from 0 to N - 1, as 0/3, 1/3, 2/3; got {self.partition!r}")
+        for name in ("shard_size", "batch", "workers"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        if self.threads < 0:
+            raise ValueError(f"--threads must not be negative, got {self.threads}")
+        if self.workers is not None and self.engine != "ray":
+            raise ValueError("--workers is for --engine ray; without it start a process for each --partition")
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """K and N of the partition; (0, 0) if it is not written that way."""
+        part, slash, parts = self.partition.partition("/")
+        return (int(part), int(parts)) if slash and part.isdecimal() and parts.isdecimal() else (0, 0)
+
+
+@dataclass(frozen=True)
 class Demo:
     """Fine-tune the bundled model on generated scenes with InfoNCE and with HN-CLIP, compare them on the test split,
     and write a report. A few minutes on two cores; a stopped demo continues where it was."""

@@ -154,6 +154,12 @@ class PairData:
             raise ValueError(f"vectors has {len(vectors)} rows for {len(self.owner)} captions")
         return replace(self, margin_text=vectors)
 
+    def by_length(self, indices: Sequence[int]) -> list[int]:
+        """The same pairs, short captions first: consecutive ones need little padding. Pairs of equal length keep their
+        order."""
+        captions = self.texts["caption"]
+        return sorted(indices, key=lambda row: len(captions[int(self.chosen[row])]))
+
     def batch(self, indices: Sequence[int]) -> Batch:
         rows = torch.as_tensor(indices)
         captions = self.chosen[rows]  # [B]

@@ -39,8 +39,18 @@ def sound_records(
     A record keeps its other captions when one is bad. The pictures are in the cache afterwards, so `prepare` finds them
     there.
     """
-    problems: list[Problem] = []
+    readable, problems = readable_records(records, text_transform)
+    if not readable:
+        return Sound((), tuple(problems))
+    loaded = load_pictures([record.image for record in readable], image_transform, cache=cache, progress=progress)
+    problems += [replace(problem, where=readable[index].id) for index, problem in loaded.problems.items()]
+    return Sound(tuple(readable[index] for index in loaded.kept), tuple(problems))
+
+
+def readable_records(records: Sequence[Record], text_transform: TextTransform) -> tuple[list[Record], list[Problem]]:
+    """Records with those of their captions that a model can read something in; without any, a record is left out."""
     readable: list[Record] = []
+    problems: list[Problem] = []
     for record, bad in zip(records, _unreadable(records, text_transform)):
         problems += [Problem(_kind(record.captions[index]), record.id, why) for index, why in bad.items()]
         captions = tuple(text for index, text in enumerate(record.captions) if index not in bad)
@@ -48,11 +58,7 @@ def sound_records(
             readable.append(replace(record, captions=captions))
         elif not bad:
             problems.append(Problem("no caption", record.id, "the record has no caption"))
-    if not readable:
-        return Sound((), tuple(problems))
-    loaded = load_pictures([record.image for record in readable], image_transform, cache=cache, progress=progress)
-    problems += [replace(problem, where=readable[index].id) for index, problem in loaded.problems.items()]
-    return Sound(tuple(readable[index] for index in loaded.kept), tuple(problems))
+    return readable, problems
 
 
 def check_share(lost: int, total: int, problems: Sequence[Problem], *, what: str, largest: float, name: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -17,14 +14,10 @@ from hnclip.losses.hard_negative import (
     check_rows,
     check_scale,
     exclude,
-    product,
     same_pairs,
     symmetric_cross_entropy,
 )
-
-# Most patch-word similarities in one chunk, 128 MiB in float32: 16 pairs of 256 patches and 248 words fit.
-# Chunks below 32 MiB would stay in the C library's heap when freed and leave it in fragments.
-CHUNK_ELEMENTS = 2**25
+from hnclip.losses.token_scores import packed_layout, padded_layout, token_scores
 
 
 def token_loss(
@@ -44,17 +37,23 @@ def token_loss(
     An image scores a caption by mean over patches of max over words, a caption scores an image by mean over
     words of max over patches; L = ½[CE(s·i2t) + CE(s·t2iᵀ)]. The two are different matrices, unlike S and Sᵀ.
 
-    Memory: the N²·P·Q similarities are made and reduced in chunks of at most `CHUNK_ELEMENTS` (never less
-    than one query's), forward and backward; two or three are alive at a time. Between forward and backward
-    only the maxima and their positions are kept, about N²·(P + Q) numbers.
+    Among equal matches the first one counts and gets all of the gradient, as in `torch.max`. Computed in at least
+    float32, also under autocast.
+
+    Memory: the R·P·N·Q similarities never exist together, forward or backward; tiles of them are a few MiB. The
+    backward pass needs the positions of the maxima, R·N·(P + Q) numbers of 2 bytes, and computes no similarity
+    again. Time: the product of all patches and words, once, and about half as much again. Tokens that do not count
+    cost nothing where the caption lengths are known on the host.
 
     Args:
         patches, words: token embeddings of all N pairs, used as given (the caller normalises).
         patch_mask, word_mask: True where a token counts: no class, start, end or pad token. What stands in
             the other places is never read.
-        scale, offset, rows, ids, check_values: as in `hard_negative_loss`. Finding the token columns that
-            nobody uses, to drop them, makes an accelerator wait for the host once per side, whatever
-            check_values says; without it a pair that has no token makes the loss NaN.
+        scale, offset, rows, ids: as in `hard_negative_loss`.
+        check_values: also look for NaN, infinity and pairs that have no token, which makes an accelerator wait for
+            the host. Without it a pair that has no token makes the loss NaN, and an accelerator, which then does
+            not know the caption lengths either, computes all N·P patches and N·Q words, copies in place of
+            those that do not count.
 
     Shape:
         patches [N, P, D]; words [N, Q, D]; patch_mask [N, P] bool; word_mask [N, Q] bool; returns a scalar.
@@ -76,28 +75,23 @@ def token_loss(
     rows = check_rows(count, offset, rows)
     ids = check_ids(ids, count)
 
-    dtype = at_least_float32(patches, words)
-    image = gather_tokens(patches, patch_mask, dtype)
-    text = gather_tokens(words, word_mask, dtype)
     if check_values:
-        check_finite("patches", image.vectors)
-        check_finite("words", text.vectors)
-    scale = check_scale(scale, image.vectors, check_values)
+        check_finite("patches", extremes(patches, patch_mask))
+        check_finite("words", extremes(words, word_mask))
+    dtype = at_least_float32(patches, words)
+    scale = check_scale(scale, patches.new_empty((), dtype=dtype), check_values)
 
+    make_layout = packed_layout if host_knows_lengths(patches.device, check_values) else padded_layout
+    image, text = make_layout(patch_mask, dtype), make_layout(word_mask, dtype)
+    scores = token_scores(patches.flatten(0, 1), words.flatten(0, 1), image, text, offset, rows, dtype)  # [R, N] twice
     same = None if ids is None else same_pairs(ids, offset, rows)  # [R, N]
-    image_to_text, text_to_image = (scale * scores for scores in token_scores(image, text, offset, rows))
-    return symmetric_cross_entropy(exclude(image_to_text, same), exclude(text_to_image, same), offset)
+    image_to_text, text_to_image = (exclude(scale * matrix, same) for matrix in scores)
+    return symmetric_cross_entropy(image_to_text, text_to_image, offset)
 
 
-class Tokens(NamedTuple):
-    """The tokens of N pairs, without gaps.
-
-    Shape:
-        vectors: [N, T, D]. weights: [N, T], 1 / (tokens of the pair) where a token counts, 0 elsewhere.
-    """
-
-    vectors: Tensor
-    weights: Tensor
+def host_knows_lengths(device: torch.device, check_values: bool) -> bool:
+    """Whether counting tokens on the host is free, or is waited for anyway."""
+    return device.type == "cpu" or check_values
 
 
 def check_tokens(name: str, tokens: Tensor, mask_name: str, mask: Tensor, check_values: bool) -> None:
@@ -112,55 +106,6 @@ def check_tokens(name: str, tokens: Tensor, mask_name: str, mask: Tensor, check_
         raise ValueError(f"{mask_name} must be True for at least one token of every pair, got none for pairs {empty}")
 
 
-def gather_tokens(tokens: Tensor, mask: Tensor, dtype: torch.dtype) -> Tokens:
-    """Drop the columns nobody uses and fill the gaps that remain.
-
-    A gap gets a copy of its pair's first token and weight 0. A copy never changes a maximum, and weight 0
-    keeps it out of every mean, so the big similarity tensor needs no mask.
-    """
-    used = mask.any(0)  # [T]
-    if not bool(used.all()):
-        tokens, mask = tokens[:, used], mask[:, used]  # [N, T', D], [N, T']
-    first = mask.int().argmax(1)  # [N]
-    filler = tokens[torch.arange(len(tokens), device=tokens.device), first]  # [N, D]
-    vectors = torch.where(mask[:, :, None], tokens, filler[:, None, :]).to(dtype)  # [N, T', D]
-    weights = mask.to(dtype) / mask.sum(1, keepdim=True)  # [N, T']
-    return Tokens(vectors, weights)
-
-
-def token_scores(image: Tokens, text: Tokens, offset: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Scores of query images for all captions, and of query captions for all images: [R, N] each."""
-    if rows == len(image.vectors):
-        # Everybody is a query, so each similarity serves both directions and is computed once.
-        image_rows, text_columns = [], []
-        for similarity, weights in similarity_chunks(image, text):  # [C, P, N, Q], [C, P]
-            image_rows.append(best_key(similarity, weights))  # [C, N]
-            text_columns.append(best_query(similarity, text.weights))  # [C, N]
-        return torch.cat(image_rows), torch.cat(text_columns).T
-    image_queries, text_queries = (Tokens(*(t[offset : offset + rows] for t in side)) for side in (image, text))
-    return (
-        torch.cat([best_key(*chunk) for chunk in similarity_chunks(image_queries, text)]),  # [R, N]
-        torch.cat([best_key(*chunk) for chunk in similarity_chunks(text_queries, image)]),  # [R, N]
-    )
-
-
-def similarity_chunks(queries: Tokens, keys: Tokens) -> Iterator[tuple[Tensor, Tensor]]:
-    """Per chunk of C queries: similarities [C, A, N, B] of all their tokens and keys, and weights [C, A]."""
-    (_, a, _), (n, b, _) = queries.vectors.shape, keys.vectors.shape
-    size = max(1, CHUNK_ELEMENTS // (a * n * b))
-    flat_keys = keys.vectors.flatten(0, 1)  # [N·B, D]
-    for vectors, weights in zip(queries.vectors.split(size), queries.weights.split(size)):
-        yield product(vectors.flatten(0, 1), flat_keys).view(len(vectors), a, n, b), weights
-
-
-# `max` over a dimension keeps indices for its backward, not its input; `amax` would keep all similarities.
-
-
-def best_key(similarity: Tensor, query_weights: Tensor) -> Tensor:
-    """Mean over query tokens of the maximum over key tokens: [C, A, N, B], [C, A] -> [C, N]."""
-    return (similarity.max(dim=3).values * query_weights[:, :, None]).sum(1)
-
-
-def best_query(similarity: Tensor, key_weights: Tensor) -> Tensor:
-    """Mean over key tokens of the maximum over query tokens: [C, A, N, B], [N, B] -> [C, N]."""
-    return (similarity.max(dim=1).values * key_weights).sum(2)
+def extremes(tokens: Tensor, mask: Tensor) -> Tensor:
+    """The largest and smallest element of every token that counts: finite if all are, and small. [2, M]"""
+    return torch.stack([tokens.detach().amax(2)[mask], tokens.detach().amin(2)[mask]])

@@ -1,0 +1,311 @@
+"""A whole HN-CLIP training step, encoder to optimiser, beside the straightforward padded fp32 loop.
+
+The model is CLIP ViT-B/16 with 248 positions, random weights; captions have the lengths of DOCCI's test captions in
+CLIP's tokens (37 to 248, mean 140), drawn by quantiles. The peers do the same step without any of hnclip: transformers'
+CLIPModel in fp32, captions padded to 248 as in the trainers of Long-CLIP and its followers, the losses of the paper
+written out, torch's plain AdamW. `long-clip` beside that encodes a second, short caption padded to 248 for each
+picture, as the Long-CLIP trainer does. SDPA attention for all.
+
+`tokens` is text tokens computed per token needed. `of GEMM` is the rate of multiplications and additions, counted by
+torch while a step runs, over the measured rate of a plain product of matrices in the same type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from hnclip.config import ObjectiveConfig, OptimConfig
+from hnclip.data.batches import Batch, pad_texts
+from hnclip.losses import GLOBAL_LOSSES, token_loss
+from hnclip.measure import Report, gemm_rate, machine, peak_memory, time_ways
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.huggingface import wrap
+from hnclip.models.load import load
+from hnclip.models.speed import compile_blocks, fast_bf16, recompute_activations
+from hnclip.objectives.build import build_objective
+from hnclip.train.optimizer import build_optimizer
+from hnclip.train.step import Stepper
+
+CONTEXT = 248
+# Tokens of DOCCI's 5,100 test captions with start and end, cut at 248: every tenth of them.
+LENGTHS = (37, 85, 99, 111, 121, 132, 145, 160, 180, 210, 248)
+END = 49407
+SIZES = {
+    # width, layers, heads of the pictures' tower; the same of the texts'; side and patch of pictures; joint width
+    "B/16": ((768, 12, 12), (512, 12, 8), (224, 16), 512),
+    "small": ((192, 4, 3), (128, 4, 2), (64, 16), 64),
+}
+HNCLIP = "hnclip"
+PADDED = "padded fp32 loop"
+
+
+@dataclass(frozen=True)
+class Options:
+    """One optimiser step of HN-CLIP."""
+
+    model: str = "B/16"
+    """B/16, or small to try this benchmark."""
+    micro_batch: int = 16
+    accumulate: int = 1
+    """Micro-batches per step; the paper has 8. Time and memory are proportional, save the optimiser's part."""
+    ways: tuple[str, ...] = ("padded fp32 loop", "long-clip", "hnclip", "infonce", "cached", "recompute", "compile")
+    """Which ways to measure; the first is the peer of the ratios."""
+    turns: int = 3
+    """Repetitions; the median counts."""
+    memory: bool = True
+    """Also measure the memory of each way, in processes of their own."""
+    device: str = "cpu"
+
+
+def caption_lengths(count: int, generator: torch.Generator) -> list[int]:
+    """Lengths with the distribution of DOCCI's captions."""
+    place = torch.rand(count, generator=generator) * (len(LENGTHS) - 1)
+    low = place.floor().long()
+    knots = torch.tensor(LENGTHS, dtype=torch.float)
+    return (knots[low] + (place - low) * (knots[low + 1] - knots[low])).round().long().tolist()
+
+
+def build_model(name: str, device: str) -> DualEncoder:
+    from transformers import CLIPConfig, CLIPModel
+
+    (vision, text, (side, patch), joint), torch_seed = SIZES[name], 0
+
+    def tower(sizes: tuple[int, int, int]) -> dict[str, Any]:
+        width, layers, heads = sizes
+        return {
+            "hidden_size": width,
+            "intermediate_size": 4 * width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+        }
+
+    special = {"bos_token_id": END - 1, "eos_token_id": END, "pad_token_id": END}
+    config = CLIPConfig(
+        projection_dim=joint,
+        text_config={**tower(text), "vocab_size": END + 1, "max_position_embeddings": CONTEXT, **special},
+        vision_config={**tower(vision), "image_size": side, "patch_size": patch},
+    )
+    torch.manual_seed(torch_seed)
+    backbone = CLIPModel(config)
+    backbone.text_model.eos_token_id = END
+    return wrap(backbone, load("bundled").tokenizer).to(device).train()
+
+
+def build_batch(name: str, pairs: int) -> Batch:
+    generator = torch.Generator().manual_seed(1)
+    side = SIZES[name][2][0]
+    ids = [
+        [END - 1, *torch.randint(1, END - 1, (length - 2,), generator=generator).tolist(), END]
+        for length in caption_lengths(pairs, generator)
+    ]
+    pixels = torch.randint(0, 256, (pairs, 3, side, side), dtype=torch.uint8, generator=generator)
+    number = torch.arange(pairs)
+    return Batch({"full": pixels}, {"caption": pad_texts(ids, END)}, torch.stack([number, number], 1))
+
+
+def straightforward(model: DualEncoder, batch: Batch, micro_batch: int, *, short: bool) -> Callable[[], None]:
+    """The step as one writes it first: micro-batches, everything padded, losses of whole matrices."""
+    backbone, device = model.backbone, model.device
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01)
+    texts = batch.texts["caption"]
+    ids = F.pad(texts.ids, (0, CONTEXT - texts.ids.shape[1]), value=END)
+    mask = torch.arange(CONTEXT)[None]
+    mask = (mask >= 1) & (mask < texts.lengths[:, None] - 1)
+
+    def loss(pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        image = backbone.get_image_features(pixel_values=model.normalize_pixels(pixels))
+        text = backbone.get_text_features(input_ids=ids)
+        patches = backbone.visual_projection(backbone.vision_model.post_layernorm(image.last_hidden_state[:, 1:]))
+        words = backbone.text_projection(text.last_hidden_state)
+        i, t, p, w = (F.normalize(x, dim=-1) for x in (image.pooler_output, text.pooler_output, patches, words))
+        scale, right = backbone.logit_scale.exp(), torch.arange(len(i), device=i.device)
+        margins = 0.5 * (t.detach() @ t.detach().T)
+        margins.fill_diagonal_(0)
+        logits = scale * (i @ t.T + margins)
+        total = (F.cross_entropy(logits, right) + F.cross_entropy(logits.T, right)) / 2
+        similar = torch.einsum("ipd,jwd->ijpw", p, w)
+        best_word = similar.masked_fill(~mask[None, :, None], -1e4).amax(3).mean(2)
+        best_patch = (similar.amax(2) * mask).sum(2) / mask.sum(1)
+        total = total + (F.cross_entropy(scale * best_word, right) + F.cross_entropy(scale * best_patch.T, right)) / 2
+        if short:  # Long-CLIP: short captions, as long as the long ones, against the pictures' main components
+            other = F.normalize(backbone.get_text_features(input_ids=ids.roll(7, 1)).pooler_output, dim=-1)
+            few = scale * i @ other.T
+            total = total + (F.cross_entropy(few, right) + F.cross_entropy(few.T, right)) / 2
+        return total
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for rows in range(0, len(batch), micro_batch):
+            part = slice(rows, rows + micro_batch)
+            pieces = batch.images["full"][part], ids[part], mask[part]
+            (loss(*(piece.to(device) for piece in pieces)) * micro_batch / len(batch)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def build_way(
+    way: str, model: str, micro_batch: int, accumulate: int, device: str, shared: DualEncoder | None = None
+) -> Callable[[], object]:
+    """A step of one way, ready to run. `shared` saves the memory of one model per way."""
+    encoder, batch = shared or build_model(model, device), build_batch(model, micro_batch * accumulate)
+    if way in (PADDED, "long-clip"):
+        return straightforward(encoder, batch, micro_batch, short=way == "long-clip")
+    if way == "whole batch":
+        micro_batch = len(batch)
+    plain = way in ("infonce", "micro-batch alone")
+    if way == "micro-batch alone":
+        batch = batch[:micro_batch]
+    objective = ObjectiveConfig(global_loss="infonce", token_weight=0.0) if plain else ObjectiveConfig()
+    optim = OptimConfig(
+        micro_batch=micro_batch,
+        accumulate=accumulate,
+        negatives="batch" if way == "cached" else "micro",
+        precision="bf16" if way == "bf16" else "fp32",
+    )
+    optimizer = build_optimizer(encoder, lr=1e-6, scale_lr=1e-6, weight_decay=0.01, betas=(0.9, 0.98))
+    stepper = Stepper(encoder, build_objective(objective), optimizer, optim, total=10**6)
+    if way == "recompute":
+        recompute_activations(encoder)
+    if way == "compile":
+        compile_blocks(encoder)
+    return lambda: stepper(batch, 0).read()
+
+
+def work_of(**arguments: Any) -> Callable[[], object]:
+    """For `peak_memory`: the first step allocates the optimiser's state, which is nobody's extra."""
+    step = build_way(**arguments)
+    step()
+    return step
+
+
+def count(step: Callable[[], object], model: DualEncoder) -> tuple[float, int]:
+    """Multiplications and additions of a step, and the text tokens that pass its first block."""
+    tokens = 0
+
+    def see(module: object, given: tuple[Tensor, ...], output: object) -> None:
+        nonlocal tokens
+        if torch.is_grad_enabled():  # the first pass of gradient caching encodes the same tokens once more
+            tokens += given[0].shape[:-1].numel()
+
+    hook = model.backbone.text_model.encoder.layers[0].mlp.fc1.register_forward_hook(see)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    hook.remove()
+    return counter.get_total_flops(), tokens
+
+
+def losses_alone(options: Options) -> dict[str, Callable[[], None]]:
+    """The terms of the objective on the embeddings of a micro-batch, forward and backward."""
+    batch = build_batch(options.model, options.micro_batch)
+    width, (side, patch) = SIZES[options.model][3], SIZES[options.model][2]
+    lengths, pairs = batch.texts["caption"].lengths, options.micro_batch
+    generator = torch.Generator().manual_seed(2)
+
+    def unit(*shape: int) -> Tensor:
+        vectors = torch.randn(*shape, generator=generator).to(options.device)
+        return F.normalize(vectors, dim=-1).requires_grad_()
+
+    image, text = unit(pairs, width), unit(pairs, width)
+    patches, words = unit(pairs, (side // patch) ** 2, width), unit(pairs, int(lengths.max()), width)
+    place = torch.arange(words.shape[1])[None]
+    word_mask = ((place >= 1) & (place < lengths[:, None] - 1)).to(options.device)
+    patch_mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=options.device)
+    scale = torch.tensor(50.0, device=options.device, requires_grad=True)
+    return {
+        "InfoNCE": lambda: GLOBAL_LOSSES["infonce"](image, text, scale, check_values=False).backward(),
+        "L_HN": lambda: GLOBAL_LOSSES["hn"](image, text, scale, check_values=False).backward(),
+        "token": lambda: token_loss(patches, words, patch_mask, word_mask, scale, check_values=False).backward(),
+    }
+
+
+def run(options: Options, say: Callable[[str], None]) -> Report:
+    fixed: dict[str, Any] = {
+        "model": options.model,
+        "micro_batch": options.micro_batch,
+        "accumulate": options.accumulate,
+        "device": options.device,
+    }
+    if options.model not in SIZES:
+        raise ValueError(f"model must be one of {', '.join(SIZES)}, got {options.model}")
+    wanted = [*options.ways, *(["bf16"] if fast_bf16(torch.device(options.device)) else [])]
+    say("the rate of plain products of matrices")
+    rate = gemm_rate(torch.float32, options.device)
+    pairs = options.micro_batch * options.accumulate
+    needed = int(build_batch(options.model, pairs).texts["caption"].lengths.sum())
+
+    # Ways that leave the model as it is share one; activations are what memory is for.
+    common = build_model(options.model, options.device)
+    models = {
+        way: build_model(options.model, options.device) if way in ("recompute", "compile") else common for way in wanted
+    }
+    ways: dict[str, Callable[[], object]] = {}
+    started: dict[str, float] = {}
+    counted: dict[str, tuple[float, int]] = {}
+    for way in wanted:
+        say(f"{way}: first step")
+        ways[way] = build_way(way, **fixed, shared=models[way])
+        if way != "compile":
+            counted[way] = count(ways[way], models[way])
+        else:
+            started[way] = time_ways({way: ways[way]}, turns=1, warmup=0, device=options.device)[way].median
+            ways[way]()  # the second length of captions compiles once more
+    say(f"{options.turns} turns of {len(ways)} ways")
+    timings = time_ways(ways, turns=options.turns, warmup=0, device=options.device)
+    peer = timings[wanted[0]]
+    rows = []
+    for way, timing in timings.items():
+        row: dict[str, Any] = {
+            "way": way,
+            "seconds": timing,
+            "median": timing.median,
+            "spread": timing.spread,
+            "pairs": pairs / timing.median,
+            "speedup": 1 / timing.ratio(peer),
+        }
+        if way in counted:
+            flops, tokens = counted[way]
+            row |= {"tokens": tokens / needed, "tflop": flops / 1e12}
+            full = gemm_rate(torch.bfloat16, options.device) if way == "bf16" else rate
+            row["share"] = flops / timing.median / full
+        if options.memory and way != "compile":
+            say(f"{way}: memory")
+            row["megabytes"] = peak_memory(__file__, "work_of", way=way, **fixed) / 1e6
+        rows.append(row)
+    columns = {
+        "way": "way",
+        "median": "s",
+        "spread": "spread",
+        "pairs": "pairs/s",
+        "speedup": f"times {wanted[0]}",
+        "tokens": "tokens",
+        "tflop": "Tflop",
+        "share": "of GEMM",
+        "megabytes": "MB",
+    }
+    notes = [f"products of matrices: {rate / 1e9:.0f} Gflop/s in fp32"]
+    notes += share_of_losses(options, timings[HNCLIP].median) if HNCLIP in timings else []
+    if started and HNCLIP in timings:
+        saved = timings[HNCLIP].median - timings["compile"].median
+        extra = started["compile"] - timings["compile"].median
+        even = f"pays after {math.ceil(extra / saved):,} steps" if saved > 0 else "does not pay"
+        notes.append(f"compiling takes {extra:.0f} s and saves {saved:.2f} s of a step: it {even}")
+    return Report("step", columns, rows, machine(options.device), notes)
+
+
+def share_of_losses(options: Options, step: float) -> list[str]:
+    """What the terms cost, as shares of a whole step of hnclip."""
+    alone = time_ways(losses_alone(options), turns=20, warmup=3, device=options.device)
+    per_step = {name: timing.median * options.accumulate for name, timing in alone.items()}
+    margin = (per_step["L_HN"] - per_step["InfoNCE"]) / step
+    token = per_step["token"] / step
+    return [f"of a step: L_HN instead of InfoNCE {margin:.3%}, the token loss {token:.2%} (forward and backward)"]

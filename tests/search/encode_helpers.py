@@ -1,0 +1,67 @@
+"""Small data on disk, and calls of `encode` in this process or in one of its own."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hnclip.config import ReadConfig
+from hnclip.options import Encode, Opening
+from hnclip.search.encode import Outcome, encode
+
+WORDS = ["a", "red", "house", "stands", "beside", "two", "small", "trees", "under", "the", "cloudy", "sky"]
+
+# Real processes, but what they import is imported once.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["hnclip.search.encode", "transformers.models.clip.modeling_clip", "transformers.models.clip.tokenization_clip"]
+)
+
+
+def save_picture(path: Path, seed: int) -> None:
+    pixels = np.random.default_rng(seed).integers(0, 256, (60, 50 + seed % 7, 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def write_table(folder: Path, records: int) -> Path:
+    """A table of pictures with one to three captions each, of very different lengths."""
+    random = np.random.default_rng(records)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image", "caption"])
+        for number in range(records):
+            save_picture(folder / f"{number:02}.png", number)
+            for index in range(1 + number % 3):
+                words = " ".join(random.choice(WORDS, 2 + int(random.integers(60))))
+                rows.writerow([f"{number:02}.png", f"{number} {index} {words}"])
+    return folder / "pairs.csv"
+
+
+def options(data: Path | str, model: Path, out: Path, **changed: Any) -> Encode:
+    given = {"shard_size": 5, "batch": 4, "threads": 1, "device": "cpu", **changed}
+    read = ReadConfig(max_bad=given.pop("max_bad", 0.01), cache=given.pop("read_cache", None))
+    return Encode(data=str(data), out=out, opening=Opening(), read=read, model=str(model), **given)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Every file below, hidden ones too."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def start(target: Callable[..., Any], *arguments: Any) -> BaseProcess:
+    process = PROCESSES.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def encode_all(*given: Encode) -> list[Outcome]:
+    return [encode(each, quiet=True) for each in given]
