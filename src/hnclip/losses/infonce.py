@@ -1,10 +1,10 @@
-"""The special cases of `hard_negative_loss` with the same margin for every negative: none, or a fixed one."""
+"""The special cases of `tiled_hard_negative_loss` with the same margin for every negative: none, or a fixed one."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from hnclip.losses.hard_negative import hard_negative_loss
+from hnclip.losses.tiled import tiled_hard_negative_loss
 
 
 def clip_loss(
@@ -31,7 +31,9 @@ def clip_loss(
     Reference:
         Radford et al. 2021; HN-CLIP, eq. 1.
     """
-    return hard_negative_loss(image, text, scale, 0.0, offset=offset, rows=rows, ids=ids, check_values=check_values)
+    return tiled_hard_negative_loss(
+        image, text, scale, 0.0, offset=offset, rows=rows, ids=ids, check_values=check_values
+    )
 
 
 def fixed_margin_loss(
@@ -62,6 +64,6 @@ def fixed_margin_loss(
     Reference:
         CosFace, Wang et al. 2018, on image-text pairs.
     """
-    return hard_negative_loss(
+    return tiled_hard_negative_loss(
         image, text, scale, 0.0, margin=margin, offset=offset, rows=rows, ids=ids, check_values=check_values
     )

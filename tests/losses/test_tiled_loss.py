@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live_memory import LiveMemory
+from loss_twins import assert_equal, make_pairs, twin_hard_negative, value_and_grads
+from torch import Tensor
+
+from hnclip.losses import GLOBAL_LOSSES, clip_loss, fixed_margin_loss, hard_negative_loss, tiled_hard_negative_loss
+from hnclip.losses import tiled as module
+from hnclip.losses.tiled import loss_from_tiles
+from hnclip.losses.tiles import TILE_BYTES, blocks, tile_bytes, tile_sides
+
+OPTIONS = {
+    "paper": {},
+    "infonce": {"gamma": 0.0},
+    "fixed": {"gamma": 0.0, "margin": 0.3},
+    "centred": {"gamma": 0.8, "center": 0.2, "margin": 0.1},
+    "mean": {"center": "mean"},
+    "frozen": {"margin_text": make_pairs(40, 9, seed=5)[1].detach()},
+    "frozen mean": {"margin_text": make_pairs(40, 9, seed=5)[1].detach(), "center": "mean", "margin": 0.2},
+}
+IDS = {
+    "none": None,
+    "one column": torch.arange(40) % 5,
+    "two columns": torch.stack([torch.arange(40) // 2, torch.arange(40) * 7 % 13], 1),
+}
+
+
+def cut(options: dict, ids: Tensor | None, n: int) -> dict:
+    """The options for the first n pairs."""
+    options = {**options, "ids": None if ids is None else ids[:n]}
+    if "margin_text" in options:
+        options["margin_text"] = options["margin_text"][:n]
+    return options
+
+
+def close(got: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
+    """Equal up to `tolerance` of the largest element (of 0.1 where terms of that size cancel), and in dtype."""
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=0.1)
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(
+    n=st.integers(2, 40),
+    d=st.integers(1, 7),
+    elements=st.integers(1, 900),
+    shard=st.tuples(st.integers(0, 39), st.integers(1, 40)) | st.none(),
+    options=st.sampled_from(sorted(OPTIONS)),
+    ids=st.sampled_from(sorted(IDS)),
+    scale=st.floats(0.5, 60),
+    seed=st.integers(0, 99),
+)
+def test_equals_the_eager_loss(n, d, elements, shard, options, ids, scale, seed):
+    leaves = make_pairs(n, d, seed=seed, scale=scale)
+    given = cut(OPTIONS[options], IDS[ids], n)
+    if shard:
+        offset = shard[0] % n
+        given |= {"offset": offset, "rows": 1 + shard[1] % (n - offset)}
+    got = value_and_grads(lambda *x: loss_from_tiles(*x, **given, size=8 * elements), leaves)
+    close(got, value_and_grads(lambda *x: hard_negative_loss(*x, **given), leaves), 1e-10)
+
+
+@pytest.mark.parametrize("elements", [1, 12])
+@pytest.mark.parametrize("ids", IDS)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_equals_the_double_loop(options, ids, elements):
+    leaves = make_pairs(7, 4, scale=8.0)
+    given = cut(OPTIONS[options], IDS[ids], 7)
+    got = value_and_grads(lambda *x: loss_from_tiles(*x, **given, size=8 * elements), leaves)
+    close(got, value_and_grads(lambda *x: twin_hard_negative(*x, **given), leaves), 1e-10)
+
+
+@pytest.mark.parametrize("size", [1, 4, 6])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_mean_over_shards_is_the_whole_batch(options, size):
+    leaves = make_pairs(12, 5)
+    given = cut(OPTIONS[options], IDS["two columns"], 12)
+
+    def shards(*x):
+        parts = [loss_from_tiles(*x, **given, offset=o, rows=size, size=100) for o in range(0, 12, size)]
+        return torch.stack(parts).mean()
+
+    close(value_and_grads(shards, leaves), value_and_grads(lambda *x: hard_negative_loss(*x, **given), leaves), 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_half_precision_inputs_and_autocast_compute_in_float32(options, autocast, dtype):
+    leaves = make_pairs(33, 6, scale=20.0, dtype=dtype)
+    given = cut(OPTIONS[options], IDS["one column"], 33)
+    double = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    got = value_and_grads(lambda *x: loss_from_tiles(*x, **given, size=400), leaves, autocast=autocast)
+    expected = value_and_grads(lambda *x: hard_negative_loss(*x, **given), double)
+    dtypes = [torch.float32, dtype, dtype, dtype]
+    tolerance = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    close(got[:1], [expected[0].float()], 1e-5)
+    close(got[1:], [e.to(t) for e, t in zip(expected[1:], dtypes[1:])], tolerance)
+
+
+def test_autocast_in_backward_changes_nothing():
+    leaves = make_pairs(20, 6, dtype=torch.float32)
+    loss = loss_from_tiles(*leaves, size=100)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.autograd.grad(loss, leaves)
+    assert_equal(got, value_and_grads(lambda *x: loss_from_tiles(*x, size=100), leaves)[1:], 0)
+
+
+def test_small_losses_keep_their_digits():
+    # Every pair is all but solved: 1 − softmax of the positive cancels in float32, and with it the eager gradient.
+    image = torch.nn.functional.normalize(torch.randn(30, 8, generator=torch.Generator().manual_seed(0)), dim=1)
+    leaves = [image.clone().requires_grad_(), image.clone().requires_grad_(), torch.tensor(100.0, requires_grad=True)]
+    double = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    expected = value_and_grads(lambda *x: loss_from_tiles(*x, 0.0), double)
+    assert expected[0] < 1e-6
+    close(expected, value_and_grads(lambda *x: hard_negative_loss(*x, 0.0), double), 1e-8)
+    got = value_and_grads(lambda *x: loss_from_tiles(*x, 0.0, size=400), leaves)
+    for a, b in zip(got, expected):
+        assert (a - b).norm() < 2e-5 * b.norm()
+
+
+@pytest.mark.parametrize("options", ["paper", "frozen", "mean"])
+@pytest.mark.parametrize("shard", [{}, {"offset": 2, "rows": 3}])
+def test_gradcheck(options, shard):
+    given = cut({**OPTIONS[options]}, IDS["one column"], 6)
+    # Ḡ is no function of `text` in the eyes of a gradient, so finite differences must not see it move.
+    given.setdefault("margin_text", make_pairs(6, 3, seed=1)[1].detach())
+    assert torch.autograd.gradcheck(
+        lambda *x: 3 * loss_from_tiles(*x, **given, **shard, size=64), make_pairs(6, 3, scale=4.0)
+    )
+
+
+def test_gradients_scale_with_what_comes_from_above():
+    leaves = make_pairs(9, 4)
+
+    def twice(loss):
+        return lambda *x: (loss(*x) ** 2) * x[2] + 0.5 * loss(x[1], x[0], x[2])
+
+    tiled = twice(lambda *x: loss_from_tiles(*x, size=64))
+    close(value_and_grads(tiled, leaves), value_and_grads(twice(hard_negative_loss), leaves), 1e-10)
+
+
+@pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)], ids=str)
+@pytest.mark.parametrize("shard", [{}, {"offset": 2, "rows": 5}])
+def test_frozen_inputs_get_no_gradient_and_cost_no_product(wanted, shard):
+    given = make_pairs(12, 4)
+    expected = value_and_grads(lambda *x: hard_negative_loss(*x, **shard), given)[1:]
+    leaves = [leaf.detach().requires_grad_(bool(want)) for leaf, want in zip(given, wanted)]
+    with LiveMemory() as memory:
+        loss_from_tiles(*leaves, **shard, size=200).backward()
+    for leaf, want, grad in zip(leaves, wanted, expected):
+        assert (leaf.grad is not None) == want
+        if want:
+            close([leaf.grad], [grad], 1e-10)
+    # Tiles in forward and backward, and one product per tile for each side that wants a gradient.
+    tiles = memory.calls["aten.mm.out"]
+    assert tiles % 2 == 0
+    assert memory.calls["aten.addmm_.default"] == tiles // 2 * (wanted[0] + wanted[1])
+
+
+def test_without_gradient_there_is_no_backward_work():
+    leaves = make_pairs(12, 4)
+    with torch.no_grad(), LiveMemory() as memory:
+        loss = loss_from_tiles(*leaves, size=200)
+    assert not loss.requires_grad
+    assert loss == loss_from_tiles(*leaves, size=200)
+    assert memory.calls["aten.addmm_.default"] == 0
+
+
+def test_a_second_derivative_is_refused():
+    leaves = make_pairs(5, 4)
+    grads = torch.autograd.grad(loss_from_tiles(*leaves, size=64) ** 2, leaves, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grads[0].sum().backward()
+
+
+def test_changed_inputs_are_noticed():
+    image, text, scale = make_pairs(5, 4)
+    moved = image * 1
+    loss = loss_from_tiles(moved, text, scale, size=64)
+    moved.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("options", ["paper", "frozen"])
+def test_strided_and_expanded_inputs(options):
+    image, text, scale = make_pairs(11, 4)
+    given = cut(OPTIONS[options], None, 11)
+    if "margin_text" in given:
+        given["margin_text"] = given["margin_text"][:1].expand(11, 9)
+    wide = image.detach().T.contiguous().requires_grad_()  # [D, N]
+    one = text.detach()[0].clone().requires_grad_()  # [D]
+
+    def through(loss):
+        return lambda w, o, s: loss(w.T, o.expand(11, 4), s, **given)
+
+    got = value_and_grads(through(lambda *x, **k: loss_from_tiles(*x, **k, size=150)), [wide, one, scale])
+    close(got, value_and_grads(through(hard_negative_loss), [wide, one, scale]), 1e-10)
+
+
+@pytest.mark.parametrize("ids", [[5, 5, 5], [5, 5, 6]], ids=str)
+@pytest.mark.parametrize("elements", [1, 2, 9])
+def test_pairs_without_any_negative_stay_finite(ids, elements):
+    leaves = make_pairs(3, 4, scale=100.0, dtype=torch.float32)
+    got = value_and_grads(lambda *x: loss_from_tiles(*x, ids=torch.tensor(ids), size=4 * elements), leaves)
+    assert all(torch.isfinite(result).all() for result in got)
+    if len(set(ids)) == 1:
+        assert all((result == 0).all() for result in got)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_logits_far_beyond_the_range_of_exp(sign):
+    image, text, scale = make_pairs(6, 4, scale=1e4, dtype=torch.float32)
+    leaves = [image, (sign * text).detach().requires_grad_(), scale]
+    double = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    got = value_and_grads(lambda *x: loss_from_tiles(*x, size=36), leaves)
+    assert all(torch.isfinite(result).all() for result in got)
+    expected = value_and_grads(hard_negative_loss, double)
+    close(got, [e.float() for e in expected], 1e-2 if sign > 0 else 1e-4)
+
+
+@pytest.mark.parametrize(("n", "d", "rows"), [(50, 3, 50), (64, 16, 64), (101, 5, 20), (300, 2, 1), (60, 30, 59)])
+@pytest.mark.parametrize("options", ["paper", "infonce", "frozen mean"])
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_no_tensor_as_large_as_the_logits(n, d, rows, options, with_ids, monkeypatch):
+    monkeypatch.setattr("hnclip.losses.hard_negative.MASK_ELEMENTS", 150)
+    given = {**OPTIONS[options], "rows": rows, "offset": n - rows}
+    if "margin_text" in given:
+        given["margin_text"] = make_pairs(n, d, seed=2)[1].detach()
+    if with_ids:
+        given["ids"] = torch.arange(n) % 31
+    leaves = make_pairs(n, d)
+    with LiveMemory() as memory:
+        torch.autograd.grad(loss_from_tiles(*leaves, **given, size=8 * 150), leaves)
+    assert memory.largest <= max(n * d, 150, n if with_ids else 0)
+    assert memory.largest < rows * n or rows <= d
+
+
+@pytest.mark.parametrize(("n", "rows"), [(1030, None), (2100, 520)])
+@pytest.mark.parametrize("name", ["hn", "infonce", "fixed_margin"])
+def test_large_batches_hold_no_logits(name, n, rows):
+    leaves = make_pairs(n, 4, dtype=torch.float32)
+    with LiveMemory() as memory:
+        GLOBAL_LOSSES[name](*leaves, rows=rows).backward()
+    assert memory.largest * 4 <= TILE_BYTES["cpu"] < (rows or n) * n * 4
+
+
+@pytest.mark.parametrize("options", [{}, {"center": "mean", "ids": torch.arange(12) // 2}], ids=["paper", "mean"])
+def test_one_tile_is_the_eager_loss_and_two_are_equal_to_it(options, monkeypatch):
+    leaves = make_pairs(12, 5)
+    expected = value_and_grads(lambda *x: hard_negative_loss(*x, **options), leaves)
+    for elements, tolerance in ((144, 0.0), (143, 1e-12)):
+        monkeypatch.setitem(TILE_BYTES, "cpu", 8 * elements)
+        with LiveMemory() as memory:
+            got = value_and_grads(lambda *x: tiled_hard_negative_loss(*x, **options), leaves)
+        assert_equal(got, expected, tolerance)
+        assert (memory.calls["aten.mm.out"] > 0) == (elements == 143)
+
+
+def test_shards_count_their_own_logits(monkeypatch):
+    leaves = make_pairs(12, 5)
+    monkeypatch.setattr(module, "loss_from_tiles", lambda *_, **__: "tiles")
+    monkeypatch.setitem(TILE_BYTES, "cpu", 8 * 36)
+    assert tiled_hard_negative_loss(*leaves, offset=3, rows=3) != "tiles"
+    assert tiled_hard_negative_loss(*leaves, offset=3, rows=4) == "tiles"
+    narrow = [leaf.bfloat16() for leaf in leaves]  # computed in float32
+    assert tiled_hard_negative_loss(*narrow, offset=3, rows=6) != "tiles"
+    assert tiled_hard_negative_loss(*narrow, offset=3, rows=7) == "tiles"
+
+
+def test_special_cases_pass_everything_on(monkeypatch):
+    monkeypatch.setitem(TILE_BYTES, "cpu", 64)
+    leaves, ids = make_pairs(9, 4), torch.arange(9) // 2
+    shard = {"offset": 2, "rows": 5, "ids": ids}
+    got = value_and_grads(lambda *x: clip_loss(*x, **shard), leaves)
+    close(got, value_and_grads(lambda *x: hard_negative_loss(*x, 0.0, **shard), leaves), 1e-10)
+    got = value_and_grads(lambda *x: fixed_margin_loss(*x, margin=0.4, **shard), leaves)
+    close(got, value_and_grads(lambda *x: hard_negative_loss(*x, 0.0, margin=0.4, **shard), leaves), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("gamma", -1.0), ("center", "median"), ("margin_text", torch.ones(3, 3)), ("scale", 0.0), ("rows", 9)],
+)
+def test_errors_are_those_of_the_eager_loss(argument, value):
+    image, text, _ = make_pairs(5, 4)
+    given = {"image": image, "text": text, "scale": 1.0, argument: value}
+    with pytest.raises(ValueError) as eager:
+        hard_negative_loss(**given)
+    with pytest.raises(ValueError) as tiled:
+        loss_from_tiles(**given)
+    assert str(tiled.value) == str(eager.value)
+    with pytest.raises(ValueError, match="image must have 2 dimensions"):
+        tiled_hard_negative_loss(torch.tensor(1.0), text, 1.0)
+
+
+@given(st.integers(0, 50), st.integers(0, 200), st.integers(1, 60))
+def test_blocks_cover_everything_once_and_evenly(start, length, size):
+    parts = list(blocks(start, start + length, size))
+    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(start, start + length))
+    lengths = [part.stop - part.start for part in parts]
+    assert not lengths or (max(lengths) <= size and max(lengths) - min(lengths) <= 1 and min(lengths) > 0)
+
+
+@given(st.integers(1, 5000), st.integers(0, 10**6), st.sampled_from([4, 8]), st.integers(1, 10**7))
+def test_tiles_fit_and_hold_a_square_of_queries(rows, more, item_bytes, size):
+    height, width = tile_sides(rows, rows + more, item_bytes, size)
+    assert 1 <= height <= rows
+    assert height <= width <= rows + more
+    assert height * width * item_bytes <= max(size, item_bytes)
+
+
+def test_accelerators_get_larger_tiles():
+    assert tile_bytes("cuda") == tile_bytes("mps") > tile_bytes("cpu")
