@@ -14,6 +14,7 @@ _HOMES = {
     "HardNegativeLoss": "hnclip.losses",
     "clip_loss": "hnclip.losses",
     "hard_negative_loss": "hnclip.losses",
+    "tiled_hard_negative_loss": "hnclip.losses",
     "token_loss": "hnclip.losses",
     "DualEncoder": "hnclip.models.dual_encoder",
     "load": "hnclip.models.load",

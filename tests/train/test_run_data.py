@@ -13,10 +13,11 @@ import torch
 import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
 from hnclip.config import ObjectiveConfig, OptimConfig, ReadConfig, TrainConfig
-from hnclip.data.batches import Batch
+from hnclip.data.batches import Batch, PairData, prepare
 from hnclip.data.pictures import FileImage
 from hnclip.data.records import DataSet, Problem, Record
 from hnclip.data.scenes import scene_records
+from hnclip.models.load import load
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import resume, train
 
@@ -34,6 +35,12 @@ def config(model_directory: Path, tmp_path: Path) -> TrainConfig:
 @pytest.fixture
 def scenes() -> list[Record]:
     return [*scene_records("park", "train", families=8), *scene_records("park", "validation", families=5)]
+
+
+@pytest.fixture
+def prepared(scenes: list[Record], model_directory: Path) -> PairData:
+    model = load(str(model_directory))
+    return prepare(scenes[:16], model.text_transform, model.image_transform)
 
 
 @pytest.fixture
@@ -258,3 +265,28 @@ def test_validation_pictures_that_training_shows_too_are_counted(
     use([*files, *scenes[3:32]], other=[*copies, *(replace(record, split=None) for record in scenes[40:])])
     said = run(replace(config, validation="other"))
     assert "warning: 3 of 15 validation pictures are training pictures too" in said
+
+
+def test_like_lengths_come_together_where_negatives_are_the_whole_batchs(prepared: PairData) -> None:
+    lengths = [len(prepared.texts["caption"][int(row)]) for row in prepared.chosen]
+    rows = list(range(len(prepared)))[::-1]
+    optim = OptimConfig(negatives="batch")
+    ordered = run_data.length_order(prepared, rows, optim)
+    assert sorted(ordered) == sorted(rows)
+    assert [lengths[row] for row in ordered] == sorted(lengths)
+    assert len(set(lengths)) > 1
+    assert run_data.length_order(prepared, rows, OptimConfig(negatives="micro")) == rows
+
+
+def test_several_processes_get_short_and_long_captions_alike(
+    prepared: PairData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_data, "world_size", lambda: 2)
+    lengths = [len(prepared.texts["caption"][int(row)]) for row in prepared.chosen]
+    ordered = run_data.length_order(prepared, range(len(prepared)), OptimConfig(negatives="batch"))
+    half = len(ordered) // 2
+    first, second = ([lengths[row] for row in part] for part in (ordered[:half], ordered[half:]))
+    assert first == sorted(first)
+    assert second == sorted(second)
+    assert all(a <= b for a, b in zip(first, second))
+    assert all(b <= a for a, b in zip(first[1:], second))

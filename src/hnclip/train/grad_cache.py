@@ -16,7 +16,7 @@ batch norm does, is out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,10 +38,42 @@ class StepResult:
     Shape:
         terms: scalars by name, weights applied; means over the pairs of this process.
         infonce: [L], plain InfoNCE of "full" and "caption" in each of the L evaluations of the objective.
+
+    Of several processes both are weighted so that their mean over processes is that of all pairs.
     """
 
     terms: dict[str, Tensor]
     infonce: Tensor
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process does of the batch of the whole job: which rows it encodes, and in which chunks. The default is
+    a process that is alone, or that holds as much as any other.
+
+    Args:
+        rows: of the data; a batch of them is what the backward functions take.
+        slices: of these rows, one for each chunk.
+        evaluations: pairs of the whole job in each evaluation of the objective.
+        processes: among which the batch is dealt.
+        idle: the chunks, by number, in which there is nothing to do for this process. Each holds one pair that counts
+            nowhere, because an encoder call may be a matter of all processes (FSDP).
+    """
+
+    rows: Sequence[int]
+    slices: Sequence[slice]
+    evaluations: Sequence[int]
+    processes: int = 1
+    idle: frozenset[int] = frozenset()
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of the whole job."""
+        return sum(self.evaluations)
+
+    def weight(self, pairs: int, chunk: int, own: int) -> float:
+        """What a mean over `own` pairs in this chunk counts in a mean over `pairs` of the whole job."""
+        return 0.0 if chunk in self.idle else self.processes * own / pairs
 
 
 def _alone(embeddings: Embeddings) -> Embeddings:
@@ -62,6 +94,7 @@ def micro_backward(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     gather: Callable[[Embeddings], Embeddings] = _alone,
     sync: Callable[[bool], AbstractContextManager[Any]] = _no_sync,
+    share: Share | None = None,
 ) -> StepResult:
     """Add to every parameter the gradient of the mean loss of micro-batches of `chunk` pairs.
 
@@ -76,6 +109,8 @@ def micro_backward(
         gather: `gather_embeddings` adds the other processes' pairs of the same micro-batch as negatives.
         sync: makes the context of each chunk that goes backward, told whether it is the step's last one: gradients
             are exchanged between processes there, once.
+        share: what the batch is of the whole job's, and its chunks instead of `chunk`; its micro-batches are those of
+            the job.
 
     Relations:
         Losses count by their numbers of pairs, so uneven micro-batches average right. With a `chunk` as
@@ -83,14 +118,18 @@ def micro_backward(
         gradient is another one.
     """
     device = device or batch.ids.device
-    slices = chunk_slices(len(batch), chunk)
+    if share is None:
+        slices = chunk_slices(len(batch), chunk)
+        share = Share(range(len(batch)), slices, [rows.stop - rows.start for rows in slices])
     results = []
-    for rows in slices:
+    for number, (rows, pairs) in enumerate(zip(share.slices, share.evaluations)):
         part = batch[rows].to(device)
-        with sync(rows is slices[-1]):
+        with sync(number == len(share.slices) - 1):
             with autocast():
                 embeddings = model(part, tokens=objective.tokens)
-            results.append(_evaluate(objective, gather(embeddings), len(part) / len(batch)))
+            weight, weight_here = (share.weight(count, number, len(part)) for count in (share.pairs, pairs))
+            gathered = gather(_without_pairs(embeddings) if number in share.idle else embeddings)
+            results.append(_evaluate(objective, gathered, weight, weight_here))
     return StepResult(
         {name: torch.stack([result.terms[name] for result in results]).sum() for name in results[0].terms},
         torch.cat([result.infonce for result in results]),
@@ -107,6 +146,7 @@ def cached_backward(
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     gather: Callable[[Embeddings], Embeddings] = _alone,
     sync: Callable[[bool], AbstractContextManager[Any]] = _no_sync,
+    share: Share | None = None,
 ) -> StepResult:
     """Add to every parameter the gradient of the loss of the whole batch, encoding `chunk` pairs at a time.
 
@@ -119,9 +159,12 @@ def cached_backward(
         model, objective, device, autocast, sync: as in `micro_backward`.
         chunk: pairs per encoder call; without dropout the result does not depend on it.
         gather: `gather_embeddings` adds the batches of the other processes as negatives.
+        share: what the batch is of the whole job's, and its chunks instead of `chunk`.
     """
     device = device or batch.ids.device
-    chunks = [batch[rows].to(device) for rows in chunk_slices(len(batch), chunk)]
+    if share is None:
+        share = Share(range(len(batch)), chunk_slices(len(batch), chunk), [len(batch)])
+    chunks = [batch[rows].to(device) for rows in share.slices]
     states, parts = [], []
     for pairs in chunks:
         states.append(random_state(device))
@@ -129,7 +172,9 @@ def cached_backward(
         with torch.no_grad(), autocast():
             parts.append(_as_leaves(model(pairs, tokens=objective.tokens)))
 
-    result = _evaluate(objective, gather(join_embeddings(parts)))
+    joined = join_embeddings(parts)
+    weight = share.weight(share.pairs, 0, len(batch))
+    result = _evaluate(objective, gather(_without_pairs(joined) if share.idle else joined), weight, weight)
 
     for number, (pairs, state, part) in enumerate(zip(chunks, states, parts), start=1):
         with sync(number == len(chunks)):
@@ -186,9 +231,13 @@ def _as_leaves(embeddings: Embeddings) -> Embeddings:
     return replace(embeddings, images=views(embeddings.images), texts=views(embeddings.texts), scale=scale)
 
 
-def _evaluate(objective: Objective, embeddings: Embeddings, share: float = 1.0) -> StepResult:
-    """Evaluate the objective once, its terms times `share`, and go backward from their sum."""
-    terms = {name: share * term for name, term in objective(embeddings).items()}
+def _without_pairs(embeddings: Embeddings) -> Embeddings:
+    return replace(embeddings, rows=0)
+
+
+def _evaluate(objective: Objective, embeddings: Embeddings, weight: float, weight_infonce: float) -> StepResult:
+    """Evaluate the objective once, its terms times `weight`, and go backward from their sum."""
+    terms = {name: weight * term for name, term in objective(embeddings).items()}
     torch.stack(list(terms.values())).sum().backward()
     with torch.no_grad():
         infonce = clip_loss(
@@ -200,7 +249,7 @@ def _evaluate(objective: Objective, embeddings: Embeddings, share: float = 1.0) 
             ids=embeddings.ids,
             check_values=False,
         )
-    return StepResult({name: term.detach() for name, term in terms.items()}, infonce[None])
+    return StepResult({name: term.detach() for name, term in terms.items()}, weight_infonce * infonce[None])
 
 
 @contextmanager

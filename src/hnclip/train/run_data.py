@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hnclip.config import TrainConfig
+from hnclip.config import OptimConfig, TrainConfig
 from hnclip.data.batches import PairData, prepare
 from hnclip.data.cache import cache_directory
 from hnclip.data.records import DataSet, Problem, Record
-from hnclip.data.sampler import Deal, cluster_order, deal_batches, epoch_order, nearest_captions
+from hnclip.data.sampler import Deal, cluster_order, deal_batches, epoch_order, nearest_captions, share
 from hnclip.data.sound import check_rows, check_share, sound_records
 from hnclip.data.sources import open_data
-from hnclip.evaluate.retrieval import Gallery, encode_captions, prepare_gallery
+from hnclip.evaluate.retrieval import Gallery, prepare_gallery
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.objective import Objective
-from hnclip.train.grad_cache import chunk_slices
+from hnclip.train.distributed import rank, world_size
+from hnclip.train.evaluation import encode_captions_together
+from hnclip.train.grad_cache import Share, chunk_slices
 from hnclip.train.log import progress_bar
 
 REACH = 4  # neighbours to choose from, in cluster sizes: some of the nearest are taken already
@@ -66,10 +68,45 @@ def batch_sizes(pairs: int, config: TrainConfig) -> list[int]:
     return [rows.stop - rows.start for rows in slices]
 
 
+def length_order(pairs: PairData, batch: Sequence[int], optim: OptimConfig) -> Sequence[int]:
+    """The batch in an order that puts captions of like length into one chunk, of each process, where that changes no
+    negatives: a micro-batch that is its own negatives is left as it was dealt."""
+    if optim.negatives == "micro":
+        return batch
+    ordered = pairs.by_length(batch)
+    return [row for process in range(world_size()) for row in ordered[process :: world_size()]]
+
+
+def own_share(batch: Sequence[int], optim: OptimConfig) -> Share:
+    """What this process does of a batch of the whole job, such that all processes together do what one would.
+
+    With negatives from the micro-batch, every micro-batch is dealt to all processes: it is as large as for one process.
+    With negatives from the batch, the batch is dealt, and each process encodes its part in chunks of at most
+    `micro_batch` pairs, in as many of them as the others.
+    """
+    slices = chunk_slices(len(batch), optim.micro_batch)
+    together = optim.negatives == "batch"
+    evaluations = [len(batch)] if together else [rows.stop - rows.start for rows in slices]
+    processes = world_size()
+    if processes == 1:
+        return Share(batch, slices, evaluations)
+    if together:
+        own = share(batch, rank(), processes)
+        count = -(-len(batch) // (processes * optim.micro_batch))
+        parts = [share(own, number, count) for number in range(count)]
+    else:
+        parts = [share(batch[rows], rank(), processes) for rows in slices]
+    idle = frozenset(number for number, part in enumerate(parts) if not part)
+    parts = [part or [batch[0]] for part in parts]
+    stops = np.cumsum([len(part) for part in parts]).tolist()
+    rows = [row for part in parts for row in part]
+    return Share(rows, [slice(a, b) for a, b in zip([0, *stops], stops)], evaluations, processes, idle)
+
+
 def open_run_data(
     config: TrainConfig, model: DualEncoder, objective: Objective, *, quiet: bool, report: Callable[[str], None]
 ) -> RunData:
-    """Open, check and prepare everything before the first step."""
+    """Open, check and prepare what can be had without the model's weights: the work of one process."""
     data = open_data(config.data, config.read, splits={"train", "validation"})
     records, validation, unread = _records(config, data)
     cache = cache_directory(config.read.cache)
@@ -91,17 +128,25 @@ def open_run_data(
     )
     gallery = prepare_gallery(held_out.records, model, cache=cache)
     _tell(config, pairs, gallery, model.context, report)
-    neighbours = None
-    if config.cluster or config.objective.margin_source == "frozen":
-        # Before any step, so the similarities are those of the initial encoder, also when a run is resumed.
-        with progress_bar("encoding captions, batches", quiet=quiet) as bar:
-            text = encode_captions(model, pairs.texts["caption"], batch=config.evaluate_batch, progress=bar.walk)
-        if config.objective.margin_source == "frozen":
-            pairs = pairs.with_margin_text(text)
-        if config.cluster:
-            neighbours = nearest_captions(_mean_by_record(text, pairs), REACH * config.cluster)
     has_test = "test" in {*data.splits(), *data.absent}
-    return RunData(pairs, gallery, (*unread, *problems), has_test, neighbours)
+    return RunData(pairs, gallery, (*unread, *problems), has_test)
+
+
+def with_similarities(data: RunData, config: TrainConfig, model: DualEncoder, *, quiet: bool) -> RunData:
+    """The same data with the caption similarities that a run needs beforehand, if any: the work of all processes.
+    Before any step, so the similarities are those of the initial encoder, also when a run is resumed."""
+    frozen = config.objective.margin_source == "frozen"
+    if not (config.cluster or frozen):
+        return data
+    pairs, neighbours = data.pairs, None
+    with progress_bar("encoding captions, batches", quiet=quiet) as bar:
+        captions = pairs.texts["caption"]
+        text = encode_captions_together(model, captions, batch=config.evaluate_batch, progress=bar.walk)
+    if frozen:
+        pairs = pairs.with_margin_text(text)
+    if config.cluster:
+        neighbours = nearest_captions(_mean_by_record(text, pairs), REACH * config.cluster)
+    return replace(data, pairs=pairs, neighbours=neighbours)
 
 
 def _records(config: TrainConfig, data: DataSet) -> tuple[tuple[Record, ...], tuple[Record, ...], tuple[Problem, ...]]:

@@ -17,16 +17,19 @@ from torch import Tensor
 from hnclip.config import OptimConfig
 from hnclip.data.batches import Batch
 from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.speed import choose_precision
 from hnclip.objectives.objective import Objective
-from hnclip.train.grad_cache import BACKWARD
+from hnclip.train.distributed import mean_over_processes
+from hnclip.train.grad_cache import BACKWARD, Share
 from hnclip.train.optimizer import clamp_scale, learning_rate_factor, set_learning_rate
+from hnclip.train.parallel import Alone
 
 SATURATED = 1e-3  # an InfoNCE below this teaches nothing: the paper's threshold
 
 
 @dataclass(frozen=True)
 class Found:
-    """The numbers of one step, on the device: terms, InfoNCE, gradient norm, scale.
+    """The numbers of one step, on the device: terms, InfoNCE, gradient norm, scale; of all processes, the same in each.
 
     Shape:
         values: [K], in the order of `names`; the first `terms` of them add up to the loss.
@@ -43,7 +46,11 @@ class Found:
 
 
 class Stepper:
-    """What the optimiser steps of a run share: model, objective, optimiser and the schedule of its rates."""
+    """What the optimiser steps of a run share: model, objective, optimiser and the schedule of its rates.
+
+    Args:
+        parallel: how the processes hold the model; this process alone when left out.
+    """
 
     def __init__(
         self,
@@ -53,11 +60,13 @@ class Stepper:
         optim: OptimConfig,
         *,
         total: int,
+        parallel: Alone | None = None,
     ) -> None:
         self.model, self.objective, self.optimizer, self.optim = model, objective, optimizer, optim
+        self.parallel = parallel or Alone(model)
         self.total, self.warmup = total, round(optim.warmup * total)
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if optim.precision == "bf16":
+        if choose_precision(optim.precision, model.device) == "bf16":
             self.autocast = lambda: torch.autocast(model.device.type, dtype=torch.bfloat16)
 
     @property
@@ -65,8 +74,9 @@ class Stepper:
         """The learning rate of the last step."""
         return self.optimizer.param_groups[0]["lr"]
 
-    def __call__(self, batch: Batch, step: int) -> Found:
-        """Do the optimiser step after `step` others. The batch may lie in the host's memory."""
+    def __call__(self, batch: Batch, step: int, share: Share | None = None) -> Found:
+        """Do the optimiser step after `step` others. The batch may lie in the host's memory; of several processes it is
+        the `share` of each."""
         optim = self.optim
         factor = learning_rate_factor(step, total=self.total, warmup=self.warmup, floor=optim.lr_floor)
         set_learning_rate(self.optimizer, factor)
@@ -78,15 +88,21 @@ class Stepper:
             chunk=optim.micro_batch,
             device=self.model.device,
             autocast=self.autocast,
+            gather=self.parallel.gather,
+            sync=self.parallel.sync,
+            share=share,
         )
-        limit = optim.clip_grad or float("inf")  # an infinite limit measures the norm and changes nothing
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit)
+        self.parallel.finish()
+        # An infinite limit measures the norm and changes nothing.
+        norm = self.parallel.clip(optim.clip_grad or float("inf"))
         self.optimizer.step()
         clamp_scale(self.model.backbone.logit_scale, optim.scale_max)
+        terms = torch.stack(list(result.terms.values()))  # [K]
+        terms, infonce = mean_over_processes(torch.cat([terms, result.infonce])).tensor_split([len(terms)])
         found = {
-            **result.terms,
-            "infonce": result.infonce.mean(),
-            "saturated": (result.infonce < SATURATED).float().mean(),
+            **dict(zip(result.terms, terms)),
+            "infonce": infonce.mean(),
+            "saturated": (infonce < SATURATED).float().mean(),
             "grad_norm": norm,
             "scale": self.model.scale.detach(),
         }
