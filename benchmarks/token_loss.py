@@ -1,8 +1,8 @@
 """Time and memory of the token loss, forward and backward: hnclip's tiles beside the ways that people write it.
 
 `checkpoint` takes a few images at a time, multiplies their patches with all words, masks pads and takes both maxima,
-under `torch.utils.checkpoint`, so that the backward pass does it again: four products in all. `kept` is the first
-version of hnclip: chunks too, whose arg-max indices autograd keeps, and dense products backward. `eager` is
+under `torch.utils.checkpoint`, so that the backward pass does it again: four products in all. `kept` takes
+chunks too, of which autograd keeps the arg-max indices, and dense products backward. `eager` is
 `checkpoint` without chunks. Vectors are random. Ratios are against `checkpoint`.
 
 MB is the rise of the peak resident size in a process of its own, less the two gradients that are the result; inputs are
@@ -124,7 +124,7 @@ def checkpointed(patches: Tensor, words: Tensor, _: Tensor, word_mask: Tensor) -
 
 
 def kept(patches: Tensor, words: Tensor, patch_mask: Tensor, word_mask: Tensor) -> Tensor:
-    """The first version: columns that nobody uses are dropped, gaps are copies of the first token."""
+    """Columns that nobody uses are dropped, gaps are copies of the first token."""
     image, image_weights = fill_gaps(patches, patch_mask)
     text, text_weights = fill_gaps(words, word_mask)
     image_rows, text_columns = [], []

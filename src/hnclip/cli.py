@@ -109,8 +109,8 @@ def _eval(arguments: Sequence[str]) -> None:
     from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
     from hnclip.evaluate.render import Report, check_form, to_dict, to_text, write_report
     from hnclip.models.load import load
+    from hnclip.train.device import pick_device
     from hnclip.train.log import progress_bar
-    from hnclip.train.loop import pick_device
     from hnclip.train.runs import models_of
 
     for path in options.out:
@@ -238,8 +238,8 @@ def _interpolate(arguments: Sequence[str]) -> None:
     from hnclip.models.card import Training
     from hnclip.models.interpolate import interpolate, match_base
     from hnclip.models.load import load, save
+    from hnclip.train.device import pick_device
     from hnclip.train.log import progress_bar
-    from hnclip.train.loop import pick_device
 
     device = pick_device(options.device)
     base = load(options.base, **vars(options.opening)).to(device)

@@ -19,8 +19,9 @@ from hnclip.evaluate.compare import Comparison, compare_ranks
 from hnclip.evaluate.retrieval import Evaluation, evaluate, group_numbers, prepare_gallery
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
+from hnclip.train.device import pick_device
 from hnclip.train.log import progress_bar, read_metrics
-from hnclip.train.loop import CONFIG, RESULT, pick_device, resume, train
+from hnclip.train.loop import CONFIG, RESULT, resume, train
 from hnclip.train.step import SATURATED
 
 ZERO_SHOT, INFONCE, HN = "zero-shot", "InfoNCE", "HN-CLIP"

@@ -195,6 +195,8 @@ def rise(work: Callable[[], object], device: torch.device | str = "cpu") -> int:
     kind = torch.device(device).type
     if kind != "cpu":
         module = torch.get_device_module(kind)
+        if not hasattr(module, "reset_peak_memory_stats"):
+            raise ValueError(f"the memory of {kind} cannot be measured: torch does not keep its peak")
         module.reset_peak_memory_stats()
         before = module.memory_allocated()
         work()

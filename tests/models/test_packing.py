@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CLIPConfig, CLIPModel
 
-from hnclip.data.batches import TextBatch
+from hnclip.data.batches import Batch, TextBatch, pad_texts
 from hnclip.models.families.clip import Clip
+from hnclip.models.load import load
 from hnclip.models.packing import NAME, WORTH, allow_packing, pack, packed_text_features, unpack, worth_packing
 
 END = 40
@@ -168,3 +171,47 @@ def test_places_are_found_on_the_host_and_travel():
     moved = texts.to(torch.device("cpu"))
     assert "places" in vars(moved)  # not looked for again on the device
     assert texts[1:2].places.tolist() == [0, 1]
+
+
+class Operations(TorchDispatchMode):
+    """The names of everything that is computed inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.names.append(str(function))
+        return function(*arguments, **(options or {}))
+
+
+@pytest.mark.parametrize("views", [("caption",), ("caption", "short")])
+def test_encoding_a_moved_batch_asks_the_device_for_no_number(model_directory, views):
+    model = load(str(model_directory))
+    end = model.tokenizer.eos_token_id
+    texts = {
+        name: pad_texts([[*range(5, 5 + length), end] for length in lengths], model.text_transform.pad)
+        for name, lengths in zip(views, ([40, 3, 5], [9, 2, 4]))
+    }
+    pixels = torch.zeros(3, 3, model.image_size, model.image_size, dtype=torch.uint8)
+    batch = Batch({"full": pixels}, texts, torch.arange(6).view(3, 2)).to(model.device)
+    with Operations() as seen:
+        found = model(batch, tokens=True)
+    assert len(seen.names) > 50
+    assert not [name for name in seen.names if "nonzero" in name or "_local_scalar_dense" in name]
+    for name in views:
+        alone = model.encode_texts(texts[name], tokens=True)
+        mask = alone.mask
+        torch.testing.assert_close(found.texts[name].vectors, alone.vectors)
+        torch.testing.assert_close(found.texts[name].tokens[:, : mask.shape[1]][mask], alone.tokens[mask])
+
+
+def test_vectors_have_length_one_under_autocast(model_directory):
+    model = load(str(model_directory))
+    texts = pad_texts([[*range(5, 45), model.tokenizer.eos_token_id]] * 3, model.text_transform.pad)
+    pixels = torch.zeros(3, 3, model.image_size, model.image_size, dtype=torch.uint8)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        for view in (model.encode_texts(texts, tokens=True), model.encode_images(pixels, tokens=True)):
+            for part in (view.vectors, view.tokens):
+                assert part.dtype == torch.float32
+                torch.testing.assert_close(part.norm(dim=-1), torch.ones(part.shape[:-1]), rtol=0, atol=1e-6)

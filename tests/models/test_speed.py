@@ -13,6 +13,7 @@ from hnclip.data.batches import Batch, pad_texts
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.speed import choose_precision, compile_blocks, fast_bf16, recompute_activations
+from hnclip.models.trainable import freeze
 
 
 def batch_for(model: DualEncoder, lengths: list[int]) -> Batch:
@@ -69,6 +70,15 @@ def test_recomputing_gives_the_same_gradients_from_less_memory(model: DualEncode
     same(found, expected)
     assert held < all_bytes / 2
     assert list(model.state_dict()) == names
+
+
+def test_recomputing_leaves_frozen_towers_out_of_the_graph(model: DualEncoder) -> None:
+    batch = batch_for(model, [40, 9, 21])
+    freeze(model, image="all")
+    recompute_activations(model)
+    found = model(batch, tokens=True)
+    assert not found.images["full"].vectors.requires_grad
+    assert found.texts["caption"].vectors.requires_grad
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo looks at every tensor

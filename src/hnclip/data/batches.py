@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hnclip.data.cache import Pixels, Progress, load_pictures
@@ -50,10 +51,19 @@ class TextBatch:
         return TextBatch(self.ids[rows, : int(lengths.max())], lengths)
 
     def to(self, device: torch.device) -> TextBatch:
-        moved = TextBatch(self.ids.to(device, non_blocking=True), self.lengths.to(device, non_blocking=True))
-        if self.ids.device.type == "cpu":  # found here, an accelerator need not be waited for
-            moved.__dict__["places"] = self.places.to(device, non_blocking=True)
-        return moved
+        # Places are found before they travel: found on an accelerator, it would have to be waited for.
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> TextBatch:
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> TextBatch:
+        return TextBatch(change(self.ids), change(self.lengths)).with_places(change(self.places))
+
+    def with_places(self, places: Tensor) -> TextBatch:
+        """The same batch, which need not look for its places."""
+        self.__dict__["places"] = places
+        return self
 
     @cached_property
     def places(self) -> Tensor:
@@ -96,6 +106,30 @@ class Batch:
             self.ids.to(device, non_blocking=True),
             None if self.margin_text is None else self.margin_text.to(device, non_blocking=True),
         )
+
+    def pinned(self) -> Batch:
+        """The same in memory from which CUDA copies while it works; from any other it makes the host wait."""
+        return Batch(
+            {name: view.pin_memory() for name, view in self.images.items()},
+            {name: view.pinned() for name, view in self.texts.items()},
+            self.ids.pin_memory(),
+            None if self.margin_text is None else self.margin_text.pin_memory(),
+        )
+
+
+def join_texts(parts: Sequence[TextBatch], pad: int) -> TextBatch:
+    """Several batches as one, as wide as the widest."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max(part.ids.shape[1] for part in parts)
+    places, row = [], 0
+    for part in parts:
+        own = part.ids.shape[1]
+        places.append((row + part.places // own) * width + part.places % own)
+        row += len(part.lengths)
+    ids = [F.pad(part.ids, (0, width - part.ids.shape[1]), value=pad) for part in parts]
+    joined = TextBatch(torch.cat(ids), torch.cat([part.lengths for part in parts]))
+    return joined.with_places(torch.cat(places))
 
 
 def pad_texts(ids: Sequence[Sequence[int]], pad: int) -> TextBatch:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from hnclip.data.batches import Batch, TextBatch, pad_texts
+from hnclip.data.batches import Batch, TextBatch, join_texts, pad_texts
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.texts import TextTransform
 from hnclip.models.card import Training
@@ -108,11 +108,11 @@ class DualEncoder(nn.Module):
     def encode_pixels(self, pixels: Tensor, *, tokens: bool = False) -> ViewEmbeddings:
         """`encode_images` for pictures that are normalised already: [B, 3, H, W] floats."""
         vectors, patches = self.family.image_features(self.backbone, pixels, tokens=tokens)
-        vectors = F.normalize(vectors, dim=-1)  # [B, D]
+        vectors = self._unit(vectors)  # [B, D]
         if patches is None:
             return ViewEmbeddings(vectors)
         mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
-        return ViewEmbeddings(vectors, F.normalize(patches, dim=-1), mask)
+        return ViewEmbeddings(vectors, self._unit(patches), mask)
 
     def encode_texts(self, texts: TextBatch, *, tokens: bool = False) -> ViewEmbeddings:
         """Encode captions.
@@ -125,13 +125,18 @@ class DualEncoder(nn.Module):
         if texts.ids.shape[1] > self.context:
             raise ValueError(f"texts have {texts.ids.shape[1]} tokens, the model takes at most {self.context}")
         vectors, words = self.family.text_features(self.backbone, texts, self.text_transform, tokens=tokens)
-        vectors = F.normalize(vectors, dim=-1)  # [B, D]
+        vectors = self._unit(vectors)  # [B, D]
         if words is None:
             return ViewEmbeddings(vectors)
         before, after = self.text_transform.edges
         position = torch.arange(texts.ids.shape[1], device=words.device)[None]  # [1, T]
         mask = (position >= before) & (position < texts.lengths[:, None] - after)  # [B, T]
-        return ViewEmbeddings(vectors, F.normalize(words, dim=-1), mask)
+        return ViewEmbeddings(vectors, self._unit(words), mask)
+
+    def _unit(self, features: Tensor) -> Tensor:
+        """Length 1 in the type of the weights: autocast leaves features in half precision, where lengths would be off
+        by a few thousandths, and a similarity times 100 by as much as near-duplicates differ."""
+        return F.normalize(features.to(self.dtype), dim=-1)
 
     def forward(self, batch: Batch, *, tokens: bool = False) -> Embeddings:
         """Encode every view of a batch, in one call per tower."""
@@ -148,10 +153,7 @@ class DualEncoder(nn.Module):
         return _split(encoded, {name: len(view) for name, view in views.items()})
 
     def _encode_text_views(self, views: Mapping[str, TextBatch], tokens: bool) -> dict[str, ViewEmbeddings]:
-        width = max(view.ids.shape[1] for view in views.values())
-        pad = self.text_transform.pad
-        ids = [F.pad(view.ids, (0, width - view.ids.shape[1]), value=pad) for view in views.values()]
-        together = TextBatch(torch.cat(ids), torch.cat([view.lengths for view in views.values()]))
+        together = join_texts(list(views.values()), self.text_transform.pad)
         encoded = self.encode_texts(together, tokens=tokens)
         return _split(encoded, {name: len(view.lengths) for name, view in views.items()})
 

@@ -30,32 +30,35 @@ def worth_packing(texts: TextBatch) -> bool:
 def allow_packing(text_model: Any) -> bool:
     """Teach the attention of a text tower to take packed captions, if it is the one that is known here.
 
-    The tower's own attention function stays what it is for everybody who does not pack.
+    For everybody who does not pack, the tower stays what it was. Only a tower that is pickled whole keeps the name of
+    the function, and is opened where this was called before; what transformers saves does not.
     """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    config = text_model.config
+    if config._attn_implementation not in ("sdpa", NAME):
+        return False
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    if text_model.config._attn_implementation == NAME:
-        return True
-    if text_model.config._attn_implementation != "sdpa":
-        return False
-
-    def attention(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, None]:
-        texts = options.pop("packed", None)
-        if texts is None:
-            return sdpa_attention_forward(module, query, key, value, mask, **options)
-        q, k, v = (unpack(part[:, :, 0], texts).transpose(1, 2) for part in (query, key, value))  # [B, H, T, W/H]
-        dropout, scale = options["dropout"], options["scaling"]
-        output = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, is_causal=True)
-        return pack(output.transpose(1, 2), texts)[:, None], None  # [ΣT, 1, H, W/H]
-
-    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
-    text_model.config._attn_implementation = NAME
+    if NAME not in ALL_ATTENTION_FUNCTIONS:
+        ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
+    config._attn_implementation = NAME
     return True
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """What transformers calls: sdpa, with packed captions unpacked before it and packed again behind it."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    texts = options.pop("packed", None)
+    if texts is None:
+        return sdpa_attention_forward(module, query, key, value, mask, **options)
+    q, k, v = (unpack(part[:, :, 0], texts).transpose(1, 2) for part in (query, key, value))  # [B, H, T, W/H]
+    dropout, scale = options["dropout"], options["scaling"]
+    output = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, is_causal=True)
+    return pack(output.transpose(1, 2), texts)[:, None], None  # [ΣT, 1, H, W/H]
 
 
 def pack(padded: Tensor, texts: TextBatch) -> Tensor:

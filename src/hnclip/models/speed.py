@@ -24,6 +24,8 @@ def recompute_activations(model: DualEncoder) -> None:
         )
     # The other kind looks only at inputs that need gradient, and the first block of a tower has none.
     backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # transformers makes inputs need gradient for that other kind, which would draw frozen towers into the graph.
+    backbone.disable_input_require_grads()
 
 
 def compile_blocks(model: DualEncoder, *, backend: str = "inductor") -> None:

@@ -42,8 +42,8 @@ from hnclip.search.shards import (
     write_shard,
 )
 from hnclip.search.sources import open_source
+from hnclip.train.device import pick_device
 from hnclip.train.log import progress_bar
-from hnclip.train.loop import pick_device
 from hnclip.train.runs import models_of
 
 Advance = Callable[[int], None]

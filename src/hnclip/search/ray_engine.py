@@ -15,7 +15,7 @@ from typing import Any
 
 from hnclip.options import Encode
 from hnclip.search.encode import Encoder
-from hnclip.train.loop import pick_device
+from hnclip.train.device import pick_device
 
 
 class ShardMaker:
@@ -80,7 +80,8 @@ def _share(resources: dict[str, float], options: Encode, shards: int) -> tuple[i
     gpus = 0 if options.device == "cpu" else int(resources.get("GPU", 0))
     processors = max(1, int(resources.get("CPU", 1)))
     workers = options.workers or gpus or max(1, processors // (options.threads or 4))
-    workers = min(workers, shards)
+    # More than can be there at once would wait for the first to end, and they never do.
+    workers = min(workers, shards, gpus or workers, max(1, processors // (options.threads or 1)))
     return workers, options.threads or max(1, processors // workers), int(gpus > 0)
 
 

@@ -134,8 +134,10 @@ def job_of(file: Path) -> Job:
 def claim(directory: Path, job: Job) -> None:
     """Write down what the directory is for, or refuse: it may hold something else. Before there is a shard, nothing can
     be mixed, and the job may change."""
+    # Looked at before the job is: what another process of this job writes, it writes after its job.
+    occupied = directory.is_dir() and any(not path.name.startswith(".") for path in directory.iterdir())
     known = read_job(directory)
-    if known is None and directory.is_dir() and any(not path.name.startswith(".") for path in directory.iterdir()):
+    if known is None and occupied:
         raise ValueError(f"{directory} holds other files, and no {JOB} of an encoding: choose another directory")
     begun = any(path.name.isdigit() for path in (directory / SHARDS).glob("*"))
     if begun and known is not None and known.settings != job.settings:
@@ -275,8 +277,8 @@ def _has(file: Path, text: str) -> bool:
 
 
 def _clear_leftovers(directory: Path) -> None:
-    """What killed processes left; one that is still writing a shard finds it in place already."""
-    for path in [*directory.glob(".*"), *(directory / SHARDS).glob(".*")]:
+    """Shards that killed processes left unfinished; one that is still writing a shard finds it in place already."""
+    for path in (directory / SHARDS).glob(".*"):
         if _LEFTOVER.fullmatch(path.name):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 

@@ -82,8 +82,9 @@ def save_state(run: Path, state: TrainState) -> None:
             if rank() == 0:
                 with replace_file(path) as partial:
                     torch.save(vars(state), partial)  # asdict would copy every tensor
-    if rank() == 0 and other.exists():  # of the other mode, and older
-        shutil.rmtree(other) if other.is_dir() else other.unlink()
+    with agreement():
+        if rank() == 0 and other.exists():  # of the other mode, and older
+            shutil.rmtree(other) if other.is_dir() else other.unlink()
 
 
 @contextmanager
@@ -135,7 +136,10 @@ def load_state(run: Path) -> TrainState | None:
 
 
 def _load_file(path: Path) -> TrainState:
-    return TrainState(**torch.load(path, map_location="cpu", weights_only=True, mmap=True))
+    found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    if isinstance(found["random"], dict):  # of a version in which there was one process
+        found["random"] = [found["random"]]
+    return TrainState(**found)
 
 
 def _load_shards(path: Path) -> TrainState:

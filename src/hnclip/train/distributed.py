@@ -50,8 +50,13 @@ def process_group(device: str = "auto", *, init_method: str = "env://") -> Itera
         yield
         return
     global _patient, _store
+    if "RANK" not in os.environ:
+        raise ValueError("WORLD_SIZE is set in the environment, but RANK is not: start with torchrun, or unset it")
     number, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    timeout = timedelta(seconds=float(os.environ.get(TIMEOUT, SECONDS)))
+    try:
+        timeout = timedelta(seconds=float(os.environ.get(TIMEOUT, SECONDS)))
+    except ValueError as error:
+        raise ValueError(f"{TIMEOUT} in the environment must be seconds, got {os.environ[TIMEOUT]!r}") from error
     store, _, _ = next(rendezvous(init_method, number, world, timeout=timeout))
     joint = PrefixStore("hnclip", store)
     dist.init_process_group(_backend(device), store=joint, rank=number, world_size=world, timeout=timeout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 
 from hnclip.command import train_command
 from hnclip.config import TrainConfig, from_json, to_json
-from hnclip.data.batches import Batch
+from hnclip.data.batches import Batch, PairData
 from hnclip.data.sound import write_problems
 from hnclip.files import recover_directory, replace_file
 from hnclip.models.adapters import BaseModel, add_adapters, save_adapter
@@ -43,11 +43,11 @@ from hnclip.train.checkpoint import (
     restore_state,
     save_state,
 )
+from hnclip.train.device import pick_device
 from hnclip.train.distributed import (
     agreement,
     fail_together,
     is_distributed,
-    local_rank,
     process_group,
     rank,
     seed_of_process,
@@ -166,23 +166,6 @@ class _Progress:
         )
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto` is the machine's accelerator if it has one; of several processes each has its own."""
-    try:
-        if name == "auto":
-            found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-            device = found or torch.device("cpu")
-        else:
-            device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {name!r} cannot be used here: {error}") from error
-    if is_distributed() and device.type != "cpu":
-        if torch.device("cpu" if name == "auto" else name).index is not None:
-            raise ValueError(f"several processes cannot all use {name}: leave the number out, each then has its own")
-        return torch.device(device.type, local_rank())
-    return device
-
-
 def _run(
     config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], None], progress: _Progress
 ) -> TrainResult:
@@ -199,6 +182,10 @@ def _run(
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         device = pick_device(config.device)
+    # Decided once, and saved: neither another process nor the machine that a run is resumed on decides otherwise.
+    precision = tell_everybody(choose_precision(config.optim.precision, device))
+    config = replace(config, optim=replace(config.optim, precision=precision))
+    with agreement(patient=True):  # a model may have to be fetched
         base = _base(config)
         model = load(**asdict(base)).to(device)
         report(f"model: {model.source}")
@@ -235,9 +222,8 @@ def _announce(config: TrainConfig, model: DualEncoder, report: Callable[[str], N
             f"warning: the inverse temperature {model.scale.item():.1f} will be clamped to {highest:g}; "
             "raise --optim.scale-max to keep it, or fix it with --optim.scale-lr 0"
         )
-    precision = choose_precision(config.optim.precision, model.device)
-    if precision != "fp32":
-        report(f"the towers compute in {precision}")
+    if config.optim.precision != "fp32":
+        report(f"the towers compute in {config.optim.precision}")
     if is_distributed():
         report(f"{world_size()} processes, {config.speed.parallel}; every batch is dealt to all of them")
 
@@ -397,9 +383,9 @@ class _Run:
             started = time.perf_counter()
             optim = self.config.optim
             shares = [own_share(length_order(pairs, rows, optim), optim) for rows in dealt.batches[first:]]
-            for batch, share in zip(ahead(pairs.batch, [share.rows for share in shares]), shares):
+            for batch, share in zip(ahead(self._make(pairs), [share.rows for share in shares]), shares):
                 loss = self._step(epoch, batch, share=share, waited=time.perf_counter() - started)
-                bar.advance(share.pairs, f"loss {loss:.3f}")
+                bar.advance(share.pairs, "" if loss is None else f"loss {loss:.3f}")
                 if self.step % self.config.save_every == 0 and self.step < (epoch + 1) * self.epoch_steps:
                     self._save()
                 started = time.perf_counter()
@@ -407,8 +393,14 @@ class _Run:
         self._evaluate(epoch + 1)
         self._save()
 
-    def _step(self, epoch: int, batch: Batch, *, share: Share, waited: float) -> float:
-        """Do a step and read what the step before found; its loss, for people."""
+    def _make(self, pairs: PairData) -> Callable[[Sequence[int]], Batch]:
+        """How a batch is made ready ahead of its step."""
+        if self.model.device.type == "cuda":
+            return lambda rows: pairs.batch(rows).pinned()
+        return pairs.batch
+
+    def _step(self, epoch: int, batch: Batch, *, share: Share, waited: float) -> float | None:
+        """Do a step and read what the step before found; its loss, for people, if there was one."""
         started = time.perf_counter()
         found = self.stepper(batch, self.step, share)
         self.step += 1
@@ -419,11 +411,11 @@ class _Run:
         self.unread = found, {**entry, "waited": round(waited, 4)}
         return loss
 
-    def _read(self) -> float:
+    def _read(self) -> float | None:
         """Read, check and log what the last step found; its loss. Called before anything is saved, so bad numbers may
         reach the weights in memory, never those on disk."""
         if self.unread is None:
-            return float("nan")
+            return None
         (found, entry), self.unread = self.unread, None
         numbers = found.read()
         if not (math.isfinite(numbers["loss"]) and math.isfinite(numbers["grad_norm"])):

@@ -8,6 +8,7 @@ ends a process here, and the first of them to notice speaks for all.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -60,7 +61,7 @@ def ends_together(where: Callable[[], str], report: Callable[[str], None]) -> It
 
 def is_loss(error: BaseException) -> bool:
     """Whether an error comes from the connections between processes. gloo's have no class of their own."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
+    return isinstance(error, dist.DistError) or re.search(r"\bgloo\b", str(error), re.IGNORECASE) is not None
 
 
 def _message(where: str, reason: str) -> str:

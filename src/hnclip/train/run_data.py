@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from hnclip.data.sources import open_data
 from hnclip.evaluate.retrieval import Gallery, prepare_gallery
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.objective import Objective
-from hnclip.train.distributed import rank, world_size
+from hnclip.train.distributed import agreement, rank, tell_everybody, world_size
 from hnclip.train.evaluation import encode_captions_together
 from hnclip.train.grad_cache import Share, chunk_slices
 from hnclip.train.log import progress_bar
@@ -73,8 +74,11 @@ def length_order(pairs: PairData, batch: Sequence[int], optim: OptimConfig) -> S
     negatives: a micro-batch that is its own negatives is left as it was dealt."""
     if optim.negatives == "micro":
         return batch
-    ordered = pairs.by_length(batch)
-    return [row for process in range(world_size()) for row in ordered[process :: world_size()]]
+    # Turns around the table, shortest first; a place is a row of some process's share.
+    places = [share(range(len(batch)), process, world_size()) for process in range(world_size())]
+    turns = [place for turn in zip_longest(*places) for place in turn if place is not None]
+    dealt = dict(zip(turns, pairs.by_length(batch)))
+    return [dealt[place] for place in range(len(batch))]
 
 
 def own_share(batch: Sequence[int], optim: OptimConfig) -> Share:
@@ -145,7 +149,11 @@ def with_similarities(data: RunData, config: TrainConfig, model: DualEncoder, *,
     if frozen:
         pairs = pairs.with_margin_text(text)
     if config.cluster:
-        neighbours = nearest_captions(_mean_by_record(text, pairs), REACH * config.cluster)
+        # Found by one process: rounding differs between machines, and all must deal the same batches.
+        with agreement(patient=True):
+            if rank() == 0:
+                neighbours = nearest_captions(_mean_by_record(text, pairs), REACH * config.cluster)
+        neighbours = tell_everybody(neighbours)
     return replace(data, pairs=pairs, neighbours=neighbours)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from hnclip.config import OptimConfig
 from hnclip.data.batches import Batch
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.speed import choose_precision
 from hnclip.objectives.objective import Objective
 from hnclip.train.distributed import mean_over_processes
 from hnclip.train.grad_cache import BACKWARD, Share
@@ -49,6 +48,7 @@ class Stepper:
     """What the optimiser steps of a run share: model, objective, optimiser and the schedule of its rates.
 
     Args:
+        optim: with the precision chosen; `auto` is the loop's to decide.
         parallel: how the processes hold the model; this process alone when left out.
     """
 
@@ -66,7 +66,7 @@ class Stepper:
         self.parallel = parallel or Alone(model)
         self.total, self.warmup = total, round(optim.warmup * total)
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if choose_precision(optim.precision, model.device) == "bf16":
+        if optim.precision == "bf16":
             self.autocast = lambda: torch.autocast(model.device.type, dtype=torch.bfloat16)
 
     @property
