@@ -155,8 +155,10 @@ class Pairs:
 
     def similarities(self) -> tuple[Tensor, Tensor]:
         """Query images × all captions, and query captions × all images: [R, N] each."""
-        similarity = product(self.image[self.local], self.text)  # [R, N]
-        return similarity, similarity.T if self.whole else product(self.text[self.local], self.image)
+        if self.whole:  # a slice of everything would cost a copy on the way back
+            similarity = product(self.image, self.text)  # [N, N]
+            return similarity, similarity.T
+        return product(self.image[self.local], self.text), product(self.text[self.local], self.image)
 
     def same(self) -> Tensor | None:
         """[R, N], True where a column is another pair with the query's image or caption; None without ids."""
