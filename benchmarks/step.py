@@ -61,9 +61,10 @@ class Options:
     """Which ways to measure; the first is the peer of the ratios. Beside the peers: hnclip; infonce without the token
     term; one micro-batch of the whole batch; gradient caching (cached); recomputed or compiled blocks; bf16."""
     turns: int = 3
-    """Repetitions; the median counts."""
+    """Repetitions; the median counts. 0 measures memory alone."""
     memory: bool = True
-    """Also measure the memory of each way, in processes of their own."""
+    """Also measure the memory of each way, in processes of their own: what the first step adds to model and batch, so
+    gradients (1 × the weights) and the optimiser's state (2 ×) with it."""
     device: str = "cpu"
 
 
@@ -182,10 +183,9 @@ def build_way(
 
 
 def work_of(**arguments: Any) -> Callable[[], object]:
-    """For `peak_memory`: the first step allocates the optimiser's state, which is nobody's extra."""
-    step = build_way(**arguments)
-    step()
-    return step
+    """For `peak_memory`. The first step is the one to measure: what it frees the C library would keep, and a second
+    one would seem to need less."""
+    return build_way(**arguments)
 
 
 def count(step: Callable[[], object], model: DualEncoder) -> tuple[float, int]:
@@ -242,6 +242,10 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
         raise ValueError(f"model must be one of {', '.join(SIZES)}, got {options.model}")
     extra = ["bf16"] if fast_bf16(torch.device(options.device)) else []
     wanted = list(dict.fromkeys([*options.ways, *extra]))
+    if options.turns == 0:
+        megabytes = {way: peak_memory(__file__, "work_of", way=way, **fixed) / 1e6 for way in options.ways}
+        rows = [{"way": way, "megabytes": size} for way, size in megabytes.items()]
+        return Report("step", {"way": "way", "megabytes": "MB"}, rows, machine(options.device))
     say("the rate of plain products of matrices")
     rate = gemm_rate(torch.float32, options.device)
     pairs = options.micro_batch * options.accumulate

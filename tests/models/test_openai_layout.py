@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 from itertools import pairwise
@@ -14,6 +13,7 @@ from openai_twin import KEEP, OpenAITwin, small_b16, small_l14
 from safetensors.torch import save_file
 from torch import nn
 
+from hnclip.measure import fresh_result, load_file
 from hnclip.models.openai_layout import build_clip, is_openai_layout
 from hnclip.models.weights import Checkpoint, read_checkpoint
 
@@ -392,22 +392,18 @@ class TestAsAModel:
         assert (tmp_path / "saved" / "model.safetensors").stat().st_size < 1.01 * file.stat().st_size
 
 
-def benchmark():
-    path = Path(__file__).parents[2] / "benchmarks" / "open_checkpoint.py"
-    spec = importlib.util.spec_from_file_location("open_checkpoint", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "open_checkpoint.py"
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="forgets the peak of memory as Linux allows")
 def test_opening_takes_less_memory_than_a_copy(tmp_path):
     """Long-CLIP-L's widths with few layers, beside the usual way, which holds the weights twice; in processes of their
     own, because this one has freed memory that a copy could hide in."""
-    ways = benchmark()
-    file = ways.write(tmp_path, 100)[0]
+    file = load_file(BENCHMARK).write(tmp_path, 100)[0]
     assert file.stat().st_size > 90e6
-    ours, usual = (ways.measure(way, file, 100) for way in ("hnclip", "usual"))
+    ours, usual = (
+        fresh_result(BENCHMARK, "open_and_use", way=way, file=str(file), megabytes=100) for way in ("hnclip", "usual")
+    )
     assert ours["open_memory"] < 0.4
     assert ours["use_memory"] < 1.2
     assert usual["use_memory"] > 1.5
