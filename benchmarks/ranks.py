@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hnclip.analysis.geometry import caption_geometry
 from hnclip.evaluate import Ranks, recall_at, retrieval_ranks, summarize
+from hnclip.evaluate.companions import caption_similarity
 from hnclip.measure import Report, machine, peak_memory, threads, time_ways
 
 WIDTH = 768
@@ -93,7 +93,7 @@ def measure(pairs: int, turns: int) -> dict[str, Any]:
         name: lambda name=name, way=way: found.update({name: way(image, text)}) for name, way in ways.items()
     }
     work["metrics"] = lambda: summarize(found["hnclip"], intervals=True)
-    work["similarity"] = lambda: caption_geometry(text, torch.arange(pairs))
+    work["similarity"] = lambda: caption_similarity(text, torch.arange(pairs))
     warmup = 1 if pairs <= NAIVE_UP_TO else 0  # minutes of work are warm by themselves
     timings = time_ways(work, turns=turns, warmup=warmup, clock=time.process_time)
     memory = {f"{way}_megabytes": peak_memory(__file__, "ranking", way=way, pairs=pairs) / 1e6 for way in ways}

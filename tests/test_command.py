@@ -24,6 +24,7 @@ CONFIGS = {
     "mean": replace(recipes.paper(), objective=ObjectiveConfig(center="mean")),
     "frozen": replace(recipes.paper(), adapt=AdaptConfig(freeze_image="all", freeze_text=3), context=248, limit=100),
     "scale": replace(recipes.paper(), optim=OptimConfig(scale_lr=0.0, precision="bf16"), model="it's + here"),
+    "probed": replace(recipes.paper(), probe_gradients="every=5", fraction=0.05),
     "projections": replace(recipes.paper(), adapt=AdaptConfig(method="lora", projections=True)),
 }
 

@@ -34,6 +34,8 @@ def test_round_trip_keeps_what_was_changed() -> None:
     assert from_json(TrainConfig, to_json(adapted)) == adapted
     frozen = TrainConfig(adapt=AdaptConfig(freeze_image="all", freeze_text=3))
     assert from_json(TrainConfig, to_json(frozen)) == frozen
+    probed = TrainConfig(probe_gradients="every=5", fraction=0.2)
+    assert from_json(TrainConfig, to_json(probed)) == probed
     centred = TrainConfig(objective=ObjectiveConfig(center="mean"))
     assert from_json(TrainConfig, to_json(centred)) == centred
 
@@ -100,6 +102,13 @@ def test_text_that_is_not_json() -> None:
         (TrainConfig, {"seed": -1}),
         (TrainConfig, {"seed": 2**32}),
         (TrainConfig, {"limit": 1}),
+        (TrainConfig, {"fraction": 0.0}),
+        (TrainConfig, {"fraction": 1.1}),
+        (TrainConfig, {"fraction": float("nan")}),
+        *[
+            (TrainConfig, {"probe_gradients": text})
+            for text in ("", "every", "every=", "every=0", "-5", "5 steps", "²")
+        ],
         (TrainConfig, {"threads": -1}),
         (TrainConfig, {"evaluate_batch": 0}),
     ],
@@ -107,6 +116,22 @@ def test_text_that_is_not_json() -> None:
 def test_impossible_values_name_the_field(kind: type, change: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         kind(**change)
+
+
+@pytest.mark.parametrize(("text", "every"), [(None, None), ("every=5", 5), ("5", 5), ("every=120", 120)])
+def test_how_often_gradients_are_measured(text: str | None, every: int | None) -> None:
+    assert TrainConfig(probe_gradients=text).probe_every == every
+
+
+def test_an_unclear_interval_shows_a_clear_one() -> None:
+    with pytest.raises(ValueError, match="for example every=5, got 'often'"):
+        TrainConfig(probe_gradients="often")
+
+
+def test_files_of_older_versions_load() -> None:
+    older = json.loads(to_json(TrainConfig(limit=10)))
+    del older["fraction"], older["probe_gradients"]
+    assert from_json(TrainConfig, json.dumps(older)) == TrainConfig(limit=10)
 
 
 @pytest.mark.parametrize("name", ["lora", "dora"])

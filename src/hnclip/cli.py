@@ -24,6 +24,7 @@ image–text retrieval for long, nearly identical captions
   eval         retrieval metrics of models on benchmarks or your data
   compare      two models on the same queries, with a paired bootstrap
   data check   look for problems in your data before training
+  diagnose     how alike your captions are to a model, and what that means for training
   convert      open a model in any layout, write it as a Hugging Face directory or as ONNX
   encode       pictures and captions into vectors on disk, resumable, by any number of processes
   interpolate  weights between a base model and a fine-tuned one, against forgetting
@@ -195,6 +196,18 @@ def _data(arguments: Sequence[str]) -> int:
     return 1 if report.errors else 0
 
 
+def _diagnose(arguments: Sequence[str]) -> None:
+    from hnclip.options import Diagnose
+
+    options = _parse(Diagnose, "diagnose", arguments)
+
+    from hnclip.diagnose import diagnose
+
+    quiet = options.quiet or options.json
+    found = diagnose(options, quiet=quiet, report=_warn if quiet else _say)
+    print(json.dumps(found.to_dict()) if options.json else found.to_text())
+
+
 def _sources(given: Sequence[str]) -> list[str]:
     """Names separated by spaces or commas; a path that exists may have commas of its own."""
     return [part for name in given for part in ([name] if Path(name).exists() else name.split(",")) if part]
@@ -361,6 +374,7 @@ def _warn(text: str) -> None:
 CONTINUE = {
     "train": "continue with hnclip train --resume RUN, RUN being the directory of the run",
     "demo": "the same command continues where it was",
+    "diagnose": "the same command continues where it was",
     "encode": "the same command continues where it was",
     "pretrain": "the same command continues where it was",
     "bench": "nothing was written",
@@ -371,6 +385,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "eval": _eval,
     "compare": _compare,
     "data": _data,
+    "diagnose": _diagnose,
     "convert": _convert,
     "encode": _encode,
     "interpolate": _interpolate,

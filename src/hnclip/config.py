@@ -6,6 +6,7 @@ No heavy import here: the command line builds its help from these.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
@@ -22,6 +23,9 @@ GlobalLoss = Literal[
     "max_hinge",
     "siglip",
 ]
+
+
+Precision = Literal["auto", "fp32", "bf16"]
 
 
 def _require(condition: bool, message: str) -> None:
@@ -90,7 +94,7 @@ class OptimConfig:
     """Largest gradient norm; 0 switches clipping off."""
     scale_max: float = 100.0
     """Largest inverse temperature s, as CLIP's clamp."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Precision = "auto"
     """bf16 runs the towers under autocast; losses are always computed in fp32. auto takes bf16 where the device has it
     in hardware."""
 
@@ -221,8 +225,11 @@ class TrainConfig:
     validation: str | None = None
     """Another such source to validate on, instead of the validation split of --data."""
     read: ReadConfig = field(default_factory=ReadConfig)
+    fraction: float = 1.0
+    """Use only this share of the training pairs, chosen by a hash of their ids: smaller shares lie inside larger ones,
+    whatever the seed and objective."""
     limit: int | None = None
-    """Use only the first so many training pairs."""
+    """Use only the first so many training pairs, of those that --fraction leaves."""
     cluster: int = 0
     """Let near-duplicates meet: make batches of clusters of so many captions that are alike to the initial encoder.
     0 for random batches, as in the paper."""
@@ -240,6 +247,9 @@ class TrainConfig:
     """Optimiser steps between checkpoints; every epoch ends with one as well."""
     evaluate_batch: int = 128
     """Pictures or captions encoded at once in evaluation."""
+    probe_gradients: str | None = None
+    """Measure both losses and their gradients on the batch of every so many steps, for example `every=5`; training is
+    the same as without (docs/runs.md)."""
     tensorboard: bool = False
     """Also write TensorBoard events (needs `pip install hnclip[track]`)."""
 
@@ -249,10 +259,21 @@ class TrainConfig:
         _require(self.context is None or self.context >= 1, f"context must be at least 1, got {self.context}")
         _require(self.keep >= 0, f"keep must not be negative, got {self.keep}")
         _require(self.ratio is None or self.ratio >= 1, f"ratio must be at least 1, got {self.ratio}")
+        _require(0 < self.fraction <= 1, f"fraction must be above 0 and at most 1, got {self.fraction}")
         _require(self.limit is None or self.limit >= 2, f"limit must be at least 2, got {self.limit}")
         _require(self.cluster >= 0, f"cluster must not be negative, got {self.cluster}")
         _require(self.threads >= 0, f"threads must not be negative, got {self.threads}")
         _require(self.evaluate_batch >= 1, f"evaluate_batch must be at least 1, got {self.evaluate_batch}")
+        _require(
+            self.probe_gradients is None or self.probe_every is not None,
+            f"probe_gradients takes a number of steps, for example every=5, got {self.probe_gradients!r}",
+        )
+
+    @property
+    def probe_every(self) -> int | None:
+        """Optimiser steps between measurements of the gradients; None for no measurements."""
+        written = re.fullmatch(r"(?:every=)?([0-9]+)", self.probe_gradients or "")
+        return (int(written[1]) or None) if written else None
 
 
 def to_json(config: Any) -> str:

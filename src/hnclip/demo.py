@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.analysis.figures import convergence_figure, retrieval_figure, saturation_figure
-from hnclip.analysis.report import write_report
-from hnclip.config import TrainConfig, to_json
+from hnclip.analysis.report import Drawing, Section, Table, write_report
+from hnclip.config import TrainConfig
 from hnclip.data.records import Record
 from hnclip.data.sources import open_records
 from hnclip.evaluate import format_results, result_rows
@@ -21,7 +20,7 @@ from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
 from hnclip.train.device import pick_device
 from hnclip.train.log import progress_bar, read_metrics
-from hnclip.train.loop import CONFIG, RESULT, resume, train
+from hnclip.train.loop import train_or_continue
 from hnclip.train.step import SATURATED
 
 ZERO_SHOT, INFONCE, HN = "zero-shot", "InfoNCE", "HN-CLIP"
@@ -71,7 +70,7 @@ def demo(
     results = {}
     for name, config in configs.items():
         report(f"{name}: {config.optim.epochs} epochs on {config.data}, {_describe(config)}")
-        results[name] = _train(config, quiet, report)
+        results[name] = train_or_continue(config, quiet=quiet, report=report)
     data = configs[HN].data
     records = open_records(data, "test")
     models = {ZERO_SHOT: configs[HN].model} | {name: str(config.out / "best") for name, config in configs.items()}
@@ -95,17 +94,6 @@ def _describe(config: TrainConfig) -> str:
     return f"{margin}micro-batch {optim.micro_batch} × {optim.accumulate}, seed {config.seed}"
 
 
-def _train(config: TrainConfig, quiet: bool, report: Callable[[str], None]) -> Any:
-    stored = config.out / CONFIG
-    if not stored.exists():
-        return train(config, quiet=quiet, report=report)
-    if json.loads(stored.read_text(encoding="utf-8")) != json.loads(to_json(config)):
-        raise ValueError(f"{config.out} holds a run with other settings; choose another --out or delete it")
-    if (config.out / RESULT).exists():
-        report(f"using the finished run in {config.out}")
-    return resume(config.out, quiet=quiet, report=report)
-
-
 def _evaluate(models: dict[str, str], records: Sequence[Record], device: str, quiet: bool) -> dict[str, Evaluation]:
     evaluations, gallery = {}, None
     with progress_bar("test split, batches", quiet=quiet) as bar:
@@ -126,6 +114,22 @@ def _write_report(
     steps = {name: read_metrics(config.out, "step") for name, config in configs.items()}
     epochs = {name: read_metrics(config.out, "evaluation") for name, config in configs.items()}
     counts = count_differences(tuned)
+    figures = {
+        "Saturation over steps": (
+            saturation_figure(steps),
+            "How much each objective still had to learn from. Top: InfoNCE of the batches of each run. Middle: norm of "
+            "the run's own gradient before clipping. Bottom: share of micro-batches whose InfoNCE is below "
+            f"{SATURATED}.",
+        ),
+        "R@1 per epoch": (
+            convergence_figure(epochs),
+            "Validation R@1 after each epoch; 0 is the model before training.",
+        ),
+        "Where the two differ": (
+            retrieval_figure(differing_examples(tuned, records)),
+            "Captions for which the two models disagree, taken from both sides in turn.",
+        ),
+    }
     write_report(
         out,
         title="HN-CLIP on scenes",
@@ -135,25 +139,12 @@ def _write_report(
             "pictures that come in families of near-duplicates; the epoch of each run was chosen by validation.",
             *found.findings(),
         ],
-        tables={
-            "Retrieval on the test split": result_rows(found.metrics),
-            "Text→image at rank 1, in captions": [list(counts), [str(count) for count in counts.values()]],
-        },
-        figures={
-            "Saturation over steps": (
-                saturation_figure(steps),
-                "How much each objective still had to learn from. Top: InfoNCE of the batches of each run. Middle: "
-                "norm of the run's own gradient before clipping. Bottom: share of micro-batches whose InfoNCE is below "
-                f"{SATURATED}.",
+        sections=[
+            Section("Retrieval on the test split", [Table(result_rows(found.metrics))]),
+            Section(
+                "Text→image at rank 1, in captions", [Table([list(counts), [str(count) for count in counts.values()]])]
             ),
-            "R@1 per epoch": (
-                convergence_figure(epochs),
-                "Validation R@1 after each epoch; 0 is the model before training.",
-            ),
-            "Where the two differ": (
-                retrieval_figure(differing_examples(tuned, records)),
-                "Captions for which the two models disagree, taken from both sides in turn.",
-            ),
-        },
+            *[Section(name, [Drawing(name, figure, caption)]) for name, (figure, caption) in figures.items()],
+        ],
         data=found.to_dict() | {"counts": counts},
     )

@@ -113,6 +113,59 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Diagnose:
+    """Look at captions through a model before training: how alike they are, which pairs repeat each other, whether
+    InfoNCE has anything left to learn, and whether L_HN can be expected to help. Writes a report with advice."""
+
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """As for `hnclip train` (docs/data.md). Pictures may be missing: then only captions are looked at."""
+    opening: Annotated[Opening, tyro.conf.arg(name="")]
+    read: ReadConfig
+    model: str = "bundled"
+    """As for `hnclip eval` (docs/models.md); of a run its best epoch."""
+    out: Path = Path("runs/diagnose")
+    """Where the report is written, and the vectors, which another call need not encode again."""
+    split: str | None = None
+    """Whose captions to look at; those for training when left out, all where there are no splits."""
+    probe: bool = True
+    """Train small heads on the vectors of pictures and captions, to predict what L_HN changes; encodes the pictures."""
+    gradients: bool = False
+    """Measure gradients of both losses by all parameters, at the model's own weights."""
+    batches: int = 16
+    """Batches on which gradients are measured."""
+    fractions: tuple[float, ...] = ()
+    """Also fine-tune on these shares of the training pairs and measure gradients on the way; the paper's are 0.05 0.2
+    0.5 1. These are whole runs."""
+    recipe: Literal["demo", "paper", "tiny", "lora", "dora"] = "demo"
+    """Settings of the run that is thought of, above all its batches."""
+    negatives: Literal["micro", "batch"] = "micro"
+    """Where its negatives come from, as --optim.negatives of `hnclip train`."""
+    gamma: float = 0.5
+    """Its γ."""
+    threshold: float = 0.98
+    """Captions with at least this cosine are suspected to say the same."""
+    batch: int = 128
+    """Pictures or captions encoded at once."""
+    device: str = "auto"
+    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    json: bool = False
+    """Print what was found as JSON."""
+    quiet: bool = False
+    """No progress."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "batches"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}")
+        if not all(0 < fraction <= 1 for fraction in self.fractions):
+            raise ValueError(f"--fractions takes shares above 0 and up to 1, as 0.05 0.2, got {self.fractions}")
+        if not 0 < self.threshold <= 1:
+            raise ValueError(f"--threshold is a cosine above 0 and up to 1, got {self.threshold}")
+        if self.gamma < 0:
+            raise ValueError(f"--gamma must not be negative, got {self.gamma}")
+
+
+@dataclass(frozen=True)
 class Convert:
     """Open a model in any supported layout, say what was recognised, and write it in another."""
 

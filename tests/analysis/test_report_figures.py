@@ -11,13 +11,12 @@ import pytest
 from PIL import Image
 
 from hnclip.analysis.figures import (
-    CORRECT,
     FLOOR,
-    WRONG,
     Example,
     convergence_figure,
     retrieval_figure,
     running,
+    sample_efficiency_figure,
     saturation_figure,
 )
 
@@ -45,13 +44,6 @@ def png(figure) -> Image.Image:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=60)
     return Image.open(buffer)
-
-
-def words(figure) -> list[str]:
-    texts = [*figure.texts]
-    for axes in figure.axes:
-        texts += [*axes.texts, axes.xaxis.label]
-    return [text.get_text() for text in texts if text.get_text()]
 
 
 def test_running_window_shrinks_at_both_ends():
@@ -111,7 +103,7 @@ def test_convergence_has_one_panel_per_direction():
     assert text_to_image.get_ylim()[0] == 0
 
 
-@pytest.mark.parametrize("draw", [saturation_figure, convergence_figure])
+@pytest.mark.parametrize("draw", [saturation_figure, convergence_figure, sample_efficiency_figure])
 def test_nothing_to_draw_is_an_error(draw):
     with pytest.raises(ValueError, match="runs is empty"):
         draw({})
@@ -119,37 +111,83 @@ def test_nothing_to_draw_is_an_error(draw):
         draw({"HN-CLIP": []})
 
 
-def test_answers_are_marked_in_words_and_colour():
-    answers = {"InfoNCE": (plain("red"), False), "HN-CLIP": (plain("blue"), True)}
-    figure = retrieval_figure([Example("A blue square.", plain("blue"), answers)])
-    assert words(figure) == ["A blue square.", "the caption's picture", "InfoNCE ✗ wrong", "HN-CLIP ✓ correct"]
-    _, right, wrong_answer, right_answer = figure.axes
-    frames = [axes.spines["left"].get_edgecolor() for axes in (wrong_answer, right_answer)]
-    assert frames == [pytest.approx((*_rgb(colour), 1)) for colour in (WRONG, CORRECT)]
-    shown = [tuple(axes.images[0].get_array()[0, 0]) for axes in (right, wrong_answer, right_answer)]
-    assert shown == [(0, 0, 255), (255, 0, 0), (0, 0, 255)]
+def test_the_average_of_both_directions_is_one_panel():
+    figure = convergence_figure({"InfoNCE": epochs((0, 1), (10, 20))}, average=True)
+    (axes,) = figure.axes
+    assert axes.lines[0].get_xydata().tolist() == [[0, 0.5], [1, 15]]
+    assert axes.get_ylabel() == "validation R@1, average of both directions (%)"
 
 
-def _rgb(colour: str) -> tuple[float, ...]:
-    return tuple(int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+def test_a_single_epoch_has_whole_ticks():
+    figure = convergence_figure({"a": epochs((3, 4))})
+    figure.draw_without_rendering()
+    ticks = figure.axes[0].get_xticks()
+    assert 0 in ticks
+    assert (ticks == ticks.round()).all()
 
 
-def test_a_row_is_as_high_as_its_caption():
-    def example(caption: str) -> Example:
-        return Example(caption, plain("blue"), {"a": (plain("red"), False), "b": (plain("blue"), True)})
+def test_sample_efficiency_has_a_tick_for_each_fraction():
+    series = {"HN-CLIP": [(100, 84, 83, 85.5), (5, 60, 58, 63)], "InfoNCE": [(5, 50), (20, 68), (100, 79)]}
+    figure = sample_efficiency_figure(series, ("StructXLIP", 76.25))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    hard, *intervals, plain, reference = axes.lines
+    assert hard.get_xydata().tolist() == [[5, 60], [100, 84]]  # in order
+    assert plain.get_xydata().tolist() == [[5, 50], [20, 68], [100, 79]]
+    assert [line.get_xydata().tolist() for line in intervals] == [[[5, 58], [5, 63]], [[100, 83], [100, 85.5]]]
+    assert [*reference.get_ydata()] == [76.25, 76.25]
+    assert reference.get_linestyle() == ":"
+    assert axes.get_xscale() == "log"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["5", "20", "100"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("training pairs used (%)", "average R@1 (%)")
+    low, high = axes.get_ylim()
+    assert low < 50
+    assert high > 85.5
+    assert legend_names(figure) == ["HN-CLIP", "InfoNCE", "StructXLIP: 76.2 %"]
 
-    long = r"A long sentence with no formula: $\frac$. " * 40
-    figure = retrieval_figure([example("Short."), example(long)])
-    png(figure)  # lays the rows out
-    box = figure.axes[4].texts[0].get_window_extent()
-    assert " ".join(figure.axes[4].texts[0].get_text().split()) == long.strip()
-    assert box.y0 >= 0
-    assert box.y1 <= figure.axes[0].texts[0].get_window_extent().y0
-    assert box.x1 <= figure.axes[5].get_window_extent().x0
+
+def test_close_fractions_do_not_write_over_each_other():
+    figure = sample_efficiency_figure({"a": [(0.1, 1), (98, 2), (99, 3), (100, 4)]})
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0.1", "", "", "100"]
+    figure = sample_efficiency_figure({"a": [(100, 4)]})
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["100"]
 
 
-def test_no_examples_are_said_in_words():
-    assert "both models put the right picture first, or neither did" in words(retrieval_figure([]))[0]
+@pytest.mark.parametrize(
+    ("point", "message"),
+    [
+        ((5, 1, 2), r"\(fraction, recall\) or \(fraction, recall, low, high\)"),
+        ((0, 1), "a percentage above 0"),
+        ((101, 1), "at most 100"),
+        ((5, float("nan")), "finite numbers"),
+    ],
+)
+def test_points_that_are_none(point, message):
+    with pytest.raises(ValueError, match=message):
+        sample_efficiency_figure({"a": [point]})
+
+
+def legend_names(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda names: saturation_figure({name: steps([1.0, 2.0]) for name in names}),
+        lambda names: convergence_figure({name: epochs((1, 2)) for name in names}),
+        lambda names: sample_efficiency_figure({name: [(5, 1)] for name in names}),
+    ],
+)
+def test_names_are_shown_as_they_are_and_stay_within_the_figure(draw):
+    names = ["_private", "$\\frac", "a name of more than forty characters, number 3", "a" * 500]
+    figure = draw(names)
+    figure.draw_without_rendering()
+    assert legend_names(figure)[:3] == names[:3]
+    assert legend_names(figure)[3].endswith("a…")
+    boxes = [text.get_window_extent() for text in figure.legends[0].get_texts()]
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    assert all(not a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
 @pytest.mark.parametrize(
@@ -157,10 +195,11 @@ def test_no_examples_are_said_in_words():
     [
         saturation_figure({"a": steps([3.0, 0.1, 1e-4])}),
         convergence_figure({"a": epochs((0, 0), (1, 2))}),
+        sample_efficiency_figure({"a": [(5, 1), (100, 2)]}),
         retrieval_figure([Example("Text.", plain("blue"), {"a": (plain("red"), False), "b": (plain("blue"), True)})]),
         retrieval_figure([]),
     ],
-    ids=["saturation", "convergence", "retrieval", "no examples"],
+    ids=["saturation", "convergence", "sample efficiency", "retrieval", "no examples"],
 )
 def test_a_figure_is_a_picture(figure):
     picture = png(figure)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hnclip.data.records import DataSet, Record, normal_split
+from hnclip.data.records import DataSet, Record, fraction_of, normal_split
 from hnclip.data.scenes import scene_records
 
 
@@ -85,3 +86,38 @@ def test_the_share_is_checked() -> None:
 def test_other_spellings_of_splits() -> None:
     names = {"val": "validation", " Dev ": "validation", "restval": "train", "Training": "train", "test": "test"}
     assert {name: normal_split(name) for name in names} == names
+
+
+def test_smaller_fractions_lie_inside_larger_ones() -> None:
+    """The paper's: of the right sizes, in the order of the records, and no beginning of them."""
+    records = data_of([None] * 190).records
+    shares = [fraction_of(records, fraction) for fraction in (0.05, 0.2, 0.5, 1.0)]
+    assert [len(share) for share in shares] == [10, 38, 95, 190]
+    for smaller, larger in pairwise(shares):
+        assert set(ids(smaller)) < set(ids(larger))
+    for share in shares:
+        assert ids(share) == [name for name in ids(records) if name in set(ids(share))]
+    assert ids(shares[1]) != ids(records)[:38]
+    assert fraction_of(records, 1.0) == records
+
+
+def test_ids_alone_decide_about_a_fraction() -> None:
+    records = data_of([None] * 60).records
+    chosen = set(ids(fraction_of(records, 0.3)))
+    renewed = tuple(replace(record, captions=("other",), group="g") for record in records[::-1])
+    assert set(ids(fraction_of(renewed, 0.3))) == chosen
+    # Neither does the choice follow the one of validation records.
+    data = data_of([None] * 60)
+    held_out = set(ids(data.part("validation", validation_share=0.3)))
+    assert held_out != chosen
+    assert held_out & chosen
+
+
+@given(count=st.integers(4, 60), fraction=st.floats(0.5, 1.0))
+def test_a_fraction_has_its_size(count: int, fraction: float) -> None:
+    assert len(fraction_of(data_of([None] * count).records, fraction)) == round(fraction * count)
+
+
+def test_a_fraction_that_leaves_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"5 % of 20 training pairs are 1, .*at least 2: raise --fraction"):
+        fraction_of(data_of([None] * 20).records, 0.05)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hnclip.analysis.geometry import caption_geometry
 from hnclip.data.batches import pad_texts, prepare
 from hnclip.data.scenes import scene_records
+from hnclip.evaluate.companions import caption_similarity
 from hnclip.evaluate.retrieval import Evaluation, Gallery, evaluate, prepare_gallery
 from hnclip.losses import clip_loss
 from hnclip.models.dual_encoder import DualEncoder
@@ -59,9 +59,9 @@ def test_it_is_a_strong_start(model: DualEncoder, zero_shot: tuple[Gallery, Eval
 
 def test_captions_are_near_duplicates(zero_shot: tuple[Gallery, Evaluation]) -> None:
     gallery, found = zero_shot
-    geometry = caption_geometry(found.text, gallery.owner)
-    assert geometry.hardest >= 0.9
-    assert geometry.pairwise < geometry.hardest
+    alike = caption_similarity(found.text, gallery.owner)
+    assert alike.hardest >= 0.9
+    assert alike.pairwise < alike.hardest
     assert gallery.truncated == 0
 
 

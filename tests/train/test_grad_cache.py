@@ -391,6 +391,19 @@ def test_infonce_of_every_evaluation(model, batch):
     assert not cached.requires_grad
 
 
+def test_loss_of_every_evaluation(model, batch):
+    """The sum of the terms, not weighted by the size of the micro-batch."""
+
+    def loss(part):
+        return sum(FULL(model(part, tokens=True)).values()).detach()
+
+    micro, cached = (BACKWARD[negatives](model, batch, FULL, chunk=6).losses for negatives in ("micro", "batch"))
+    torch.testing.assert_close(micro, torch.stack([loss(batch[:6]), loss(batch[6:])]))
+    torch.testing.assert_close(cached, loss(batch)[None])
+    assert not micro.requires_grad
+    assert not cached.requires_grad
+
+
 @pytest.mark.parametrize("negatives", BACKWARD)
 def test_a_batch_of_one_has_no_negatives(model, batch, negatives):
     with pytest.raises(ValueError, match="at least 2 pairs"):

@@ -60,16 +60,16 @@ def silently(config: TrainConfig) -> loop.TrainResult:
 
 def stop_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run until a step is done, and no further."""
-    original = loop._Run._step
+    original = loop.Run._step
 
-    def failing(self: loop._Run, epoch: int, batch: Batch, **options: float) -> float:
+    def failing(self: loop.Run, epoch: int, batch: Batch, **options: float) -> float:
         loss = original(self, epoch, batch, **options)
         if self.step == step:
             raise KeyboardInterrupt
         return loss
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "_step", failing)
+        patch.setattr(loop.Run, "_step", failing)
         with pytest.raises(KeyboardInterrupt):
             silently(config)
 
@@ -370,8 +370,8 @@ def test_a_run_with_adapters_leaves_adapters(method: str, model_directory: Path,
     base = config_for(model_directory, tmp_path / "run", adapt=AdaptConfig(method=method, rank=2))  # type: ignore[arg-type]
     config = replace(base, optim=replace(base.optim, epochs=1, scale_lr=0.0))
     with pytest.MonkeyPatch.context() as patch:
-        original = loop._Run._save_model
-        patch.setattr(loop._Run, "_save_model", lambda run, *rest: (models.append(run.model), original(run, *rest)))
+        original = loop.Run._save_model
+        patch.setattr(loop.Run, "_save_model", lambda run, *rest: (models.append(run.model), original(run, *rest)))
         train(config, quiet=True, report=said.append)
     assert said[0].startswith("model: CLIP with patches of 16, 2 + 2 layers")
     assert said[1] == describe_trainable(models[0])

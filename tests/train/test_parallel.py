@@ -97,14 +97,14 @@ def silently(config: TrainConfig) -> loop.TrainResult:
 def until(step: int, go: object) -> None:
     """Run until a step is done and saved, and no further."""
     with pytest.MonkeyPatch.context() as patch:
-        original = loop._Run._save
+        original = loop.Run._save
 
-        def saving(self: loop._Run) -> None:
+        def saving(self: loop.Run) -> None:
             original(self)
             if self.step == step:
                 raise Stop
 
-        patch.setattr(loop._Run, "_save", saving)
+        patch.setattr(loop.Run, "_save", saving)
         with pytest.raises(Stop):
             go()  # type: ignore[operator]
 

@@ -27,16 +27,16 @@ from hnclip.train.lost import WorkerLost, is_loss
 
 def hurt(number: int, config: TrainConfig, victim: int, sign: int) -> str:
     """A run in which one process gets a signal after its third step; what becomes of the others."""
-    original = loop._Run._step
+    original = loop.Run._step
 
-    def struck(self: loop._Run, *arguments: object, **options: object) -> float:
+    def struck(self: loop.Run, *arguments: object, **options: object) -> float:
         loss = original(self, *arguments, **options)  # type: ignore[arg-type]
         if self.step == 3 and number == victim:
             os.kill(os.getpid(), sign)
         return loss
 
     patch = plain(double=False)
-    patch.setattr(loop._Run, "_step", struck)
+    patch.setattr(loop.Run, "_step", struck)
     try:
         silently(config)
     except WorkerLost as error:

@@ -15,7 +15,7 @@ import hnclip.train.run_data as run_data
 from hnclip.config import ObjectiveConfig, OptimConfig, ReadConfig, TrainConfig
 from hnclip.data.batches import Batch, PairData, prepare
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import DataSet, Problem, Record
+from hnclip.data.records import DataSet, Problem, Record, fraction_of
 from hnclip.data.scenes import scene_records
 from hnclip.models.load import load
 from hnclip.train.log import read_metrics
@@ -59,13 +59,13 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """The picture and caption identities of every batch that reaches a step."""
     batches: Seen = []
-    original = loop._Run._step
+    original = loop.Run._step
 
-    def watched(self: loop._Run, epoch: int, batch: Batch, **options: float) -> dict:
+    def watched(self: loop.Run, epoch: int, batch: Batch, **options: float) -> dict:
         batches.append([tuple(row) for row in batch.ids.tolist()])
         return original(self, epoch, batch, **options)
 
-    monkeypatch.setattr(loop._Run, "_step", watched)
+    monkeypatch.setattr(loop.Run, "_step", watched)
     return batches
 
 
@@ -101,7 +101,7 @@ def test_a_stopped_run_goes_on_with_the_same_captions_and_batches(
     whole = list(seen)
     seen.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "_save", stop_after(loop._Run._save))
+        patch.setattr(loop.Run, "_save", stop_after(loop.Run._save))
         with pytest.raises(KeyboardInterrupt):
             run(replace(config, out=config.out.with_name("stopped")))
     resume(config.out.with_name("stopped"), quiet=True, report=lambda _: None)
@@ -114,7 +114,7 @@ def test_a_stopped_run_goes_on_with_the_same_captions_and_batches(
 
 
 def stop_after(save: Callable) -> Callable:
-    def saved(self: loop._Run) -> None:
+    def saved(self: loop.Run) -> None:
         save(self)
         raise KeyboardInterrupt
 
@@ -188,7 +188,7 @@ def test_a_run_is_not_resumed_on_other_data(
     """A picture that was there when the run began is gone: another order, so other batches under the same steps."""
     use(scenes)
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "_save", stop_after(loop._Run._save))
+        patch.setattr(loop.Run, "_save", stop_after(loop.Run._save))
         with pytest.raises(KeyboardInterrupt):
             run(config)
     use(scenes[1:])
@@ -290,3 +290,32 @@ def test_several_processes_get_short_and_long_captions_alike(
     assert second == sorted(second)
     assert all(a <= b for a, b in zip(first, second))
     assert all(b <= a for a, b in zip(first[1:], second))
+
+
+def test_a_fraction_is_of_the_training_pairs_alone(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
+    """Before the limit, of the training split only, and the same for another seed and another order of the records."""
+    use(scenes)
+    chosen = {record.id for record in fraction_of(scenes[:32], 0.25)}
+    brief = replace(config, optim=replace(config.optim, epochs=1), fraction=0.25)
+    said = run(brief)
+    assert "25 % of the training pairs, by their ids: 8 of 32" in said
+    (entry,) = read_metrics(brief.out, "data")
+    assert (entry["pairs"], entry["validation_captions"]) == (8, 20)
+
+    def pairs(config: TrainConfig, records: list[Record]) -> set[str]:
+        data, _, _ = run_data._records(config, DataSet("scenes/park", tuple(records)), lambda _: None)
+        return {record.id for record in data}
+
+    assert pairs(brief, scenes) == chosen
+    assert pairs(replace(brief, seed=7), scenes[::-1]) == chosen
+    assert pairs(replace(brief, limit=3), scenes) == {record.id for record in fraction_of(scenes[:32], 0.25)[:3]}
+    with pytest.raises(ValueError, match="at least 2: raise --fraction"):
+        run(replace(brief, fraction=0.01, out=brief.out.with_name("none")))
+
+
+def test_a_fraction_beside_a_source_for_validation(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
+    unsplit = [replace(record, split=None) for record in scenes]
+    use(unsplit[:32], other=unsplit[32:40])
+    run(replace(config, validation="other", fraction=0.5, optim=replace(config.optim, epochs=1)))
+    (entry,) = read_metrics(config.out, "data")
+    assert (entry["pairs"], entry["validation_captions"]) == (16, 8)

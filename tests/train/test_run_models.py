@@ -79,15 +79,15 @@ def test_a_real_run_before_and_after_its_end(model_directory: Path, tmp_path: Pa
     monkeypatch.setattr(run_data, "open_data", lambda source, *_, **__: DataSet(source, (*parts[0], *parts[1])))
     optim = OptimConfig(epochs=2, micro_batch=4, accumulate=1, lr=1e-3)
     config = TrainConfig(out=tmp_path / "run", model=str(model_directory), optim=optim, threads=1, device="cpu")
-    step = loop._Run._step
+    step = loop.Run._step
 
-    def stopped(self: loop._Run, *args: object, **options: object) -> dict:
+    def stopped(self: loop.Run, *args: object, **options: object) -> dict:
         if self.step == 5:
             raise KeyboardInterrupt
         return step(self, *args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Run, "_step", stopped)
+        patch.setattr(loop.Run, "_step", stopped)
         with pytest.raises(KeyboardInterrupt):
             loop.train(config, quiet=True, report=lambda _: None)
     run = str(config.out)

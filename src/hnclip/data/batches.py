@@ -243,8 +243,8 @@ def prepare(
         texts={name: tokenized[name].ids for name in text_views},
         owner=torch.arange(len(records)).repeat_interleave(counts),
         chosen=counts.cumsum(0) - counts,
-        image_ids=_numbers(_contents(records, images.get("full"))),
-        caption_ids=_numbers(tokenized["caption"].ids),
+        image_ids=numbers(_contents(records, images.get("full"))),
+        caption_ids=numbers(tokenized["caption"].ids),
         pad=text_transform.pad,
         truncated={name: tokenized[name].truncated for name in text_views},
     )
@@ -269,7 +269,7 @@ def _contents(records: Sequence[Record], pixels: Pixels | None) -> Sequence[Hash
     return pixels.rows.tolist()
 
 
-def _numbers(names: Sequence[Hashable]) -> Tensor:
+def numbers(names: Sequence[Hashable]) -> Tensor:
     """Equal numbers for equal names, by first appearance."""
     known: dict[Hashable, int] = {}
     return torch.tensor([known.setdefault(name, len(known)) for name in names])

@@ -137,6 +137,32 @@ def normal_split(name: str) -> str:
     return SPLIT_NAMES.get(name, name)
 
 
+def fraction_of(records: Sequence[Record], fraction: float) -> tuple[Record, ...]:
+    """This share of the records, rounded, in the order they have: those whose hashed ids come first.
+
+    The ids alone decide, so it is the same share in every run, and a smaller share is a part of every larger one.
+
+    Reference:
+        HN-CLIP, section 3 and appendix C: 5, 20, 50 and 100 % of the training pairs.
+    """
+    if fraction == 1:
+        return tuple(records)
+    count = round(fraction * len(records))
+    if count < 2:
+        raise ValueError(
+            f"{100 * fraction:g} % of {len(records)} training pairs are {count}, but training needs at least 2: raise "
+            "--fraction"
+        )
+    # Not the hash that holds validation records out: whoever comes last there would come last here.
+    ids = sorted((record.id for record in records), key=lambda name: _digest(f"fraction\0{name}"))
+    chosen = set(ids[:count])
+    return tuple(record for record in records if record.id in chosen)
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
 def _family(record: Record) -> str:
     return record.group or f"\0{record.id}"
 

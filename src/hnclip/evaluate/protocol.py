@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hnclip.analysis.geometry import caption_geometry
 from hnclip.config import ReadConfig
 from hnclip.data.benchmarks import held_out
 from hnclip.data.cache import Progress, cache_directory
 from hnclip.data.records import DataSet, Record
 from hnclip.data.sound import check_rows, check_share, sound_records
 from hnclip.data.sources import open_data
+from hnclip.evaluate.companions import caption_similarity
 from hnclip.evaluate.compare import Comparison, compare_ranks
 from hnclip.evaluate.matrix import Results
 from hnclip.evaluate.queries import write_queries
@@ -90,7 +90,7 @@ def evaluate_task(
     found = evaluate(model, gallery, intervals=True, batch=batch, progress=progress)
     if queries is not None:
         write_queries(queries, gallery, found, top)
-    alike = caption_geometry(found.text, gallery.owner)._asdict() if len(task.records) > 1 else None
+    alike = caption_similarity(found.text, gallery.owner)._asdict() if len(task.records) > 1 else None
     return result_of(
         name,
         task.data.name,

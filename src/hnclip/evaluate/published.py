@@ -47,7 +47,7 @@ class PublishedResult:
 
 class Statistics(NamedTuple):
     """What the paper's table A1 says of a benchmark: pairs, words per caption, and the caption similarity of
-    `caption_geometry` under the backbone."""
+    `caption_similarity` under the backbone."""
 
     train: int
     test: int

@@ -39,7 +39,7 @@ class Result:
         unread: rows of the source, of whichever split, that no record could be made of.
         metrics: `RetrievalMetrics.to_dict()` of the whole gallery.
         held_out: the same among the held-out records alone, where training pairs are in the gallery.
-        caption_similarity: `CaptionGeometry` as a dictionary.
+        caption_similarity: `CaptionSimilarity` as a dictionary.
         queries, held_out_queries: for paired comparisons; without them a table cannot tell which differences count.
     """
 

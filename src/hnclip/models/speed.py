@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hnclip.config import Precision
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.trainable import encoder_layers
 
@@ -51,7 +52,7 @@ def fast_bf16(device: torch.device) -> bool:
     return any(there for name, there in torch.cpu.get_capabilities().items() if "bf16" in name)
 
 
-def choose_precision(wanted: str, device: torch.device) -> str:
+def choose_precision(wanted: Precision, device: torch.device) -> Precision:
     """`auto` into fp32 or bf16; any other as it is."""
     if wanted != "auto":
         return wanted

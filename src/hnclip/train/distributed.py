@@ -158,13 +158,18 @@ def speaks_first() -> bool:
 # Values -------------------------------------------------------------------------------------------------------
 
 
-def mean_over_processes(values: Tensor) -> Tensor:
-    """The mean over processes of what each of them has found; alone, as it is."""
+def sum_over_processes(values: Tensor) -> Tensor:
+    """The sum over processes of what each of them has found; alone, as it is."""
     if not is_distributed():
         return values
     total = values.clone()
     dist.all_reduce(total)
-    return total / world_size()
+    return total
+
+
+def mean_over_processes(values: Tensor) -> Tensor:
+    """The mean over processes of what each of them has found; alone, as it is."""
+    return sum_over_processes(values) / world_size() if is_distributed() else values
 
 
 def gather_rows(local: Tensor) -> Tensor:

@@ -37,12 +37,14 @@ class StepResult:
 
     Shape:
         terms: scalars by name, weights applied; means over the pairs of this process.
-        infonce: [L], plain InfoNCE of "full" and "caption" in each of the L evaluations of the objective.
+        losses: [L], the sum of the terms in each of the L evaluations of the objective.
+        infonce: [L], plain InfoNCE of "full" and "caption" in each of them.
 
-    Of several processes both are weighted so that their mean over processes is that of all pairs.
+    Of several processes all are weighted so that their mean over processes is that of all pairs.
     """
 
     terms: dict[str, Tensor]
+    losses: Tensor
     infonce: Tensor
 
 
@@ -132,6 +134,7 @@ def micro_backward(
             results.append(_evaluate(objective, gathered, weight, weight_here))
     return StepResult(
         {name: torch.stack([result.terms[name] for result in results]).sum() for name in results[0].terms},
+        torch.cat([result.losses for result in results]),
         torch.cat([result.infonce for result in results]),
     )
 
@@ -235,11 +238,14 @@ def _without_pairs(embeddings: Embeddings) -> Embeddings:
     return replace(embeddings, rows=0)
 
 
-def _evaluate(objective: Objective, embeddings: Embeddings, weight: float, weight_infonce: float) -> StepResult:
-    """Evaluate the objective once, its terms times `weight`, and go backward from their sum."""
-    terms = {name: weight * term for name, term in objective(embeddings).items()}
+def _evaluate(objective: Objective, embeddings: Embeddings, weight: float, weight_here: float) -> StepResult:
+    """Evaluate the objective once, its terms times `weight`, and go backward from their sum. `weight_here` is for what
+    is told of this evaluation alone."""
+    found = objective(embeddings)
+    terms = {name: weight * term for name, term in found.items()}
     torch.stack(list(terms.values())).sum().backward()
     with torch.no_grad():
+        loss = torch.stack(list(found.values())).sum()
         infonce = clip_loss(
             embeddings.images["full"].vectors,
             embeddings.texts["caption"].vectors,
@@ -249,7 +255,8 @@ def _evaluate(objective: Objective, embeddings: Embeddings, weight: float, weigh
             ids=embeddings.ids,
             check_values=False,
         )
-    return StepResult({name: term.detach() for name, term in terms.items()}, weight_infonce * infonce[None])
+    detached = {name: term.detach() for name, term in terms.items()}
+    return StepResult(detached, weight_here * loss[None], weight_here * infonce[None])
 
 
 @contextmanager

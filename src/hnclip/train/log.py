@@ -53,7 +53,7 @@ def _board(run: Path) -> Any:
 
 
 def read_metrics(run: Path, kind: str) -> list[dict[str, Any]]:
-    """The entries of one kind ("step" or "evaluation") of a run, in order."""
+    """The entries of one kind ("data", "step", "gradients" or "evaluation") of a run, in order."""
     with (run / METRICS).open(encoding="utf-8") as file:
         entries = [json.loads(line) for line in file]
     return [entry for entry in entries if entry["kind"] == kind]

@@ -14,7 +14,7 @@ from torch import Tensor
 from hnclip.config import OptimConfig, TrainConfig
 from hnclip.data.batches import PairData, prepare
 from hnclip.data.cache import cache_directory
-from hnclip.data.records import DataSet, Problem, Record
+from hnclip.data.records import DataSet, Problem, Record, fraction_of
 from hnclip.data.sampler import Deal, cluster_order, deal_batches, epoch_order, nearest_captions, share
 from hnclip.data.sound import check_rows, check_share, sound_records
 from hnclip.data.sources import open_data
@@ -112,7 +112,7 @@ def open_run_data(
 ) -> RunData:
     """Open, check and prepare what can be had without the model's weights: the work of one process."""
     data = open_data(config.data, config.read, splits={"train", "validation"})
-    records, validation, unread = _records(config, data)
+    records, validation, unread = _records(config, data, report)
     cache = cache_directory(config.read.cache)
     with progress_bar("reading pictures", quiet=quiet) as bar:
         train, held_out = (
@@ -157,12 +157,14 @@ def with_similarities(data: RunData, config: TrainConfig, model: DualEncoder, *,
     return replace(data, pairs=pairs, neighbours=neighbours)
 
 
-def _records(config: TrainConfig, data: DataSet) -> tuple[tuple[Record, ...], tuple[Record, ...], tuple[Problem, ...]]:
+def _records(
+    config: TrainConfig, data: DataSet, report: Callable[[str], None]
+) -> tuple[tuple[Record, ...], tuple[Record, ...], tuple[Problem, ...]]:
     """Records to train and to validate on, and the problems of rows that could not be read."""
     read = config.read
     check_rows(data, largest=read.max_bad)
     if config.validation is None:
-        train = data.part("train", validation_share=read.validation_share)[: config.limit]
+        train = _training(config, data.part("train", validation_share=read.validation_share), report)
         validation = data.part("validation", validation_share=read.validation_share)
         if not validation:
             raise ValueError(f"{config.data} has no validation records: name some with --validation")
@@ -170,10 +172,18 @@ def _records(config: TrainConfig, data: DataSet) -> tuple[tuple[Record, ...], tu
     other = open_data(config.validation, read, splits={"validation"})
     check_rows(other, largest=read.max_bad)
     return (
-        data.part("train", validation_share=0.0)[: config.limit],
+        _training(config, data.part("train", validation_share=0.0), report),
         other.part("validation" if other.splits() else "all", validation_share=0.0),
         (*data.problems, *other.problems),
     )
+
+
+def _training(config: TrainConfig, records: Sequence[Record], report: Callable[[str], None]) -> tuple[Record, ...]:
+    """Those of the training records that the run takes."""
+    chosen = fraction_of(records, config.fraction)
+    if config.fraction < 1:
+        report(f"{100 * config.fraction:g} % of the training pairs, by their ids: {len(chosen)} of {len(records)}")
+    return chosen[: config.limit]
 
 
 def _tell(config: TrainConfig, pairs: PairData, gallery: Gallery, context: int, report: Callable[[str], None]) -> None:

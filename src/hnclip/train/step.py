@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from hnclip.data.batches import Batch
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.objective import Objective
 from hnclip.train.distributed import mean_over_processes
-from hnclip.train.grad_cache import BACKWARD, Share
+from hnclip.train.grad_cache import BACKWARD, Share, StepResult
 from hnclip.train.optimizer import clamp_scale, learning_rate_factor, set_learning_rate
 from hnclip.train.parallel import Alone
 
-SATURATED = 1e-3  # an InfoNCE below this teaches nothing: the paper's threshold
+SATURATED = 1e-3  # a loss below this teaches nothing: the paper's threshold
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,33 @@ class Found:
         """By name, with `loss` first; waits for the device."""
         values = self.values.tolist()
         return {"loss": sum(values[: self.terms]), **dict(zip(self.names, values))}
+
+
+def backward(
+    parallel: Alone, batch: Batch, objective: Objective, optim: OptimConfig, share: Share | None = None
+) -> StepResult:
+    """Add to the parameters the gradient of a batch of the whole job, as a step of this configuration computes it.
+
+    Args:
+        batch, share, optim: as in `Stepper`.
+    """
+    model = parallel.model
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    if optim.precision == "bf16":
+        autocast = partial(torch.autocast, model.device.type, dtype=torch.bfloat16)
+    result = BACKWARD[optim.negatives](
+        model,
+        batch,
+        objective,
+        chunk=optim.micro_batch,
+        device=model.device,
+        autocast=autocast,
+        gather=parallel.gather,
+        sync=parallel.sync,
+        share=share,
+    )
+    parallel.finish()
+    return result
 
 
 class Stepper:
@@ -65,9 +93,6 @@ class Stepper:
         self.model, self.objective, self.optimizer, self.optim = model, objective, optimizer, optim
         self.parallel = parallel or Alone(model)
         self.total, self.warmup = total, round(optim.warmup * total)
-        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if optim.precision == "bf16":
-            self.autocast = lambda: torch.autocast(model.device.type, dtype=torch.bfloat16)
 
     @property
     def rate(self) -> float:
@@ -81,18 +106,7 @@ class Stepper:
         factor = learning_rate_factor(step, total=self.total, warmup=self.warmup, floor=optim.lr_floor)
         set_learning_rate(self.optimizer, factor)
         self.optimizer.zero_grad(set_to_none=True)
-        result = BACKWARD[optim.negatives](
-            self.model,
-            batch,
-            self.objective,
-            chunk=optim.micro_batch,
-            device=self.model.device,
-            autocast=self.autocast,
-            gather=self.parallel.gather,
-            sync=self.parallel.sync,
-            share=share,
-        )
-        self.parallel.finish()
+        result = backward(self.parallel, batch, self.objective, optim, share)
         # An infinite limit measures the norm and changes nothing.
         norm = self.parallel.clip(optim.clip_grad or float("inf"))
         self.optimizer.step()

@@ -1,0 +1,20 @@
+"""A report: one HTML file that needs nothing else, with its figures and numbers as files beside it."""
+
+from __future__ import annotations
+
+from .blocks import Block, Companions, Drawing, Findings, Gap, Table, Text
+from .page import HTML, JSON, Section, write_report
+
+__all__ = [
+    "HTML",
+    "JSON",
+    "Block",
+    "Companions",
+    "Drawing",
+    "Findings",
+    "Gap",
+    "Section",
+    "Table",
+    "Text",
+    "write_report",
+]

@@ -1,0 +1,227 @@
+"""`hnclip diagnose`: what a model makes of the captions, before anything is trained; and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+from hnclip import recipes
+from hnclip.analysis.false_negatives import FalseNegatives, find_false_negatives
+from hnclip.analysis.geometry import CaptionGeometry, caption_geometry
+from hnclip.analysis.hardness import (
+    PAPER_EDGES,
+    batch_similarity,
+    buckets,
+    hardest_in_batch,
+    negative_similarities,
+    quantile_edges,
+)
+from hnclip.analysis.head_probe import HeadProbe, ProbeSettings, head_probe
+from hnclip.analysis.near_duplicates import near_duplicate_rows, pair_rows
+from hnclip.analysis.saturation import batch_losses
+from hnclip.analysis.shown import CompanionRow
+from hnclip.config import TrainConfig
+from hnclip.data.cache import Progress
+from hnclip.data.records import BadPicture
+from hnclip.diagnose.epoch import Epoch, first_epoch
+from hnclip.diagnose.found import Found, Gaps, Negatives, Start
+from hnclip.diagnose.gradients import gradients_at_start, gradients_of_fractions
+from hnclip.diagnose.material import Material, Source
+from hnclip.diagnose.page import write_page
+from hnclip.models.load import load
+from hnclip.options import Diagnose
+from hnclip.train.device import pick_device
+from hnclip.train.log import progress_bar
+from hnclip.train.runs import models_of
+
+SHOWN_SUSPECTS = 5
+_MARKS = {"act": "!", "note": "·", "good": "✓"}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, and the page that shows it."""
+
+    found: Found
+    report: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.found.to_dict(), "report": str(self.report)}
+
+    def to_text(self) -> str:
+        """Findings with their numbers, gaps, and where the report is."""
+        found = self.found
+        lines = [f"{found.captions:,} captions of {found.records:,} pictures of {found.data} ({found.split})"]
+        for finding in found.findings():
+            lines += ["", f"{_MARKS[finding.level]} {finding.title}: {finding.number}"]
+            lines += [f"  {text}" for text in (finding.meaning, f"→ {finding.advice}") if text]
+        if found.gaps:
+            lines += ["", "not measured:"]
+            lines += [f"  {part}: {reason.splitlines()[0]}" for part, reason in found.gaps.items()]
+        return "\n".join([*lines, "", f"report: {self.report}"])
+
+
+def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], None] = print) -> Diagnosis:
+    """Look at the captions of a data set through a model, and write the report.
+
+    A part that cannot be had, because pictures are missing or pairs too few, is a gap in the report. Only without two
+    captions to compare there is no diagnosis.
+    """
+    path = models_of(options.model)[0][1]
+    model = load(path, **vars(options.opening)).to(pick_device(options.device))
+    config = _config(options, path)
+    source = Source(options, model.text_transform, quiet=quiet, report=report)
+    gaps = Gaps()
+    # Before the captions: where a source has no splits, its pictures and captions are encoded together.
+    training = gaps.attempt("probe", source.training) if options.probe else None
+    captions = source.captions()
+    with progress_bar("comparing captions, tiles", quiet=quiet) as bar:
+        geometry, repeats = _compare(captions, options, bar.walk)
+    epoch = gaps.attempt("batches", lambda: first_epoch(captions, config))
+    scale = model.scale.item()
+    probe = None
+    if training is not None:
+        report("training heads on the frozen features")
+        with progress_bar("heads, epochs", quiet=quiet) as bar:
+            probe = gaps.attempt("probe", lambda: _probe(*training, scale, config, bar.walk))
+    gradients = fractions = None
+    if options.gradients:
+        gradients = gaps.attempt(
+            "gradients",
+            lambda: gradients_at_start(model, config, batches=options.batches, quiet=quiet, report=report),
+        )
+    if options.fractions:
+        fractions = gaps.attempt(
+            "fractions",
+            lambda: gradients_of_fractions(config, options.fractions, options.out, quiet=quiet, report=report),
+        )
+    shown = _Shown(captions, geometry)
+    found = Found(
+        data=options.data,
+        model=model.source,
+        split=captions.split,
+        records=len(captions.records),
+        captions=len(captions.text),
+        left_out=captions.left_out,
+        truncated=captions.truncated,
+        context=model.context,
+        scale=scale,
+        gamma=config.objective.gamma,
+        geometry=geometry,
+        repeats=repeats,
+        near=shown.near(),
+        hardest=shown.hardest(),
+        suspected=shown.suspected(repeats),
+        negatives=None if epoch is None else gaps.attempt("batches", lambda: _negatives(epoch, geometry, config)),
+        start=gaps.attempt("start", lambda: _start(training, config, scale)),
+        gradients=gradients,
+        fractions=fractions,
+        probe=probe,
+        gaps=gaps,
+    )
+    return Diagnosis(found, write_page(options.out, found))
+
+
+def _config(options: Diagnose, model: str) -> TrainConfig:
+    """The run that is thought of: its batches, its γ, its data."""
+    base = recipes.RECIPES[options.recipe]()
+    return replace(
+        base,
+        **asdict(options.opening),
+        model=model,
+        data=options.data,
+        read=options.read,
+        device=options.device,
+        objective=replace(base.objective, global_loss="hn", gamma=options.gamma, parameters={}),
+        optim=replace(base.optim, negatives=options.negatives),
+    )
+
+
+def _compare(captions: Material, options: Diagnose, progress: Progress) -> tuple[CaptionGeometry, FalseNegatives]:
+    geometry = caption_geometry(captions.text, captions.owner, progress=progress)
+    repeats = find_false_negatives(
+        captions.text,
+        captions.owner,
+        captions.caption_ids,
+        captions.image_ids,
+        threshold=options.threshold,
+        progress=progress,
+    )
+    return geometry, repeats
+
+
+def _negatives(epoch: Epoch, geometry: CaptionGeometry, config: TrainConfig) -> Negatives:
+    batches = epoch.evaluations(config.optim.negatives)
+    similarities = negative_similarities(epoch.text, batches, epoch.ids)
+    return Negatives(
+        similarities=similarities,
+        hardest=hardest_in_batch(epoch.text, batches, epoch.ids),
+        paper=buckets(similarities, PAPER_EDGES),
+        quantiles=buckets(similarities, quantile_edges(geometry.pairwise)),
+        batch=batch_similarity(epoch.text, batches[0][: config.optim.micro_batch]),
+        left_out=epoch.left_out,
+    )
+
+
+def _start(training: tuple[Material, Material] | None, config: TrainConfig, scale: float) -> Start:
+    if training is None:
+        raise ValueError("losses need the vectors of pictures, which the probe encodes")
+    train = training[0]
+    epoch = first_epoch(train, config)
+    features = train.features()
+    micro, batch = (
+        batch_losses(
+            features.image,
+            epoch.text,
+            epoch.ids,
+            epoch.evaluations(negatives),
+            scale=scale,
+            gamma=config.objective.gamma,
+        )
+        for negatives in ("micro", "batch")
+    )
+    return Start(micro, batch)
+
+
+def _probe(train: Material, held_out: Material, scale: float, config: TrainConfig, progress: Progress) -> HeadProbe:
+    optim = config.optim
+    settings = ProbeSettings(micro_batch=optim.micro_batch, accumulate=optim.accumulate, negatives=optim.negatives)
+    return head_probe(train.features(), held_out.features(), scale=scale, settings=settings, progress=progress)
+
+
+class _Shown:
+    """Captions of the material beside each other, with their pictures where there are any."""
+
+    def __init__(self, captions: Material, geometry: CaptionGeometry) -> None:
+        self.captions, self.geometry, self.texts = captions, geometry, captions.captions
+
+    def near(self) -> list[CompanionRow]:
+        return self._rows(quantile=0.9, rows=4)
+
+    def hardest(self) -> list[CompanionRow]:
+        return self._rows(quantile=1.0, rows=2)
+
+    def suspected(self, repeats: FalseNegatives) -> list[CompanionRow]:
+        return pair_rows(repeats.suspects[:SHOWN_SUSPECTS], self.captions.owner, self.texts, picture=self._picture)
+
+    def _rows(self, *, quantile: float, rows: int) -> list[CompanionRow]:
+        return near_duplicate_rows(
+            self.captions.text,
+            self.captions.owner,
+            self.texts,
+            self.geometry,
+            quantile=quantile,
+            rows=rows,
+            picture=self._picture,
+        )
+
+    def _picture(self, record: int) -> Image | None:
+        """None where a picture is missing or damaged: captions alone are worth looking at."""
+        try:
+            return self.captions.records[record].image.load()
+        except BadPicture:
+            return None

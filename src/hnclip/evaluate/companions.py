@@ -1,0 +1,188 @@
+"""Captions of different pictures beside each other, tile by tile: how alike they are, and who is nearest to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hnclip.data.cache import Progress
+from hnclip.losses.hard_negative import check_embeddings, product
+
+
+class CaptionSimilarity(NamedTuple):
+    """Mean cosine of all pairs of captions, and of each caption with its most similar companion."""
+
+    pairwise: float
+    hardest: float
+
+
+def caption_similarity(text: Tensor, owner: Tensor, *, chunk: int = 1024) -> CaptionSimilarity:
+    """The paper's diagnosis in two numbers. Arguments as of `caption_pairs` and `CaptionPairs.tiles`.
+
+    Relations:
+        The means of the two distributions of `analysis.geometry.caption_geometry`.
+
+    Reference:
+        HN-CLIP, section 2.1 and table s1.
+    """
+    pairs = caption_pairs(text, owner)
+    hardest = Hardest(pairs.text, len(pairs))
+    for tile in pairs.tiles(chunk):
+        hardest.add(tile)
+    return CaptionSimilarity(pairwise=pairs.mean(), hardest=hardest.similarity.mean(dtype=torch.float64).item())
+
+
+class Tile(NamedTuple):
+    """Similarities of some captions with some others; -inf where two are no pair, or one of another tile.
+
+    Shape:
+        similarity [r, c]
+    """
+
+    rows: slice
+    columns: slice
+    similarity: Tensor
+
+
+@dataclass(frozen=True)
+class CaptionPairs:
+    """T captions, of which any two of different pictures are companions; see `caption_pairs`.
+
+    Attributes:
+        count: pairs of companions, each counted once.
+
+    Shape:
+        text: [T, D]. own: [T], the picture of each caption as a number from 0 to P - 1. sizes: [P], captions of each.
+    """
+
+    text: Tensor
+    own: Tensor
+    sizes: Tensor
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def count(self) -> int:
+        return (len(self) ** 2 - int(self.sizes.square().sum())) // 2
+
+    def mean(self) -> float:
+        """Mean similarity of all pairs, without looking at them: their sum is |Σ t|², less that within each picture."""
+        order = self.own.argsort()  # [T], the captions of a picture side by side
+        ends = self.sizes.cumsum(0).tolist()
+        everything = self.text.new_zeros(self.text.shape[1], dtype=torch.float64)  # [D]
+        within = everything.sum()
+        for pictures in _blocks(len(ends), 1024):  # sums in fp64 of all pictures would be larger than the vectors
+            rows = order[ends[pictures.start] - int(self.sizes[pictures.start]) : ends[pictures.stop - 1]]  # [n]
+            sums = everything.new_zeros(pictures.stop - pictures.start, len(everything))  # [p, D]
+            sums.index_add_(0, self.own[rows] - pictures.start, self.text[rows].double())
+            everything += sums.sum(0)
+            within += sums.square().sum()
+        return (everything.square().sum() - within).item() / (2 * self.count)
+
+    def similarities(self, rows: slice | Tensor, columns: slice | Tensor) -> Tensor:
+        """Cosines [r, c] of captions with captions, -inf where both belong to one picture."""
+        similarity = product(self.text[rows], self.text[columns])  # [r, c]
+        return similarity.masked_fill_(self.own[rows, None] == self.own[None, columns], -torch.inf)
+
+    def tiles(self, chunk: int = 1024, progress: Progress = iter) -> Iterator[Tile]:
+        """Every pair once, in tiles of at most `chunk` × `chunk`; similarity is symmetric, so a triangle of them does.
+
+        A caption meets its companions as a row of some tiles and as a column of others.
+        """
+        blocks = _blocks(len(self), chunk)
+        places = [(i, j) for i in range(len(blocks)) for j in range(i, len(blocks))]
+        # Captions mostly come in the order of their pictures. Then few tiles hold two of one picture, and masking the
+        # others for nothing would cost a good part of what their products do.
+        low = [int(self.own[block].min()) for block in blocks]
+        high = [int(self.own[block].max()) for block in blocks]
+        for place in progress(range(len(places))):
+            i, j = places[place]
+            rows, columns = blocks[i], blocks[j]
+            if low[j] <= high[i] and low[i] <= high[j]:
+                similarity = self.similarities(rows, columns)  # [r, c]
+            else:
+                similarity = product(self.text[rows], self.text[columns])  # [r, c]
+            if i == j:
+                below = torch.ones_like(similarity, dtype=torch.bool).tril_()  # [r, r]
+                similarity.masked_fill_(below, -torch.inf)
+            yield Tile(rows, columns, similarity)
+
+    def search(self, queries: Tensor, chunk: int = 1024, progress: Progress = iter) -> tuple[Tensor, Tensor]:
+        """The most similar companion of some captions among all, and its row.
+
+        Shape:
+            queries [S], rows of `text`; returns two [S].
+        """
+        found = Hardest(self.text, len(queries))
+        places = _blocks(len(queries), chunk)
+        for place in progress(range(len(places))):
+            rows = places[place]
+            for columns in _blocks(len(self), chunk):
+                found.raise_to(rows, self.similarities(queries[rows], columns), columns.start)
+        return found.similarity, found.nearest
+
+
+def caption_pairs(text: Tensor, owner: Tensor) -> CaptionPairs:
+    """Captions ready to be compared, in fp32 on the device they are on.
+
+    Args:
+        text: caption embeddings, L2-normalised by the caller.
+        owner: the picture each caption belongs to; captions of one picture are not each other's companions.
+
+    Shape:
+        text [T, D]; owner [T] integers.
+    """
+    check_embeddings("text", text, 2)
+    if owner.shape != text.shape[:1]:
+        raise ValueError(f"owner must be [{len(text)}], one per caption, got {tuple(owner.shape)}")
+    pictures, own = owner.to(text.device).unique(return_inverse=True)  # [P], [T]
+    if len(pictures) < 2:
+        raise ValueError(
+            f"owner names {len(pictures)} pictures for {len(text)} captions: a caption needs a companion of another "
+            "picture, so at least 2 are needed"
+        )
+    text = text.detach().float()
+    # The largest entry of a row shows NaN and infinity, without a mask as large as the vectors.
+    broken = int((~torch.linalg.vector_norm(text, ord=torch.inf, dim=1).isfinite()).sum())
+    if broken:
+        raise ValueError(
+            f"the model returned NaN or infinity for {broken} of {len(text)} captions: they have no similarity; check "
+            "its weights and its precision"
+        )
+    return CaptionPairs(text, own, own.bincount())
+
+
+class Hardest:
+    """The most similar companion of each query, while similarities go by.
+
+    Shape:
+        similarity [Q], nearest [Q], the row of the companion; -inf and -1 before there is any.
+    """
+
+    def __init__(self, like: Tensor, queries: int) -> None:
+        self.similarity = like.new_full((queries,), -torch.inf)
+        self.nearest = torch.full((queries,), -1, device=like.device)
+
+    def add(self, tile: Tile) -> None:
+        """Where every caption is a query: those of a tile's rows meet those of its columns."""
+        self.raise_to(tile.rows, tile.similarity, tile.columns.start)
+        self.raise_to(tile.columns, tile.similarity.T, tile.rows.start)
+
+    def raise_to(self, queries: slice, similarity: Tensor, first: int) -> None:
+        """`similarity` [q, c] of these queries with the captions `first`, `first` + 1, …"""
+        highest = similarity.amax(1)  # [q]
+        # A maximum with its place takes many times as long as one without, and after the first tiles few are raised.
+        raised = (highest > self.similarity[queries]).nonzero().squeeze(1)  # [n]
+        self.similarity[queries][raised] = highest[raised]
+        self.nearest[queries][raised] = first + similarity[raised].argmax(1)
+
+
+def _blocks(length: int, chunk: int) -> list[slice]:
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1, got {chunk}")
+    return [slice(start, min(start + chunk, length)) for start in range(0, length, chunk)]

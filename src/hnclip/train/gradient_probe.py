@@ -1,0 +1,148 @@
+"""Both losses and both gradients on a live batch, and no trace of having looked.
+
+What an exact zero means. A positive that leads 15 equal negatives by a gap of d in its logits has, by torch's cross
+entropy, a loss of exactly 0 from d = 19 on in float32 (float64 39, bfloat16 9, float16 11): 1 + 15·exp(−d) rounds to 1.
+The gradient of the positive's logit is exactly 0 from the same gap on, but those of the negatives, about exp(−d), are 0
+only from 104 on in float32 (float64 746, bfloat16 93, float16 18). So a loss of 0 does not mean a gradient of 0. Losses
+are computed in at least float32 here, whatever the towers compute in, so gradients that are exactly 0 are rarer than
+where logits are half-precision. Nor may the norm add zeros: in float32 the squares of entries below about 1e-23 vanish.
+It is taken in float64, and is 0 only if every entry is.
+
+Losses below `SATURATED` come out of the same cross entropy that training uses. In float32 it is right to about 1e-7
+absolutely, not relatively: a loss near 1e-6 has no more than a digit or two. Batches too large for one tile are exact
+(`hnclip.losses.tiled`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hnclip.config import OptimConfig
+from hnclip.data.batches import Batch
+from hnclip.losses import GLOBAL_LOSSES
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.objectives.hn_clip import HNClip
+from hnclip.train.checkpoint import random_state, restore_random_state
+from hnclip.train.distributed import mean_over_processes, sum_over_processes
+from hnclip.train.grad_cache import Share, StepResult
+from hnclip.train.parallel import Alone, is_sharded, local_part
+from hnclip.train.step import SATURATED, backward
+
+
+class GradientProbe:
+    """Measures InfoNCE and L_HN, without a token term, and their gradients by all parameters that train.
+
+    The weights, their gradients, buffers and random states are afterwards what they were, whether the model draws
+    dropout or not. Both losses see the same draws, those that the step to come will see.
+
+    Cost: two forward and backward passes of a step, and the memory of one more gradient.
+
+    Args:
+        optim: with the precision chosen, as for `Stepper`; its micro-batches and negatives are those of the losses.
+        gamma: γ of L_HN; its Ḡ is the live captions', without margin or centre.
+        parallel: how the processes hold the model; this process alone when left out.
+
+    Reference:
+        HN-CLIP, section 2.4 and appendix C.
+    """
+
+    def __init__(
+        self, model: DualEncoder, optim: OptimConfig, *, gamma: float = 0.5, parallel: Alone | None = None
+    ) -> None:
+        self.model, self.optim, self.gamma, self.parallel = model, optim, gamma, parallel or Alone(model)
+        self._infonce = HNClip(GLOBAL_LOSSES["infonce"], token_weight=0)
+        self._hn = HNClip(partial(GLOBAL_LOSSES["hn"], gamma=gamma), token_weight=0)
+
+    def probe(self, batch: Batch, share: Share | None = None) -> dict[str, Any]:
+        """Measure the batch at the current weights; of several processes it is the `share` of each, and all must ask.
+
+        Returns:
+            infonce, hn: the losses, means over all pairs; the gradients are theirs.
+            infonce_norm, hn_norm: lengths of the gradients.
+            cosine: between the gradients; None if one of them is exactly 0.
+            ratio: hn_norm / infonce_norm; None if the latter is 0.
+            infonce_saturated, hn_saturated: shares of the loss evaluations (one for each micro-batch, or for the
+                batch) below `SATURATED`.
+            gamma, negatives, dtype (of the losses), towers ("fp32" or "bf16"): how this was computed.
+        """
+        infonce, first = self._gradient(self._infonce, batch, share)
+        hn, second = self._gradient(self._hn, batch, share)
+        squares = self._inner_products(first, second).tolist()
+        infonce_norm, hn_norm = math.sqrt(squares[0]), math.sqrt(squares[1])
+        cosine = squares[2] / (infonce_norm * hn_norm) if infonce_norm and hn_norm else None
+        return {
+            "infonce": _loss(infonce),
+            "hn": _loss(hn),
+            "infonce_norm": infonce_norm,
+            "hn_norm": hn_norm,
+            "cosine": None if cosine is None else max(min(cosine, 1.0), -1.0),
+            "ratio": hn_norm / infonce_norm if infonce_norm else None,
+            "infonce_saturated": _saturated(infonce),
+            "hn_saturated": _saturated(hn),
+            "gamma": self.gamma,
+            "negatives": self.optim.negatives,
+            "dtype": str(infonce.losses.dtype).removeprefix("torch."),
+            "towers": "bf16" if self.optim.precision == "bf16" else "fp32",
+        }
+
+    def _gradient(self, objective: HNClip, batch: Batch, share: Share | None) -> tuple[StepResult, list[Tensor | None]]:
+        """What a step with this objective would find, and its gradient by every parameter that trains."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        with _left_as_it_was(self.model):
+            result = backward(self.parallel, batch, objective, self.optim, share)
+            return result, [parameter.grad for parameter in parameters]
+
+    @torch.no_grad()
+    def _inner_products(self, first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> Tensor:
+        """[3]: first·first, second·second, first·second, over all parameters and processes, in float64."""
+        # Apple's accelerator has no float64.
+        device = torch.device("cpu") if self.model.device.type == "mps" else self.model.device
+        whole, parts = torch.zeros(2, 3, dtype=torch.float64, device=device)  # [3] each
+        for pair in zip(first, second):
+            present = [grad for grad in pair if grad is not None]
+            if not present:
+                continue
+            a, b = (
+                torch.zeros_like(local_part(present[0]), dtype=torch.float64, device=device)
+                if grad is None
+                else local_part(grad).to(device, torch.float64)
+                for grad in pair
+            )
+            total = parts if is_sharded(present[0]) else whole
+            total += torch.stack([a.square().sum(), b.square().sum(), (a * b).sum()])
+        return whole + sum_over_processes(parts)
+
+
+def _loss(result: StepResult) -> float:
+    (term,) = result.terms.values()
+    return mean_over_processes(term).item()
+
+
+def _saturated(result: StepResult) -> float:
+    return (mean_over_processes(result.losses) < SATURATED).double().mean().item()
+
+
+@contextmanager
+def _left_as_it_was(model: DualEncoder) -> Iterator[None]:
+    """Gradients, buffers (a batch norm counts what it sees) and random states are afterwards those of before."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    state = random_state(model.device)
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        restore_random_state(state, model.device)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)

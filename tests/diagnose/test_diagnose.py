@@ -1,0 +1,239 @@
+"""`hnclip diagnose` from data to report: what it finds, what it reuses, and what it makes of bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hnclip.cli import main
+from hnclip.config import ReadConfig
+from hnclip.diagnose import diagnose
+from hnclip.evaluate.companions import caption_similarity
+from hnclip.options import Diagnose, Opening
+
+WORDS = ["a", "red", "house", "stands", "beside", "two", "small", "trees", "under", "the", "cloudy", "sky"]
+
+
+def write_data(folder: Path, captions: Sequence[str], *, splits: Sequence[str] | None = None) -> Path:
+    """A table of one picture for each caption."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "data.jsonl").open("w", encoding="utf-8") as file:
+        for number, caption in enumerate(captions):
+            pixels = np.random.default_rng(number).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+            row = {"image": f"{number}.png", "caption": caption}
+            file.write(json.dumps(row | ({"split": splits[number]} if splits else {})) + "\n")
+    return folder / "data.jsonl"
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    random = np.random.default_rng(seed)
+    return [f"{number} {' '.join(random.choice(WORDS, 8))}" for number in range(count)]
+
+
+def options(data: Path, model: Path, out: Path, **changed: Any) -> Diagnose:
+    given = {"probe": False, "device": "cpu", "quiet": True, "recipe": "tiny", **changed}
+    read = given.pop("read", ReadConfig())
+    return Diagnose(data=str(data), opening=Opening(), read=read, model=str(model), out=out, **given)
+
+
+def silent(text: str) -> None:
+    pass
+
+
+def run(*arguments: Any, **changed: Any) -> Any:
+    return diagnose(options(*arguments, **changed), quiet=True, report=silent)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Any:
+    """A diagnosis with all its parts, on 120 pairs of which some repeat each other."""
+    folder = tmp_path_factory.mktemp("whole")
+    captions = sentences(120)
+    captions[5] = captions[4]
+    splits = ["train"] * 90 + ["validation"] * 30
+    data = write_data(folder / "data", captions, splits=splits)
+    return run(data, model_directory, folder / "out", probe=True, gradients=True, batches=2, fractions=(0.5,))
+
+
+def test_the_geometry_is_that_of_the_training_captions(whole: Any) -> None:
+    found = whole.found
+    assert (found.split, found.captions, found.records) == ("train", 90, 90)
+    assert found.geometry.pairwise.total == 90 * 89 / 2
+    assert found.geometry.pairwise.mean < found.geometry.hardest.mean <= 1 + 1e-6
+    assert found.repeats.same_text == ((4, 5),)
+
+
+def test_every_part_is_there_and_has_numbers(whole: Any) -> None:
+    assert whole.found.gaps == {}
+    numbers = json.loads((whole.report.parent / "report.json").read_text(encoding="utf-8"))
+    assert numbers["geometry"]["pairwise"]["mean"] == pytest.approx(whole.found.geometry.pairwise.mean)
+    assert len(numbers["gradients"]["measurements"]) == 2
+    assert numbers["gradients"]["summary"]["dtypes"] == ["float32"]
+    assert list(numbers["fractions"]) == ["50 %"]
+    assert numbers["fractions"]["50 %"]["measurements"][0]["step"] == 0
+    assert numbers["probe"]["verdict"] in ("raises", "lowers", "undecided")
+    assert numbers["start"]["micro"]["negatives"] < numbers["start"]["batch"]["negatives"]
+    assert sum(numbers["negatives"]["buckets"]["shares"]) == pytest.approx(1)
+    assert {finding["level"] for finding in numbers["findings"]} <= {"act", "note", "good"}
+    assert "Pairs that repeat each other" in [finding["title"] for finding in numbers["findings"]]
+
+
+def test_the_report_lies_beside_its_figures(whole: Any) -> None:
+    figures = {path.name for path in whole.report.parent.glob("*.png")}
+    assert {"caption-similarity.png", "one-batch.png", "hardness-of-negatives.png", "near-duplicates.png"} <= figures
+    assert {"gradients-at-the-start.png", "gradients-along-runs.png"} <= figures
+    page = whole.report.read_text(encoding="utf-8")
+    assert "<mark>" in page
+    assert "data:image/" in page
+    assert "://" not in page
+
+
+def test_the_text_names_every_finding_and_the_report(whole: Any) -> None:
+    text = whole.to_text()
+    for finding in whole.found.findings():
+        assert finding.title in text
+        assert finding.number in text
+        assert finding.advice in text
+    assert text.endswith(f"report: {whole.report}")
+
+
+def test_pressing_findings_come_first(whole: Any) -> None:
+    levels = [finding.level for finding in whole.found.findings()]
+    assert levels == sorted(levels, key=["act", "note", "good"].index)
+
+
+def test_a_second_diagnosis_encodes_nothing(
+    tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hnclip.models.dual_encoder import DualEncoder
+
+    data = write_data(tmp_path / "data", sentences(12))
+    first = run(data, model_directory, tmp_path / "out")
+    calls: list[int] = []
+    encode_texts = DualEncoder.encode_texts
+
+    def counted(self: DualEncoder, texts: Any, **given: Any) -> Any:
+        calls.append(len(texts.lengths))
+        return encode_texts(self, texts, **given)
+
+    monkeypatch.setattr(DualEncoder, "encode_texts", counted)
+    second = run(data, model_directory, tmp_path / "out")
+    assert sum(calls) == 1  # the width of the model is looked up with one text of its own
+    assert second.found.to_dict() == first.found.to_dict()
+
+
+def test_numbers_are_those_of_the_model_itself(tmp_path: Path, model_directory: Path) -> None:
+    from hnclip.evaluate.retrieval import encode_captions
+    from hnclip.models.load import load
+
+    captions = sentences(15)
+    found = run(write_data(tmp_path / "data", captions), model_directory, tmp_path / "out").found
+    model = load(str(model_directory))
+    text = encode_captions(model, model.text_transform(captions).ids)
+    alike = caption_similarity(text, torch.arange(15))
+    assert found.geometry.pairwise.mean == pytest.approx(alike.pairwise, abs=1e-6)
+    assert found.geometry.hardest.mean == pytest.approx(alike.hardest, abs=1e-6)
+    assert found.scale == pytest.approx(model.scale.item())
+
+
+def test_one_caption_is_a_clear_error(
+    tmp_path: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_data(tmp_path / "data", ["a red house"])
+    arguments = ["diagnose", str(data), "--model", str(model_directory), "--out", str(tmp_path / "out"), "--quiet"]
+    assert main(arguments) == 1
+    printed = capsys.readouterr()
+    assert "hnclip diagnose:" in printed.err
+    assert "Traceback" not in printed.err
+    assert "2" in printed.err or "two" in printed.err
+
+
+def test_equal_captions_are_found_and_batches_a_gap(tmp_path: Path, model_directory: Path) -> None:
+    found = run(write_data(tmp_path / "data", ["a red house"] * 20), model_directory, tmp_path / "out").found
+    assert found.geometry.pairwise.mean == pytest.approx(1, abs=1e-5)
+    assert [len(group) for group in found.repeats.same_text] == [20]
+    assert found.negatives is None
+    assert "batches" in found.gaps
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Not shown" in page
+
+
+def test_missing_pictures_leave_the_captions(tmp_path: Path, model_directory: Path) -> None:
+    data = write_data(tmp_path / "data", sentences(40))
+    for picture in (tmp_path / "data").glob("*.png"):
+        picture.unlink()
+    found = run(data, model_directory, tmp_path / "out", probe=True, gradients=True).found
+    assert found.captions == 40
+    assert found.negatives is not None
+    assert found.probe is None
+    assert found.start is None
+    assert found.gradients is None
+    for part in ("probe", "gradients"):
+        assert "missing image" in found.gaps[part], part
+    assert found.repeats.same_image is None
+    assert all(row.query.picture is None for row in found.near)
+
+
+def test_an_encoder_that_returns_nan_is_named(
+    tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from hnclip.models.dual_encoder import DualEncoder
+    from hnclip.objectives.embeddings import ViewEmbeddings
+
+    def broken(self: DualEncoder, texts: Any, **given: Any) -> ViewEmbeddings:
+        return ViewEmbeddings(torch.full((len(texts.lengths), 32), torch.nan))
+
+    monkeypatch.setattr(DualEncoder, "encode_texts", broken)
+    data = write_data(tmp_path / "data", sentences(10))
+    arguments = ["diagnose", str(data), "--model", str(model_directory), "--out", str(tmp_path / "out"), "--no-probe"]
+    assert main(arguments) == 1
+    assert "NaN" in capsys.readouterr().err
+
+
+def test_other_scripts_and_endless_captions_are_shown(tmp_path: Path, model_directory: Path) -> None:
+    captions = sentences(8)
+    captions += ["云雾缭绕的山间小路上有一辆红色摩托车", "云雾缭绕的山谷里有一辆红色摩托车", "كلب صغير أمام بيت أحمر"]
+    captions += ["a red house " * 80_000]  # a megabyte
+    found = run(write_data(tmp_path / "data", captions), model_directory, tmp_path / "out", threshold=0.5).found
+    assert found.captions == 12
+    assert found.truncated >= 1
+    assert (tmp_path / "out" / "report.html").stat().st_size < 5_000_000
+
+
+def test_json_is_what_the_report_holds(
+    tmp_path: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_data(tmp_path / "data", sentences(12))
+    out = tmp_path / "out"
+    arguments = ["diagnose", str(data), "--model", str(model_directory), "--out", str(out), "--no-probe", "--json"]
+    assert main(arguments) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("report") == str(out / "report.html")
+    assert printed == json.loads((out / "report.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--fractions", "0.5", "2"], "--fractions"),
+        (["--threshold", "1.5"], "--threshold"),
+        (["--batches", "0"], "--batches"),
+        (["--gamma", "-1"], "--gamma"),
+        (["--split", "tset"], "tset"),
+    ],
+)
+def test_wrong_options_are_named(
+    tmp_path: Path, model_directory: Path, capsys: pytest.CaptureFixture[str], wrong: list[str], message: str
+) -> None:
+    data = write_data(tmp_path / "data", sentences(6))
+    arguments = ["diagnose", str(data), "--model", str(model_directory), "--out", str(tmp_path / "out"), "--no-probe"]
+    assert main([*arguments, *wrong]) == 1
+    assert message in capsys.readouterr().err
