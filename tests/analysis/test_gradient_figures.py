@@ -49,7 +49,7 @@ def test_losses_are_drawn_raw_and_as_running_medians():
     assert raw.get_linewidth() < median.get_linewidth()
     assert figure.axes[0].get_ylabel() == "loss on the batch (nats)"
     assert figure.axes[0].get_xlabel().startswith("optimiser step")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["InfoNCE", "HN-CLIP"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["InfoNCE", "L_HN"]
     assert median.get_color() != hard.get_color()
     assert median.get_linestyle() != figure.axes[0].lines[3].get_linestyle()
 
@@ -93,7 +93,7 @@ def test_exact_zeros_are_counted_and_drawn_at_the_floor():
     drawn(figure)
     axes = figure.axes[2]
     assert axes.lines[0].get_ydata().tolist() == [FLOOR]
-    assert "exactly zero in 50.0 % (InfoNCE)\nand 0.0 % (HN-CLIP) of measurements" in axes.get_xlabel()
+    assert "exactly zero in 50.0 % (InfoNCE)\nand 0.0 % (L_HN) of measurements" in axes.get_xlabel()
     assert axes.get_title() == "(b) gradient norms, computed in float32"
     assert ticks(axes)[0] == "$\\leq 10^{-10}$"
     assert axes.get_ylim()[0] < FLOOR
@@ -180,7 +180,7 @@ def test_a_cell_shows_losses_norms_their_ratio_and_the_cosine():
     assert cosine.get_xlabel() == "optimiser step"
     assert not cosine.texts
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["InfoNCE", "HN-CLIP", "ratio of the norms, HN-CLIP / InfoNCE"]
+    assert names == ["InfoNCE", "L_HN", "ratio of the norms, L_HN / InfoNCE"]
 
 
 def test_what_was_not_measured_is_said():

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from hnclip.analysis.shown import Finding
 
 FEW_CUT = 0.01  # share of cut captions that is no concern
-HALF_MET = 0.5  # of the way from the usual to the hardest companion: below, near-duplicates seldom meet in a batch
 ONE_NAT = 1.0  # margins that differ by less, times the scale, weigh all negatives within a factor of e
 MOST_SOLVED = 0.5  # share of batches below the threshold at which InfoNCE is called saturated
 PAPER_PAIRWISE, PAPER_HARDEST = (0.84, 0.88), (0.92, 0.94)  # table s1, with Long-CLIP-L
@@ -20,7 +19,7 @@ PAPER_PAIRWISE, PAPER_HARDEST = (0.84, 0.88), (0.92, 0.94)  # table s1, with Lon
 
 def likeness(pairwise: float, hardest: float) -> Finding:
     """How alike captions are, and their hardest companions."""
-    number = f"{pairwise:.2f} between any two captions, {hardest:.2f} to the most similar one"
+    number = f"{pairwise:.2f} in the mean, {hardest:.2f} to the nearest"
     low, high = PAPER_PAIRWISE
     beside = (
         f"On the paper's benchmarks, through Long-CLIP-L, these are {low}–{high} and "
@@ -41,14 +40,14 @@ def margins(mean: float, deviation: float, *, scale: float, gamma: float) -> Fin
     through the scale as a factor between the weights of two negatives.
     """
     spread = scale * gamma * deviation
-    number = f"mean margin {gamma * mean:.3f}, deviation {gamma * deviation:.3f} (times the scale: {spread:.1f} nats)"
+    number = f"margins of {gamma * mean:.3f} ± {gamma * deviation:.3f}"
     if spread < ONE_NAT:
         return Finding(
             "note",
             "The margins of L_HN are nearly equal",
             number,
-            f"With γ {gamma:g} a negative one deviation harder than another weighs {math.exp(spread):.1f}× as much: "
-            "on such captions L_HN is little more than a fixed margin.",
+            f"With γ {gamma:g} and the scale {scale:.0f} a negative one deviation harder than another weighs "
+            f"{_factor(spread)} as much: on such captions L_HN is little more than a fixed margin.",
             "Compare it with one: --objective.global-loss fixed_margin --objective.parameters margin "
             f"{gamma * mean:.2f}.",
         )
@@ -56,26 +55,31 @@ def margins(mean: float, deviation: float, *, scale: float, gamma: float) -> Fin
         "good",
         "The margins of L_HN tell negatives apart",
         number,
-        f"With γ {gamma:g} a negative one deviation harder than another weighs "
+        f"With γ {gamma:g} and the scale {scale:.0f} a negative one deviation harder than another weighs "
         f"{_factor(spread)} as much in the gradient.",
         "Nothing to do.",
     )
 
 
-def meetings(in_batch: float, hardest: float, pairwise: float) -> Finding | None:
-    """Whether near-duplicates meet in random batches. The numbers are means over captions: the hardest companion inside
-    the batch, the hardest of all, and any."""
-    if hardest - pairwise < 1e-6:
-        return None
-    met = (in_batch - pairwise) / (hardest - pairwise)
-    number = f"hardest companion in the batch {in_batch:.2f}, of all captions {hardest:.2f}"
-    if met >= HALF_MET:
-        return Finding("good", "Hard negatives meet in random batches", number, "", "Random batches will do.")
+def meetings(in_batch: float, hardest: float, deviation: float) -> Finding:
+    """Whether near-duplicates meet in random batches: the hardest companion inside the batch and of all, means over
+    captions, and the deviation of the similarities in a batch, which is what their difference is seen against."""
+    number = f"{in_batch:.2f} in the batch, {hardest:.2f} of all"
+    means = "The mean cosine of a caption with its hardest companion, in the batch and among all."
+    if hardest - in_batch <= deviation:
+        return Finding(
+            "good",
+            "Hard negatives meet in random batches",
+            number,
+            f"{means} They differ by no more than the negatives of a batch do among themselves ({deviation:.2f}).",
+            "Nothing to do: random batches will do.",
+        )
     return Finding(
         "act",
         "Near-duplicates seldom meet",
         number,
-        "A margin can only act on negatives that are in the batch, and random batches bring few of the hardest.",
+        f"{means} A margin can only act on negatives that are in the batch, and random batches bring few of the "
+        "hardest.",
         "Try --cluster 4, which deals near-duplicates into one batch, or more negatives: --optim.negatives batch.",
     )
 
@@ -83,13 +87,16 @@ def meetings(in_batch: float, hardest: float, pairwise: float) -> Finding | None
 def start(micro: float, whole: float, hn: float, *, negatives: float, all_negatives: float) -> Finding:
     """How many batches InfoNCE has solved before the first step: shares below the threshold with the negatives of a
     micro-batch and of the whole batch, and of L_HN with those of a micro-batch."""
-    number = f"InfoNCE solved on {micro:.0%} of micro-batches, on {whole:.0%} of whole batches; L_HN on {hn:.0%}"
+    number = f"{micro:.0%} of micro-batches solved"
+    measured = (
+        f"With {all_negatives:.0f} negatives it is {whole:.0%}, and L_HN with {negatives:.0f} has solved {hn:.0%}."
+    )
     if micro < MOST_SOLVED:
         return Finding(
             "good",
             "InfoNCE is not saturated at the start",
             number,
-            f"With {negatives:.0f} negatives a pair, most batches still have a loss to learn from.",
+            f"With {negatives:.0f} negatives a pair, most batches still have a loss to learn from. {measured}",
             "The paper's reason for a margin is not there yet; it may come with training: --gradients shows it.",
         )
     if whole < MOST_SOLVED:
@@ -97,15 +104,15 @@ def start(micro: float, whole: float, hn: float, *, negatives: float, all_negati
             "act",
             "InfoNCE is saturated by its few negatives",
             number,
-            f"With {negatives:.0f} negatives a pair most batches are solved, with {all_negatives:.0f} they are not.",
+            f"With {negatives:.0f} negatives a pair most batches have nothing left to learn from. {measured}",
             "Take all negatives of the batch first: --optim.negatives batch. It needs no margin.",
         )
     return Finding(
         "act",
         "InfoNCE is saturated from the start",
         number,
-        "Most batches are solved before the first step, also with all negatives of a batch: plain fine-tuning has "
-        "hardly a gradient. This is the case that the paper describes.",
+        f"With {negatives:.0f} negatives a pair most batches have nothing left to learn from, and more negatives do not "
+        f"help: this is the case that the paper describes. {measured}",
         "Use L_HN (--objective.global-loss hn), or bring harder negatives together (--cluster 4).",
     )
 
@@ -114,8 +121,11 @@ def prediction(
     verdict: str, change: float, low: float, high: float, *, gamma: float, pairs: int, held_out: int
 ) -> Finding:
     """What heads on frozen features promise: the expected change of R@1, in points, of L_HN against InfoNCE."""
-    number = f"{change:+.1f} R@1 [{low:+.1f}, {high:+.1f}] with L_HN instead of InfoNCE"
-    how = f"Heads on frozen features, {pairs:,} training pairs, measured on {held_out:,} held-out pictures."
+    number = f"{change:+.1f} R@1 [{low:+.1f}, {high:+.1f}]"
+    how = (
+        f"L_HN instead of InfoNCE in heads on frozen features: {pairs:,} training pairs, measured on {held_out:,} "
+        "held-out pictures."
+    )
     if verdict == "raises":
         advice = f"Use L_HN: --objective.global-loss hn --objective.gamma {gamma:g}."
         return Finding("act", "L_HN is expected to help", number, how, advice)
@@ -123,7 +133,7 @@ def prediction(
         advice = "Use plain InfoNCE: --objective.global-loss infonce --objective.token-weight 0."
         return Finding("act", "L_HN is expected to hurt", number, how, advice)
     advice = f"Either; if you try L_HN, begin with γ {gamma:g}, and compare with hnclip compare."
-    return Finding("note", "No difference can be promised", f"{number}: the interval contains 0", how, advice)
+    return Finding("note", "No difference can be promised", number, f"{how} The interval contains 0.", advice)
 
 
 def repeats(same_text: int, same_image: int | None, suspected: int | None, threshold: float) -> Iterator[Finding]:
@@ -143,15 +153,15 @@ def repeats(same_text: int, same_image: int | None, suspected: int | None, thres
         yield Finding(
             "act",
             "Suspected false negatives",
-            f"{suspected:,} pair{'s' * (suspected > 1)} of captions with a cosine of at least {threshold:g}",
-            "If two of them describe the same thing, a margin pushes apart what belongs together; if they differ in a "
-            "detail, they are just what the margin is for.",
+            f"{suspected:,} pair{'s' * (suspected > 1)} from {threshold:g} on",
+            "Captions with so high a cosine. If two of them describe the same thing, a margin pushes apart what "
+            "belongs together; if they differ in a detail, they are just what the margin is for.",
             "Look at the pairs below. Give those that say the same one caption, or one group (--read.group-column).",
         )
     if not any(exact.values()) and suspected == 0:
         kinds = "captions" if same_image is None else "captions or pictures"
-        number = f"no equal {kinds}, none with a cosine of at least {threshold:g}"
-        yield Finding("good", "No repeats", number, "Nothing that a margin must not push apart.", "Nothing to do.")
+        meaning = f"No equal {kinds}, no captions with a cosine of at least {threshold:g}."
+        yield Finding("good", "Nothing that a margin must not push apart", "0 repeats", meaning, "Nothing to do.")
 
 
 def cut(truncated: int, captions: int, context: int) -> Finding | None:
@@ -162,8 +172,9 @@ def cut(truncated: int, captions: int, context: int) -> Finding | None:
     return Finding(
         "note" if share <= FEW_CUT else "act",
         "Captions are cut",
-        f"{truncated:,} of {captions:,} captions ({share:.1%}) are longer than {context} tokens",
-        "What stands behind the cut is not seen, in training and in search.",
+        f"{share:.1%} of captions",
+        f"{truncated:,} of {captions:,} are longer than {context} tokens. What stands behind the cut is not seen, in "
+        "training and in search.",
         "Use a model with a longer context (--context stretches CLIP's, docs/models.md).",
     )
 

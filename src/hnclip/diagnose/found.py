@@ -131,9 +131,8 @@ class Found:
         pairwise, hardest = self.geometry.pairwise.mean, self.geometry.hardest.mean
         yield advice.likeness(pairwise, hardest)
         if self.negatives is not None:
-            if (meetings := advice.meetings(self.negatives.hardest, hardest, pairwise)) is not None:
-                yield meetings
             similarities = self.negatives.similarities
+            yield advice.meetings(self.negatives.hardest, hardest, similarities.deviation)
             yield advice.margins(similarities.mean, similarities.deviation, scale=self.scale, gamma=self.gamma)
         same_image = None if self.repeats.same_image is None else len(self.repeats.same_image)
         yield from advice.repeats(

@@ -16,6 +16,7 @@ from hnclip.analysis.figures import (
 from hnclip.analysis.gradient_dynamics import gradient_dynamics
 from hnclip.analysis.histogram import Histogram
 from hnclip.analysis.report import (
+    Beside,
     Block,
     Companions,
     Drawing,
@@ -135,7 +136,7 @@ def _near_duplicates(found: Found) -> Iterator[Block]:
     yield Text("The most similar of all:")
     yield Companions(found.hardest)
     if found.near:
-        yield Drawing("Near-duplicates", near_duplicate_figure(found.near), "The same as a figure.")
+        yield Beside("Near-duplicates", near_duplicate_figure(found.near))
 
 
 def _repeats(found: Found) -> Iterator[Block]:

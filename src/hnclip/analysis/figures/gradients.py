@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 Entries = Sequence[Mapping[str, Any]]
 
-_NAMES = {"infonce": "InfoNCE", "hn": "HN-CLIP"}
+_NAMES = {"infonce": "InfoNCE", "hn": "L_HN"}
 _LINES: dict[str, dict[str, Any]] = {
     "infonce": {"color": COLOURS[0], "linestyle": DASHES[0]},
     "hn": {"color": COLOURS[1], "linestyle": DASHES[2]},
@@ -52,7 +52,7 @@ _POINTS: dict[str, dict[str, Any]] = {
     "infonce": {"marker": MARKERS[0], "markersize": 5},
     "hn": {"marker": MARKERS[1], "markersize": 9, "markerfacecolor": "none"},
 }
-_RATIO = "ratio of the norms, HN-CLIP / InfoNCE"
+_RATIO = "ratio of the norms, L_HN / InfoNCE"
 _FEW = 40  # up to so many measurements are also marked as points: a single one has no line
 
 
@@ -235,7 +235,7 @@ def _median(values: np.ndarray) -> float:
 
 
 def _ratio(entries: Entries) -> np.ndarray:
-    """How many times the gradient of HN-CLIP is as long as that of InfoNCE, NaN where the latter is zero."""
+    """How many times the gradient of L_HN is as long as that of InfoNCE, NaN where the latter is zero."""
     plain, hard = numbers(entries, "infonce_norm"), numbers(entries, "hn_norm")
     nonzero = np.where(plain > 0, plain, np.nan)
     with np.errstate(over="ignore"):  # a denormal divisor: the quotient is drawn at the upper bound

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from .blocks import Block, Companions, Drawing, Findings, Gap, Table, Text
+from .blocks import Beside, Block, Companions, Drawing, Findings, Gap, Table, Text
 from .page import HTML, JSON, Section, write_report
 
 __all__ = [
     "HTML",
     "JSON",
+    "Beside",
     "Block",
     "Companions",
     "Drawing",

@@ -83,12 +83,7 @@ class Drawing:
     caption: str
 
     def html(self, heading: str, files: dict[str, bytes]) -> str:
-        stem = re.sub(r"\W+", "-", self.name.lower()).strip("-")
-        if not stem or f"{stem}.png" in files:
-            raise ValueError(f"drawings need names that differ in more than signs and case, got {self.name!r}")
-        buffer = io.BytesIO()
-        self.figure.savefig(buffer, format="png", dpi=DPI)
-        png = files[f"{stem}.png"] = buffer.getvalue()
+        png = _save(self.name, self.figure, files)
         width, height = (round(SCREEN_DPI * inches) for inches in self.figure.get_size_inches())
         image = (
             f'<img alt="{escape(self.name)}" width="{width}" height="{height}" style="--width: {width}px" '
@@ -96,6 +91,18 @@ class Drawing:
         )
         caption = f'<figcaption dir="auto">{escape(self.caption)}</figcaption>'
         return f'<figure class="drawing">\n{_scroll(self.name, image, "paper")}\n{caption}\n</figure>'
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A figure in a file alone: what the page shows otherwise."""
+
+    name: str
+    figure: Figure
+
+    def html(self, heading: str, files: dict[str, bytes]) -> str:
+        _save(self.name, self.figure, files)
+        return ""
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,17 @@ class Gap:
         return f'<p class="gap" role="note">{_icon("gap")}<span><b>Not shown:</b> {escape(self.reason)}</span></p>'
 
 
+def _save(name: str, figure: Figure, files: dict[str, bytes]) -> bytes:
+    """The figure as a file of that name."""
+    stem = re.sub(r"\W+", "-", name.lower()).strip("-")
+    if not stem or f"{stem}.png" in files:
+        raise ValueError(f"drawings need names that differ in more than signs and case, got {name!r}")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=DPI)
+    files[f"{stem}.png"] = buffer.getvalue()
+    return buffer.getvalue()
+
+
 def _cells(row: Sequence[str], long: Sequence[bool], *, first: str, rest: str) -> str:
     """A row of a table; cells of long columns are broken into lines."""
     cells = []
@@ -150,7 +168,9 @@ def _cells(row: Sequence[str], long: Sequence[bool], *, first: str, rest: str) -
 
 
 def _finding(item: Finding) -> str:
-    advice = f'<p class="advice"><b>What to do</b>{escape(item.advice)}</p>' if item.advice else ""
+    # Options are to be copied, so no line breaks after their hyphens.
+    said = re.sub(r"(?<!\S)--[\w.-]*\w", r"<code>\g<0></code>", escape(item.advice))
+    advice = f'<p class="advice"><b>What to do</b>{said}</p>' if item.advice else ""
     return (
         f'<article class="finding {item.level}">\n'
         f'<p class="level">{_icon(item.level)}{_LEVELS[item.level]}</p>\n'

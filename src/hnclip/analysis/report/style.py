@@ -89,6 +89,7 @@ figure { margin: 0; }
   font-variant-numeric: tabular-nums; }
 .finding .number + p { margin-bottom: 1rem; }
 .finding .advice { margin-top: auto; padding: .625rem .875rem; background: var(--tint); border-radius: .375rem; }
+.advice code { font-size: .9em; white-space: nowrap; }
 .advice b { display: block; color: var(--tone); font-size: .875rem; }
 
 .row { display: grid; grid-auto-flow: column; grid-auto-columns: minmax(12.5rem, 20rem); gap: 1.5rem; padding: 1rem;
