@@ -19,7 +19,10 @@ from transformers import (
     Dinov2Model,
     DistilBertConfig,
     DistilBertModel,
+    EfficientNetConfig,
+    EfficientNetModel,
     VisionTextDualEncoderModel,
+    ViTImageProcessorPil,
 )
 
 from hnclip.data.batches import Batch, TextBatch
@@ -233,6 +236,26 @@ def test_two_towers_are_joined_by_fresh_projections(tmp_path, pictures):
     again = load(tmp_path / "joined")
     assert torch.equal(again.backbone.visual_projection.weight, model.backbone.visual_projection.weight)
     assert again.image_transform == model.image_transform
+
+
+def test_a_tower_keeps_the_statistics_of_its_batch_norms(tmp_path):
+    size = {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320, "hidden_size": 320}
+    config = EfficientNetConfig(**size, image_size=32)
+    torch.manual_seed(0)
+    tower = EfficientNetModel(config).eval()
+    with torch.no_grad():
+        for name, buffer in tower.named_buffers():
+            if name.endswith("running_mean"):
+                buffer.normal_()
+            elif name.endswith("running_var"):
+                buffer.uniform_(0.5, 2)
+    tower.save_pretrained(tmp_path / "image")
+    ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "image")
+    joined = load(f"{tmp_path / 'image'}+{write_bert(tmp_path / 'text')}").eval()
+    pixels = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        found = joined.backbone.vision_model(pixel_values=pixels).pooler_output
+        torch.testing.assert_close(found, tower(pixels).pooler_output)
 
 
 def test_towers_in_the_wrong_order_are_named(tmp_path):

@@ -111,8 +111,8 @@ def start(micro: float, whole: float, hn: float, *, negatives: float, all_negati
         "act",
         "InfoNCE is saturated from the start",
         number,
-        f"With {negatives:.0f} negatives a pair most batches have nothing left to learn from, and more negatives do not "
-        f"help: this is the case that the paper describes. {measured}",
+        f"With {negatives:.0f} negatives a pair most batches have nothing left to learn from, and more negatives do "
+        f"not help: this is the case that the paper describes. {measured}",
         "Use L_HN (--objective.global-loss hn), or bring harder negatives together (--cluster 4).",
     )
 

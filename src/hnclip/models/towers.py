@@ -28,10 +28,14 @@ def join_towers(image: Path, text: Path, *, width: int = WIDTH, tokenizer: Any =
     config = VisionTextDualEncoderConfig.from_vision_text_configs(
         vision_model.config, text_model.config, projection_dim=width
     )
+    # transformers begins batch norms anew when it joins towers: it takes care of their weights, not of their statistics.
+    statistics = [(buffer, buffer.clone()) for tower in (vision_model, text_model) for buffer in tower.buffers()]
     backbone = VisionTextDualEncoderModel(config, vision_model, text_model).float()
+    for buffer, before in statistics:
+        buffer.copy_(before)
     family = family_of(config)
     transform = open_image_transform(image, family.kind, family.image_size(backbone))
-    joined = wrap(backbone, tokenizer or open_tokenizer(text), transform)
+    joined = wrap(backbone, tokenizer or open_tokenizer(text), transform).eval()  # as every model that was opened
     joined.source += ", projections fresh: train before use"
     _try(joined, image, text)
     return joined
