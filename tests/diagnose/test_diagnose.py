@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from browser import open_browser
 from hnclip.cli import main
 from hnclip.config import ReadConfig
 from hnclip.diagnose import diagnose
@@ -240,3 +241,27 @@ def test_a_split_that_is_not_there_is_named(
     arguments = ["diagnose", str(data), "--model", str(model_directory), "--out", str(tmp_path / "out"), "--no-probe"]
     assert main([*arguments, "--split", "tset"]) == 1
     assert "tset" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_is_readable_in_a_browser(whole: Any, tmp_path: Path, width: int, scheme: Any) -> None:
+    complaints: list[str] = []
+    with open_browser() as browser:
+        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(whole.report.as_uri())
+        headings = page.locator("h2").all_text_contents()
+        widest = page.evaluate("document.documentElement.scrollWidth")
+        loaded = page.evaluate("[...document.images].map(image => image.complete && image.naturalWidth > 0)")
+        page.screenshot(path=tmp_path / "page.png", full_page=True)
+    assert complaints == []
+    assert widest <= width
+    assert len(loaded) > 20
+    assert all(loaded)
+    assert "What was found, and what to do" in headings
+    assert "What heads on frozen features promise" in headings
+    with Image.open(tmp_path / "page.png") as shot:
+        assert shot.width == width
+        corner = np.array(shot.convert("L"))[:40, :20]  # the page's own colour
+    assert corner.mean() > 200 if scheme == "light" else corner.mean() < 60

@@ -117,7 +117,7 @@ def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], 
         hardest=shown.hardest(),
         suspected=shown.suspected(repeats),
         negatives=None if epoch is None else gaps.attempt("batches", lambda: _negatives(epoch, geometry, config)),
-        start=gaps.attempt("start", lambda: _start(training, config, scale)),
+        start=None if training is None else gaps.attempt("start", lambda: _start(training[0], config, scale)),
         gradients=gradients,
         fractions=fractions,
         probe=probe,
@@ -129,9 +129,10 @@ def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], 
 def _config(options: Diagnose, model: str) -> TrainConfig:
     """The run that is thought of: its batches, its γ, its data."""
     base = recipes.RECIPES[options.recipe]()
+    tokenizer = options.opening.tokenizer
     return replace(
         base,
-        **asdict(options.opening),
+        **asdict(options.opening) | {"tokenizer": None if tokenizer is None else str(tokenizer)},
         model=model,
         data=options.data,
         read=options.read,
@@ -167,10 +168,7 @@ def _negatives(epoch: Epoch, geometry: CaptionGeometry, config: TrainConfig) -> 
     )
 
 
-def _start(training: tuple[Material, Material] | None, config: TrainConfig, scale: float) -> Start:
-    if training is None:
-        raise ValueError("losses need the vectors of pictures, which the probe encodes")
-    train = training[0]
+def _start(train: Material, config: TrainConfig, scale: float) -> Start:
     epoch = first_epoch(train, config)
     features = train.features()
     micro, batch = (

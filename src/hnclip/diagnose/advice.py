@@ -27,9 +27,9 @@ def likeness(pairwise: float, hardest: float) -> Finding:
     )
     if hardest >= PAPER_HARDEST[0]:
         meaning = f"To this model most captions have a near-duplicate: few candidates decide each query. {beside}"
-        return Finding("note", "Captions are nearly alike", number, meaning, "Look at the pairs below.")
+        return Finding("note", "Captions are nearly alike", number, meaning, "Look at the pairs in the report.")
     meaning = f"To this model captions are told apart more easily than on the paper's benchmarks. {beside}"
-    advice = "Cosines of other encoders live elsewhere: go by the probe below rather than by this number."
+    advice = "Cosines of other encoders live elsewhere: go by the probe rather than by this number."
     return Finding("note", "Captions are not nearly alike", number, meaning, advice)
 
 
@@ -156,7 +156,8 @@ def repeats(same_text: int, same_image: int | None, suspected: int | None, thres
             f"{suspected:,} pair{'s' * (suspected > 1)} from {threshold:g} on",
             "Captions with so high a cosine. If two of them describe the same thing, a margin pushes apart what "
             "belongs together; if they differ in a detail, they are just what the margin is for.",
-            "Look at the pairs below. Give those that say the same one caption, or one group (--read.group-column).",
+            "Look at the pairs in the report. Give those that say the same one caption, or one group "
+            "(--read.group-column).",
         )
     if not any(exact.values()) and suspected == 0:
         kinds = "captions" if same_image is None else "captions or pictures"

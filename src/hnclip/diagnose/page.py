@@ -162,7 +162,7 @@ def _repeats(found: Found) -> Iterator[Block]:
 
 def _start(found: Found) -> Iterator[Block]:
     if found.start is None:
-        yield Gap(found.gaps["start"])
+        yield Gap(found.gaps.get("start", _no_pictures(found)))
         return
     yield Table(
         [
@@ -172,6 +172,11 @@ def _start(found: Found) -> Iterator[Block]:
         ],
         f"One epoch at the model's own weights, in float64. Solved: a loss below {SATURATED:g}.",
     )
+
+
+def _no_pictures(found: Found) -> str:
+    """Why what the probe needs is not there."""
+    return found.gaps.get("probe", "pictures were not looked at (--no-probe)")
 
 
 def _losses(name: str, losses: BatchLosses) -> list[str]:
@@ -209,7 +214,7 @@ def _gradients(found: Found) -> Iterator[Block]:
 
 def _probe(found: Found) -> Iterator[Block]:
     if found.probe is None:
-        yield Gap(found.gaps.get("probe", "the probe was left out by --no-probe"))
+        yield Gap(_no_pictures(found))
         return
     yield Text(
         "Both towers stay as they are; a linear map behind each is trained on their vectors, once with InfoNCE and "

@@ -28,7 +28,7 @@ def join_towers(image: Path, text: Path, *, width: int = WIDTH, tokenizer: Any =
     config = VisionTextDualEncoderConfig.from_vision_text_configs(
         vision_model.config, text_model.config, projection_dim=width
     )
-    # transformers begins batch norms anew when it joins towers: it takes care of their weights, not of their statistics.
+    # transformers begins batch norms anew when it joins towers: it spares their weights, not their statistics.
     statistics = [(buffer, buffer.clone()) for tower in (vision_model, text_model) for buffer in tower.buffers()]
     backbone = VisionTextDualEncoderModel(config, vision_model, text_model).float()
     for buffer, before in statistics:
