@@ -74,7 +74,7 @@ def _train(arguments: Sequence[str]) -> None:
     options = _parse(Train, "train", arguments, Train(run=base))
 
     from hnclip.command import eval_command
-    from hnclip.train.log import read_metrics
+    from hnclip.train.log import METRICS, read_metrics
     from hnclip.train.loop import CONFIG, resume, train
 
     report = _warn if options.json or options.quiet else _say
@@ -98,6 +98,10 @@ def _train(arguments: Sequence[str]) -> None:
     for name, found in (("best", result.best), ("last", result.last)):
         print(f"  {name}: epoch {found['epoch']}, validation R@1 {found['mean_R@1']:.1f}   {result.out / name}")
     config = from_json(TrainConfig, (result.out / CONFIG).read_text(encoding="utf-8"))
+    if measured := read_metrics(result.out, "gradients"):
+        from hnclip.analysis.gradient_dynamics import gradient_dynamics
+
+        print(f"gradients, in {result.out / METRICS}:\n{gradient_dynamics(measured).to_text()}")
     has_test = read_metrics(result.out, "data")[0]["test_split"]
     print(f"next: {eval_command(config, result.out, split=None if has_test else 'validation')}")
 

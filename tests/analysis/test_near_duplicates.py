@@ -19,6 +19,7 @@ from hnclip.analysis.near_duplicates import highlight_shared, near_duplicate_row
 from hnclip.analysis.shown import CompanionRow, Passage
 
 PICTURES = [Image.new("RGB", (2, 2), (number, 0, 0)) for number in range(64)]
+NAMES = [f"record-{number}" for number in range(64)]
 
 
 def joined(passage: Passage) -> str:
@@ -50,6 +51,7 @@ def rows_of(
         owner,
         captions,
         geometry or caption_geometry(text, owner),
+        names=NAMES,
         picture=PICTURES.__getitem__,
         **options,  # type: ignore[arg-type]
     )
@@ -68,7 +70,7 @@ def test_queries_are_near_the_quantile_and_companions_nearest_first() -> None:
     assert set(queries) == {4, 5, 6}
     assert [joined(shown.text) for shown in rows[0].companions] == ["caption4", "caption6", "caption3"]
     labels = [f"cosine {math.cos(math.radians(angle)):.3f}" for angle in (5, 6, 9)]
-    assert [shown.label for shown in rows[0].companions] == labels
+    assert [shown.label.partition(":")[0] for shown in rows[0].companions] == labels
     assert rows[0].query.picture is PICTURES[5]
     assert [shown.picture for shown in rows[0].companions] == [PICTURES[4], PICTURES[6], PICTURES[3]]
 
@@ -117,29 +119,33 @@ def test_the_query_shows_words_that_any_companion_shares() -> None:
     text, owner = on_a_circle([0, 1, 2.5]), torch.arange(3)
     captions = ["A red car by a tree", "The red bike", "the tall tree, a bike"]
     geometry = caption_geometry(text, owner)
-    row = near_duplicate_rows(text, owner, captions, geometry, quantile=1, rows=1, picture=lambda record: None)[0]
+    row = near_duplicate_rows(
+        text, owner, captions, geometry, quantile=1, rows=1, names=NAMES, picture=lambda record: None
+    )[0]
     assert joined(row.query.text) == captions[0]
     assert marked(row.query.text) == ["red", "tree"]
     assert [marked(shown.text) for shown in row.companions] == [["red"], ["tree"]]
     assert row.query.picture is None
-    assert row.query.label == "query"
+    assert row.query.label == "record-0"
 
 
 def test_suspects_are_shown_as_pairs() -> None:
     captions = ["a dog", "a cat", "one dog"]
     owner = torch.tensor([0, 3, 5])
-    (row,) = pair_rows([Suspect(0, 2, 0.98765)], owner, captions, picture=PICTURES.__getitem__)
+    (row,) = pair_rows([Suspect(0, 2, 0.98765)], owner, captions, names=NAMES, picture=PICTURES.__getitem__)
     assert (joined(row.query.text), row.query.picture) == ("a dog", PICTURES[0])
     (other,) = row.companions
-    assert (other.label, other.picture, marked(other.text)) == ("cosine 0.988", PICTURES[5], ["dog"])
+    assert (other.label, other.picture, marked(other.text)) == ("cosine 0.988: record-5", PICTURES[5], ["dog"])
 
 
 def test_counts_that_do_not_agree_are_named() -> None:
     geometry = caption_geometry(STAIRS, torch.arange(11))
     with pytest.raises(ValueError, match=r"captions \(3\)"):
-        near_duplicate_rows(STAIRS, torch.arange(11), ["a", "b", "c"], geometry, picture=lambda record: None)
+        near_duplicate_rows(
+            STAIRS, torch.arange(11), ["a", "b", "c"], geometry, names=NAMES, picture=lambda record: None
+        )
     with pytest.raises(ValueError, match=r"text \(5\).*geometry \(11\)"):
-        near_duplicate_rows(STAIRS[:5], torch.arange(5), ["a"] * 5, geometry, picture=lambda record: None)
+        near_duplicate_rows(STAIRS[:5], torch.arange(5), ["a"] * 5, geometry, names=NAMES, picture=lambda record: None)
 
 
 def test_content_words_are_shared_whatever_their_case() -> None:

@@ -35,19 +35,23 @@ def test_margins_that_differ_are_told_by_their_factor() -> None:
 
 @pytest.mark.parametrize(("in_batch", "level"), [(0.79, "act"), (0.81, "good")])
 def test_meetings_are_judged_by_the_deviation_in_a_batch(in_batch: float, level: str) -> None:
-    found = advice.meetings(in_batch, 0.9, 0.1)
+    found = advice.meetings(in_batch, 0.9, 0.1, source="micro")
     assert found.level == level
     assert ("--cluster 4" in found.advice) == (level == "act")
+    assert "--optim.negatives" not in advice.meetings(in_batch, 0.9, 0.1, source="batch").advice
 
 
 def test_more_negatives_come_before_a_margin() -> None:
-    def found(micro: float, whole: float) -> str:
-        return advice.start(micro, whole, 0.1, negatives=15, all_negatives=127).advice
+    def found(micro: float, whole: float, source: str = "micro") -> str:
+        return advice.start(micro, whole, 0.1, negatives=15, all_negatives=127, source=source).advice
 
     assert "not there yet" in found(0.2, 0.1)
     assert "--optim.negatives batch" in found(0.8, 0.2)
     assert "no margin" in found(0.8, 0.2)
     assert "--objective.global-loss hn" in found(0.9, 0.8)
+    # A run that has all negatives already is not told to take them.
+    assert "not there yet" in found(0.8, 0.2, "batch")
+    assert "--optim.negatives" not in found(0.9, 0.8, "batch")
 
 
 @pytest.mark.parametrize(
@@ -77,11 +81,13 @@ def test_repeats_name_what_was_found_and_looked_for() -> None:
 
 
 def test_a_few_cut_captions_are_a_note() -> None:
-    assert advice.cut(0, 100, 77) is None
-    few, many = advice.cut(1, 100, 77), advice.cut(2, 100, 77)
+    assert advice.cut(0, 100, 77, 0) is None
+    few, many = advice.cut(1, 100, 77, 0), advice.cut(2, 100, 77, 1)
     assert few is not None
     assert few.level == "note"
     assert many is not None
     assert many.level == "act"
     assert "2 of 100" in many.meaning
+    assert "differ only there: 1." in many.meaning
+    assert "differ only there" not in few.meaning
     assert many.number == "2.0% of captions"

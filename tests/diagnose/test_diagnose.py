@@ -154,7 +154,7 @@ def test_one_caption_is_a_clear_error(
     printed = capsys.readouterr()
     assert "hnclip diagnose:" in printed.err
     assert "Traceback" not in printed.err
-    assert "2" in printed.err or "two" in printed.err
+    assert "at least 2 pictures are needed" in printed.err
 
 
 def test_equal_captions_are_found_and_batches_a_gap(tmp_path: Path, model_directory: Path) -> None:
@@ -200,13 +200,92 @@ def test_an_encoder_that_returns_nan_is_named(
 
 
 def test_other_scripts_and_endless_captions_are_shown(tmp_path: Path, model_directory: Path) -> None:
-    captions = sentences(8)
-    captions += ["云雾缭绕的山间小路上有一辆红色摩托车", "云雾缭绕的山谷里有一辆红色摩托车", "كلب صغير أمام بيت أحمر"]
-    captions += ["a red house " * 80_000]  # a megabyte
-    found = run(write_data(tmp_path / "data", captions), model_directory, tmp_path / "out", threshold=0.5).found
-    assert found.captions == 12
+    chinese = ["云雾缭绕的山间小路上有一辆红色摩托车", "云雾缭绕的山谷里有一辆红色摩托车"]
+    arabic = "كلب صغير أمام بيت أحمر"
+    captions = [*chinese, arabic, "a red house " * 80_000]  # the last is a megabyte
+    found = run(write_data(tmp_path / "data", captions), model_directory, tmp_path / "out", threshold=0.1).found
+    assert found.captions == 4
     assert found.truncated >= 1
-    assert (tmp_path / "out" / "report.html").stat().st_size < 5_000_000
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert len(page) < 5_000_000
+    shown = page.replace("<mark>", "").replace("</mark>", "")
+    for caption in (*chinese, arabic):
+        assert caption in shown
+
+
+def test_an_edited_caption_does_not_meet_its_old_vector(tmp_path: Path, model_directory: Path) -> None:
+    captions = sentences(12)
+    first = run(write_data(tmp_path / "data", captions), model_directory, tmp_path / "out").found
+    captions[3] = captions[4]
+    second = run(write_data(tmp_path / "data", captions), model_directory, tmp_path / "out").found
+    assert first.repeats.same_text == ()
+    assert second.same_text == [["3.png", "4.png"]]
+    again = run(write_data(tmp_path / "data", sentences(12)), model_directory, tmp_path / "out").found
+    assert again.to_dict() == first.to_dict()
+
+
+def test_runs_on_edited_data_are_begun_anew(tmp_path: Path, model_directory: Path) -> None:
+    splits = ["train"] * 24 + ["validation"] * 8
+
+    def measured(captions: list[str]) -> Any:
+        data = write_data(tmp_path / "data", captions, splits=splits)
+        return run(data, model_directory, tmp_path / "out", fractions=(0.001, 0.5)).found
+
+    first = measured(sentences(32))
+    assert list(first.fractions) == ["50 %"]  # too small a share is a gap of its own
+    assert "gradients along a run on 0.1 %" in first.gaps
+    second = measured(sentences(32, seed=1))
+    assert second.fractions["50 %"].gradients[0]["hn"] != first.fractions["50 %"].gradients[0]["hn"]
+
+
+def test_doubles_are_no_negatives_that_could_meet(tmp_path: Path, model_directory: Path) -> None:
+    captions = [caption for caption in sentences(40) for _ in range(2)]
+    found = run(write_data(tmp_path / "data", captions), model_directory, tmp_path / "out").found
+    assert found.geometry.hardest.mean == pytest.approx(1, abs=1e-5)
+    assert found.negatives.hardest_of_all < 1 - 1e-4
+
+
+def test_captions_that_only_the_cut_makes_equal_are_told_from_equal_ones(tmp_path: Path, model_directory: Path) -> None:
+    long = " ".join(WORDS * 40)
+    captions = [f"{long} one", f"{long} two", "A  red house", "a red house", *sentences(6)]
+    found = run(write_data(tmp_path / "data", captions), model_directory, tmp_path / "out").found
+    assert found.same_text == [["0.png", "1.png"], ["2.png", "3.png"]]
+    assert found.cut_alike == 1
+    numbers = {finding.title: finding.number for finding in found.findings()}
+    assert numbers["Pairs that repeat each other"].startswith("1 group of equal captions")
+
+
+def test_splits_decide_whose_captions_are_looked_at(tmp_path: Path, model_directory: Path) -> None:
+    def found(splits: list[str], **changed: Any) -> tuple[str, int]:
+        data = write_data(tmp_path / "data", sentences(8), splits=splits)
+        seen = run(data, model_directory, tmp_path / "out", **changed).found
+        return seen.split, seen.captions
+
+    assert found(["train"] * 5 + ["validation"] * 3) == ("train", 5)
+    assert found(["validation"] * 5 + ["test"] * 3) == ("validation", 5)
+    assert found(["test"] * 8, split="test") == ("test", 8)
+    with pytest.raises(ValueError, match="name those to look at with --split: it has test"):
+        found(["test"] * 8)
+
+
+def test_pictures_that_return_nan_are_a_gap(
+    tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hnclip.models.dual_encoder import DualEncoder
+    from hnclip.objectives.embeddings import ViewEmbeddings
+
+    encode_pixels = DualEncoder.encode_pixels
+
+    def broken(self: DualEncoder, pixels: Any, **given: Any) -> ViewEmbeddings:
+        return ViewEmbeddings(encode_pixels(self, pixels, **given).vectors * torch.nan)
+
+    monkeypatch.setattr(DualEncoder, "encode_pixels", broken)
+    splits = ["train"] * 80 + ["validation"] * 20
+    data = write_data(tmp_path / "data", sentences(100), splits=splits)
+    found = run(data, model_directory, tmp_path / "out", probe=True, gradients=True).found
+    assert "not finite" in found.gaps["probe"]
+    assert "not a number" in found.gaps["gradients"]
+    assert (tmp_path / "out" / "report.json").is_file()
 
 
 def test_json_is_what_the_report_holds(

@@ -152,7 +152,7 @@ def test_a_model_that_returns_nan_is_named(broken: float) -> None:
 
 
 def test_one_picture_has_no_companion() -> None:
-    with pytest.raises(ValueError, match="owner names 1 pictures for 3 captions"):
+    with pytest.raises(ValueError, match="all 3 captions are of one picture"):
         caption_similarity(torch.eye(3), torch.zeros(3, dtype=torch.long))
     with pytest.raises(ValueError, match="owner names 0 pictures"):
         caption_similarity(torch.empty(0, 3), torch.zeros(0, dtype=torch.long))

@@ -108,9 +108,10 @@ class GradientDynamics:
     def to_text(self) -> str:
         """The table, and below it how its numbers were computed."""
         names, *body, last = self.rows()
-        return "\n".join([text_table(names, [*body, [], last]), *self._notes()])
+        return "\n".join([text_table(names, [*body, [], last]), *self.notes()])
 
-    def _notes(self) -> list[str]:
+    def notes(self) -> list[str]:
+        """What the numbers of `rows` are, and how they were computed."""
         gammas = " and ".join(f"{gamma:g}" for gamma in self.gammas)
         notes = [
             "medians, and shares of measurements; ratio and cosine where they exist",

@@ -74,12 +74,36 @@ def hardest_in_batch(text: Tensor, batches: Iterable[Sequence[int]], ids: Tensor
     """Mean similarity of each pair's hardest negative in its batch; arguments as of `negative_similarities`.
 
     Relations:
-        With one caption per picture and all pairs in one batch, the mean of `CaptionGeometry.hardest`; smaller batches
-        can only lower it.
+        With one caption per picture, no doubles and all pairs in one batch, the mean of `CaptionGeometry.hardest`;
+        smaller batches can only lower it.
     """
     found = [similarity.amax(1) for similarity in _negatives(text, batches, ids, chunk)]  # [b] each
     hardest = torch.cat(found) if found else text.new_empty(0)  # [n]
     hardest = hardest[hardest > -torch.inf]  # a pair may have no negative
+    if not len(hardest):
+        raise ValueError(_NONE)
+    return hardest.mean(dtype=torch.float64).item()
+
+
+@torch.no_grad()
+def hardest_of_all(text: Tensor, ids: Tensor, *, most: int = 4096, seed: int = 0, chunk: int = 256) -> float:
+    """The similarity of a pair's hardest negative if all N pairs were its batch; the mean over at most `most` of them,
+    drawn at random.
+
+    Shape:
+        text [N, D], L2-normalised; ids [N, K] integers. Memory is O(chunk · N).
+
+    Relations:
+        `hardest_in_batch` of one batch of all pairs, if N is no more than `most`.
+    """
+    rows = torch.randperm(len(text), generator=torch.Generator().manual_seed(seed))[:most].to(text.device)  # [S]
+    numbers = torch.as_tensor(check_ids(ids, len(text)), device=text.device)  # [N, K]
+    found = []
+    for part in rows.split(chunk):
+        similarity = product(text[part].float(), text.float())  # [b, N]
+        found.append(similarity.masked_fill_(agree(numbers[part], numbers), -torch.inf).amax(1))
+    hardest = torch.cat(found)  # [S]
+    hardest = hardest[hardest > -torch.inf]
     if not len(hardest):
         raise ValueError(_NONE)
     return hardest.mean(dtype=torch.float64).item()

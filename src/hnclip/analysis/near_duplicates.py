@@ -15,8 +15,8 @@ from hnclip.analysis.geometry import CaptionGeometry
 from hnclip.analysis.shown import CompanionRow, Passage, Shown
 from hnclip.evaluate.companions import CaptionPairs, caption_pairs
 
-LIMIT = 700
-"""Characters of a caption that are shown."""
+LIMIT, NAME = 700, 60
+"""Characters of a caption and of a record's name that are shown."""
 
 _STOP_WORDS = """
 a about above along also an and are as at be been behind below beneath but by can from has have he her his i in into is
@@ -54,6 +54,7 @@ def near_duplicate_rows(
     quantile: float = 0.9,
     rows: int = 4,
     companions: int = 3,
+    names: Sequence[str],
     picture: Callable[[int], Image | None],
 ) -> list[CompanionRow]:
     """Captions whose hardest companion is about as similar as this quantile of all says, with their nearest companions.
@@ -67,6 +68,7 @@ def near_duplicate_rows(
         captions: the texts of all captions.
         rows: the highest number of queries.
         companions: the highest number of companions of each.
+        names: what to call each record, so that it is found again in the data.
         picture: gives the picture of a record, or None if it cannot be shown.
 
     Shape:
@@ -83,17 +85,22 @@ def near_duplicate_rows(
         )
     records = owner.tolist()
     return [
-        _row(row, list(_nearest(pairs, records, row, companions)), records, captions, picture)
+        _row(row, list(_nearest(pairs, records, row, companions)), records, captions, names, picture)
         for row in _queries(geometry, records, quantile, rows)
     ]
 
 
 def pair_rows(
-    suspects: Iterable[Suspect], owner: Tensor, captions: Sequence[str], *, picture: Callable[[int], Image | None]
+    suspects: Iterable[Suspect],
+    owner: Tensor,
+    captions: Sequence[str],
+    *,
+    names: Sequence[str],
+    picture: Callable[[int], Image | None],
 ) -> list[CompanionRow]:
     """Suspected false negatives, each a caption with one companion; arguments as of `near_duplicate_rows`."""
     records = owner.tolist()
-    return [_row(pair.first, [(pair.second, pair.similarity)], records, captions, picture) for pair in suspects]
+    return [_row(pair.first, [(pair.second, pair.similarity)], records, captions, names, picture) for pair in suspects]
 
 
 def highlight_shared(query: str, other: str, *, limit: int = LIMIT) -> tuple[Passage, Passage]:
@@ -133,15 +140,20 @@ def _row(
     nearest: Sequence[tuple[int, float]],
     records: Sequence[int],
     captions: Sequence[str],
+    names: Sequence[str],
     picture: Callable[[int], Image | None],
 ) -> CompanionRow:
     query, others = shorten(captions[row]), [shorten(captions[other]) for other, _ in nearest]
     content = _content(query)
     shared = {word for text in others for word in _content(text)}
     return CompanionRow(
-        Shown("query", _highlight(query, content & shared), picture(records[row])),
+        Shown(shorten(names[records[row]], NAME), _highlight(query, content & shared), picture(records[row])),
         tuple(
-            Shown(f"cosine {cosine:.3f}", _highlight(text, content), picture(records[other]))
+            Shown(
+                f"cosine {cosine:.3f}: {shorten(names[records[other]], NAME)}",
+                _highlight(text, content),
+                picture(records[other]),
+            )
             for (other, cosine), text in zip(nearest, others)
         ),
     )

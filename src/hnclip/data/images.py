@@ -128,6 +128,11 @@ def orientation(image: Image.Image) -> int:
     return next((turn for turn in range(2, 9) if turn == found), 1)
 
 
+def flat_picture(image: Image.Image) -> Image.Image:
+    """A copy as people see it: upright, RGB in 8 bits, on white."""
+    return _flatten(_upright(image)).convert("RGB").copy()
+
+
 def _upright(image: Image.Image) -> Image.Image:
     """The picture as its camera held it."""
     # exif_transpose would copy the picture also where there is nothing to do

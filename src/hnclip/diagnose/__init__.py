@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hnclip.analysis.hardness import (
     batch_similarity,
     buckets,
     hardest_in_batch,
+    hardest_of_all,
     negative_similarities,
     quantile_edges,
 )
@@ -26,10 +28,10 @@ from hnclip.analysis.saturation import batch_losses
 from hnclip.analysis.shown import CompanionRow
 from hnclip.config import TrainConfig
 from hnclip.data.cache import Progress
-from hnclip.data.records import BadPicture
+from hnclip.data.images import flat_picture
 from hnclip.diagnose.epoch import Epoch, first_epoch
 from hnclip.diagnose.found import Found, Gaps, Negatives, Start
-from hnclip.diagnose.gradients import gradients_at_start, gradients_of_fractions
+from hnclip.diagnose.gradients import gradients_at_start, probed_run
 from hnclip.diagnose.material import Material, Source
 from hnclip.diagnose.page import write_page
 from hnclip.models.load import load
@@ -39,6 +41,7 @@ from hnclip.train.log import progress_bar
 from hnclip.train.runs import models_of
 
 SHOWN_SUSPECTS = 5
+THUMBNAIL = 480  # pixels: as large as the page or a figure shows a picture
 _MARKS = {"act": "!", "note": "·", "good": "✓"}
 
 
@@ -61,7 +64,7 @@ class Diagnosis:
             lines += [f"  {text}" for text in (finding.meaning, f"→ {finding.advice}") if text]
         if found.gaps:
             lines += ["", "not measured:"]
-            lines += [f"  {part}: {reason.splitlines()[0]}" for part, reason in found.gaps.items()]
+            lines += [f"  {part}: {reason.partition(chr(10))[0]}" for part, reason in found.gaps.items()]
         return "\n".join([*lines, "", f"report: {self.report}"])
 
 
@@ -74,7 +77,7 @@ def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], 
     path = models_of(options.model)[0][1]
     model = load(path, **vars(options.opening)).to(pick_device(options.device))
     config = _config(options, path)
-    source = Source(options, model.text_transform, quiet=quiet, report=report)
+    source = Source(options, model, quiet=quiet, report=report)
     gaps = Gaps()
     # Before the captions: where a source has no splits, its pictures and captions are encoded together.
     training = gaps.attempt("probe", source.training) if options.probe else None
@@ -88,17 +91,21 @@ def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], 
         report("training heads on the frozen features")
         with progress_bar("heads, epochs", quiet=quiet) as bar:
             probe = gaps.attempt("probe", lambda: _probe(*training, scale, config, bar.walk))
-    gradients = fractions = None
+    gradients, fractions = None, {}
     if options.gradients:
         gradients = gaps.attempt(
             "gradients",
             lambda: gradients_at_start(model, config, batches=options.batches, quiet=quiet, report=report),
         )
-    if options.fractions:
-        fractions = gaps.attempt(
-            "fractions",
-            lambda: gradients_of_fractions(config, options.fractions, options.out, quiet=quiet, report=report),
+    for fraction in options.fractions:
+        name = f"{100 * fraction:g} %"
+        out = options.out / f"fraction-{fraction:g}-{source.state('train')}"
+        run = gaps.attempt(
+            f"gradients along a run on {name}",
+            partial(probed_run, config, fraction, out, quiet=quiet, report=report),
         )
+        if run is not None:
+            fractions[name] = run
     shown = _Shown(captions, geometry)
     found = Found(
         data=options.data,
@@ -110,7 +117,11 @@ def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], 
         truncated=captions.truncated,
         context=model.context,
         scale=scale,
+        source=options.negatives,
         gamma=config.objective.gamma,
+        names=[record.id for record in captions.records],
+        owner=captions.owner.tolist(),
+        cut_alike=_cut_alike(captions, repeats),
         geometry=geometry,
         repeats=repeats,
         near=shown.near(),
@@ -161,6 +172,7 @@ def _negatives(epoch: Epoch, geometry: CaptionGeometry, config: TrainConfig) -> 
     return Negatives(
         similarities=similarities,
         hardest=hardest_in_batch(epoch.text, batches, epoch.ids),
+        hardest_of_all=hardest_of_all(epoch.text, epoch.ids),
         paper=buckets(similarities, PAPER_EDGES),
         quantiles=buckets(similarities, quantile_edges(geometry.pairwise)),
         batch=batch_similarity(epoch.text, batches[0][: config.optim.micro_batch]),
@@ -187,15 +199,34 @@ def _start(train: Material, config: TrainConfig, scale: float) -> Start:
 
 def _probe(train: Material, held_out: Material, scale: float, config: TrainConfig, progress: Progress) -> HeadProbe:
     optim = config.optim
-    settings = ProbeSettings(micro_batch=optim.micro_batch, accumulate=optim.accumulate, negatives=optim.negatives)
+    gammas = {config.objective.gamma, *ProbeSettings().gammas} - {0.0}  # which is InfoNCE
+    settings = ProbeSettings(
+        gammas=tuple(sorted(gammas)),
+        micro_batch=optim.micro_batch,
+        accumulate=optim.accumulate,
+        negatives=optim.negatives,
+    )
     return head_probe(train.features(), held_out.features(), scale=scale, settings=settings, progress=progress)
+
+
+def _cut_alike(captions: Material, repeats: FalseNegatives) -> int:
+    """Groups of captions that are the same to the model only because it reads no further."""
+    texts = captions.captions
+
+    def differ(group: tuple[int, ...]) -> bool:
+        said = {" ".join(texts[row].split()).casefold() for row in group}
+        return bool(captions.cut[group[0]]) and len(said) > 1
+
+    return sum(map(differ, repeats.same_text))
 
 
 class _Shown:
     """Captions of the material beside each other, with their pictures where there are any."""
 
     def __init__(self, captions: Material, geometry: CaptionGeometry) -> None:
-        self.captions, self.geometry, self.texts = captions, geometry, captions.captions
+        self.captions, self.geometry = captions, geometry
+        self.texts, self.names = captions.captions, [record.id for record in captions.records]
+        self._pictures: dict[int, Image | None] = {}
 
     def near(self) -> list[CompanionRow]:
         return self._rows(quantile=0.9, rows=4)
@@ -204,7 +235,8 @@ class _Shown:
         return self._rows(quantile=1.0, rows=2)
 
     def suspected(self, repeats: FalseNegatives) -> list[CompanionRow]:
-        return pair_rows(repeats.suspects[:SHOWN_SUSPECTS], self.captions.owner, self.texts, picture=self._picture)
+        suspects = repeats.suspects[:SHOWN_SUSPECTS]
+        return pair_rows(suspects, self.captions.owner, self.texts, names=self.names, picture=self._picture)
 
     def _rows(self, *, quantile: float, rows: int) -> list[CompanionRow]:
         return near_duplicate_rows(
@@ -214,12 +246,17 @@ class _Shown:
             self.geometry,
             quantile=quantile,
             rows=rows,
+            names=self.names,
             picture=self._picture,
         )
 
     def _picture(self, record: int) -> Image | None:
-        """None where a picture is missing or damaged: captions alone are worth looking at."""
-        try:
-            return self.captions.records[record].image.load()
-        except BadPicture:
-            return None
+        """As large as it is shown; None where it is missing or damaged: captions alone are worth looking at."""
+        if record not in self._pictures:
+            try:
+                picture = flat_picture(self.captions.records[record].image.load())
+                picture.thumbnail((THUMBNAIL, THUMBNAIL))
+                self._pictures[record] = picture
+            except ValueError:  # a BadPicture, or values without a meaning
+                self._pictures[record] = None
+        return self._pictures[record]

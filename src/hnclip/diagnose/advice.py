@@ -61,11 +61,11 @@ def margins(mean: float, deviation: float, *, scale: float, gamma: float) -> Fin
     )
 
 
-def meetings(in_batch: float, hardest: float, deviation: float) -> Finding:
-    """Whether near-duplicates meet in random batches: the hardest companion inside the batch and of all, means over
-    captions, and the deviation of the similarities in a batch, which is what their difference is seen against."""
+def meetings(in_batch: float, hardest: float, deviation: float, *, source: str) -> Finding:
+    """Whether near-duplicates meet in random batches: the hardest negative inside the batch and of all, means over
+    pairs, and the deviation of the similarities in a batch, which is what their difference is seen against."""
     number = f"{in_batch:.2f} in the batch, {hardest:.2f} of all"
-    means = "The mean cosine of a caption with its hardest companion, in the batch and among all."
+    means = "The mean cosine of a caption with its hardest negative, in the batch and among all."
     if hardest - in_batch <= deviation:
         return Finding(
             "good",
@@ -80,40 +80,43 @@ def meetings(in_batch: float, hardest: float, deviation: float) -> Finding:
         number,
         f"{means} A margin can only act on negatives that are in the batch, and random batches bring few of the "
         "hardest.",
-        "Try --cluster 4, which deals near-duplicates into one batch, or more negatives: --optim.negatives batch.",
+        "Try --cluster 4, which deals near-duplicates into one batch"
+        + (", or more negatives: --optim.negatives batch." if source == "micro" else "."),
     )
 
 
-def start(micro: float, whole: float, hn: float, *, negatives: float, all_negatives: float) -> Finding:
+def start(micro: float, whole: float, hn: float, *, negatives: float, all_negatives: float, source: str) -> Finding:
     """How many batches InfoNCE has solved before the first step: shares below the threshold with the negatives of a
-    micro-batch and of the whole batch, and of L_HN with those of a micro-batch."""
-    number = f"{micro:.0%} of micro-batches solved"
+    micro-batch and of the whole batch, and of L_HN with those of a micro-batch. `source` says which the run has."""
+    number = f"{micro:.0%} of micro-batches solved" if source == "micro" else f"{whole:.0%} of batches solved"
     measured = (
-        f"With {all_negatives:.0f} negatives it is {whole:.0%}, and L_HN with {negatives:.0f} has solved {hn:.0%}."
+        f"InfoNCE has solved {micro:.0%} with {negatives:.0f} negatives and {whole:.0%} with {all_negatives:.0f}; L_HN "
+        f"{hn:.0%} with {negatives:.0f}."
     )
-    if micro < MOST_SOLVED:
+    if (micro if source == "micro" else whole) < MOST_SOLVED:
         return Finding(
             "good",
             "InfoNCE is not saturated at the start",
             number,
-            f"With {negatives:.0f} negatives a pair, most batches still have a loss to learn from. {measured}",
-            "The paper's reason for a margin is not there yet; it may come with training: --gradients shows it.",
+            f"Most batches still have a loss to learn from. {measured}",
+            "The paper's reason for a margin is not there yet; it may come with training: --probe-gradients shows it.",
         )
     if whole < MOST_SOLVED:
         return Finding(
             "act",
             "InfoNCE is saturated by its few negatives",
             number,
-            f"With {negatives:.0f} negatives a pair most batches have nothing left to learn from. {measured}",
+            f"Most batches have nothing left to learn from. {measured}",
             "Take all negatives of the batch first: --optim.negatives batch. It needs no margin.",
         )
     return Finding(
-        "act",
+        "note",
         "InfoNCE is saturated from the start",
         number,
-        f"With {negatives:.0f} negatives a pair most batches have nothing left to learn from, and more negatives do "
-        f"not help: this is the case that the paper describes. {measured}",
-        "Use L_HN (--objective.global-loss hn), or bring harder negatives together (--cluster 4).",
+        "Most batches have nothing left to learn from, also with all negatives: this is the case that the paper "
+        f"describes. {measured}",
+        "A margin is made for this (--objective.global-loss hn); whether it helps here is for the probe to say. Or "
+        "bring harder negatives together: --cluster 4.",
     )
 
 
@@ -130,7 +133,7 @@ def prediction(
         advice = f"Use L_HN: --objective.global-loss hn --objective.gamma {gamma:g}."
         return Finding("act", "L_HN is expected to help", number, how, advice)
     if verdict == "lowers":
-        advice = "Use plain InfoNCE: --objective.global-loss infonce --objective.token-weight 0."
+        advice = "Keep to InfoNCE: --objective.global-loss infonce."
         return Finding("act", "L_HN is expected to hurt", number, how, advice)
     advice = f"Either; if you try L_HN, begin with γ {gamma:g}, and compare with hnclip compare."
     return Finding("note", "No difference can be promised", number, f"{how} The interval contains 0.", advice)
@@ -156,8 +159,7 @@ def repeats(same_text: int, same_image: int | None, suspected: int | None, thres
             f"{suspected:,} pair{'s' * (suspected > 1)} from {threshold:g} on",
             "Captions with so high a cosine. If two of them describe the same thing, a margin pushes apart what "
             "belongs together; if they differ in a detail, they are just what the margin is for.",
-            "Look at the pairs in the report. Give those that say the same one caption, or one group "
-            "(--read.group-column).",
+            "Look at the pairs in the report, and merge the records of those that say the same.",
         )
     if not any(exact.values()) and suspected == 0:
         kinds = "captions" if same_image is None else "captions or pictures"
@@ -165,8 +167,8 @@ def repeats(same_text: int, same_image: int | None, suspected: int | None, thres
         yield Finding("good", "Nothing that a margin must not push apart", "0 repeats", meaning, "Nothing to do.")
 
 
-def cut(truncated: int, captions: int, context: int) -> Finding | None:
-    """Captions longer than the context: what was cut cannot tell anything apart."""
+def cut(truncated: int, captions: int, context: int, alike: int) -> Finding | None:
+    """Captions longer than the context: what was cut cannot tell anything apart. `alike` groups are equal up to it."""
     share = truncated / max(1, captions)
     if not truncated:
         return None
@@ -175,7 +177,7 @@ def cut(truncated: int, captions: int, context: int) -> Finding | None:
         "Captions are cut",
         f"{share:.1%} of captions",
         f"{truncated:,} of {captions:,} are longer than {context} tokens. What stands behind the cut is not seen, in "
-        "training and in search.",
+        "training and in search." + (f" Groups of captions that differ only there: {alike:,}." if alike else ""),
         "Use a model with a longer context (--context stretches CLIP's, docs/models.md).",
     )
 

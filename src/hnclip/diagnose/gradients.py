@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +38,34 @@ def gradients_at_start(
         for number in bar.walk(range(len(chosen))):
             share = own_share(length_order(pairs, chosen[number], optim), optim)
             found = probe.probe(pairs.batch(share.rows), share)
+            if not all(math.isfinite(found[name]) for name in ("infonce", "hn", "infonce_norm", "hn_norm")):
+                raise ValueError(
+                    f"batch {number + 1} has a loss or gradient that is not a number: the model returns NaN or "
+                    "infinity for some of its pictures or captions"
+                )
             entries.append({"kind": "gradients", "epoch": 1, "step": number, **found})
     model.eval()
     return entries
 
 
-def gradients_of_fractions(
-    config: TrainConfig, fractions: tuple[float, ...], out: Path, *, quiet: bool, report: Callable[[str], None]
-) -> dict[str, list[dict[str, Any]]]:
-    """Runs with L_HN on nested shares of the training pairs, measured on the way, as in the paper's appendix C. Runs
-    that are finished are read, stopped ones go on."""
-    found = {}
-    for fraction in fractions:
-        name = f"{100 * fraction:g} %"
-        report(f"gradients along a run on {name} of the training pairs")
-        run = replace(config, fraction=fraction, probe_gradients=f"every={EVERY}", out=out / f"fraction-{fraction:g}")
-        train_or_continue(run, quiet=quiet, report=report)
-        found[name] = read_metrics(run.out, "gradients")
-    return found
+@dataclass(frozen=True)
+class ProbedRun:
+    """What a run measured on its way: gradients of both losses, and retrieval on the validation split by epoch."""
+
+    gradients: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
+
+
+def probed_run(
+    config: TrainConfig, fraction: float, out: Path, *, quiet: bool, report: Callable[[str], None]
+) -> ProbedRun:
+    """A run with L_HN on a share of the training pairs, measured on the way, as in the paper's appendix C. One that is
+    finished is read, a stopped one goes on.
+
+    Args:
+        out: of this run alone, for as long as its data and model stay the same.
+    """
+    report(f"gradients along a run on {100 * fraction:g} % of the training pairs")
+    run = replace(config, fraction=fraction, probe_gradients=f"every={EVERY}", out=out)
+    train_or_continue(run, quiet=quiet, report=report)
+    return ProbedRun(read_metrics(out, "gradients"), read_metrics(out, "evaluation"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
@@ -19,11 +19,12 @@ from hnclip.analysis.head_probe import Features
 from hnclip.data.batches import numbers
 from hnclip.data.records import BadPicture, DataSet, Record
 from hnclip.data.sources import open_data
-from hnclip.data.texts import TextTransform
 from hnclip.evaluate.retrieval import group_numbers
+from hnclip.models.dual_encoder import DualEncoder
 from hnclip.options import Diagnose, Encode
 from hnclip.search.embeddings import open_embeddings
 from hnclip.search.encode import encode
+from hnclip.search.fingerprint import model_fingerprint, records_fingerprint
 
 SHARD = 1024  # records that a kill costs
 
@@ -36,6 +37,7 @@ class Material:
 
     Shape:
         owner: [T], the record of each caption
+        cut: [T], whether a caption fills the model's context, so that what is the same to the model may differ behind
         text: [T, D] unit vectors; image: [N, D], or None if pictures were not asked for
         caption_ids: [T], image_ids: [N] or None; equal numbers are the same caption or picture to the model
     """
@@ -45,6 +47,7 @@ class Material:
     owner: Tensor
     text: Tensor
     caption_ids: Tensor
+    cut: Tensor
     image: Tensor | None = None
     image_ids: Tensor | None = None
     left_out: int = 0
@@ -66,6 +69,7 @@ class Material:
             owner=(keep.cumsum(0) - 1)[self.owner[captions]],
             text=self.text[captions],
             caption_ids=self.caption_ids[captions],
+            cut=self.cut[captions],
             image=None if self.image is None else self.image[keep],
             image_ids=None if self.image_ids is None else self.image_ids[keep],
         )
@@ -87,11 +91,11 @@ class Material:
 class Source:
     """The data of a diagnosis and the vectors of its splits."""
 
-    def __init__(
-        self, options: Diagnose, transform: TextTransform, *, quiet: bool, report: Callable[[str], None]
-    ) -> None:
-        self.options, self.transform, self.quiet, self.report = options, transform, quiet, report
-        self.data: DataSet = open_data(options.data, options.read)
+    def __init__(self, options: Diagnose, model: DualEncoder, *, quiet: bool, report: Callable[[str], None]) -> None:
+        self.options, self.quiet, self.report = options, quiet, report
+        self.transform, self.fingerprint = model.text_transform, model_fingerprint(model)
+        wanted = {"train", "validation"} if options.split is None else {options.split}
+        self.data: DataSet = open_data(options.data, options.read, splits=wanted)
         self._found: dict[tuple[str, bool], Material] = {}
 
     @property
@@ -99,7 +103,16 @@ class Source:
         """Whose captions are looked at: those that a run would train on, unless told."""
         if self.options.split is not None:
             return self.options.split
-        return "train" if "train" in self.data.splits() else "all"
+        declared = self.data.splits()
+        if not declared:
+            return "all"
+        for split in ("train", "validation"):
+            if split in declared:
+                return split
+        raise ValueError(
+            f"{self.data.name} has neither training nor validation records; name those to look at with --split: it has "
+            f"{', '.join(declared)}"
+        )
 
     def captions(self) -> Material:
         """The captions to look at; with vectors of their pictures if those were encoded before."""
@@ -107,10 +120,7 @@ class Source:
 
     def training(self) -> tuple[Material, Material]:
         """What a run would train and validate on, pictures included."""
-        parts = {
-            split: self.data.part(split, validation_share=self.options.read.validation_share)
-            for split in ("train", "validation")
-        }
+        parts = {split: self._records(split) for split in ("train", "validation")}
         for split, records in parts.items():
             if not records:
                 raise ValueError(f"{self.data.name} has no records to {'train' if split == 'train' else 'validate'} on")
@@ -119,6 +129,9 @@ class Source:
             train, held_out = (whole.only({record.id for record in records}, split) for split, records in parts.items())
             return train, held_out
         return self._material("train", pictures=True), self._material("validation", pictures=True)
+
+    def _records(self, split: str) -> tuple[Record, ...]:
+        return self.data.part(split, validation_share=self.options.read.validation_share)
 
     def _material(self, split: str, *, pictures: bool) -> Material:
         if (split, pictures) not in self._found:
@@ -152,13 +165,14 @@ class Source:
         by_id = {record.id: record for record in self.data.records}
         # Captions in which there is nothing to read are not among the encoded ones.
         records = tuple(replace(by_id[row["id"]], captions=tuple(row["captions"])) for row in found.records())
-        texts = [caption for record in records for caption in record.captions]
+        tokens = self.transform([caption for record in records for caption in record.captions]).ids
         return Material(
             split=split,
             records=records,
             owner=torch.from_numpy(found.owners),
             text=torch.from_numpy(found.captions[:]),
-            caption_ids=numbers(self.transform(texts).ids),
+            caption_ids=numbers(tokens),
+            cut=torch.tensor([len(row) >= self.transform.context for row in tokens]),
             image=None if found.images is None else torch.from_numpy(found.images[:]),
             image_ids=_picture_numbers(records) if pictures else None,
             left_out=found.manifest["left_out"],
@@ -166,10 +180,13 @@ class Source:
         )
 
     def _directory(self, split: str, only: str) -> Path:
-        """One for each model, data and split: none is in the way of another."""
-        options = self.options
-        asked = repr((options.data, options.model, options.opening, options.read, split, only, options.batch))
-        return options.out / "features" / f"{split}-{only}-{sha256(asked.encode()).hexdigest()[:8]}"
+        """One for each model, split and state of its records: what was encoded before a caption was mended is not in
+        the way."""
+        return self.options.out / "features" / f"{split}-{only}-{self.state(split)}-{self.options.batch}"
+
+    def state(self, split: str) -> str:
+        """Changes when the model or the records of the split do."""
+        return f"{self.fingerprint[:8]}-{records_fingerprint(self._records(split))[:8]}"
 
 
 def _picture_numbers(records: Sequence[Record]) -> Tensor:

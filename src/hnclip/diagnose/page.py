@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hnclip.analysis.figures import (
@@ -15,6 +15,7 @@ from hnclip.analysis.figures import (
 )
 from hnclip.analysis.gradient_dynamics import gradient_dynamics
 from hnclip.analysis.histogram import Histogram
+from hnclip.analysis.near_duplicates import NAME, shorten
 from hnclip.analysis.report import (
     Beside,
     Block,
@@ -32,6 +33,7 @@ from hnclip.diagnose.found import Found
 from hnclip.train.step import SATURATED
 
 NOT_SEARCHED = "not looked for"
+SHOWN = 10  # groups, and records of each, that the page lists
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -124,7 +126,8 @@ def _negatives(found: Found) -> Iterator[Block]:
     yield Drawing(
         "One batch",
         batch_figure({found.data: negatives.batch.numpy()}),
-        "The similarities Ḡ of the first batch: times γ, this is what L_HN adds to the scores of the negatives.",
+        f"The similarities Ḡ of {len(negatives.batch)} pairs that meet in the first batch: times γ, this is what L_HN "
+        "adds to the scores of the negatives.",
     )
 
 
@@ -155,9 +158,23 @@ def _repeats(found: Found) -> Iterator[Block]:
             ],
         ]
     )
+    for what, groups in (("one caption", found.same_text), ("one picture", found.same_image or [])):
+        if groups:
+            listed = [
+                ["group", "records"],
+                *([str(number), _listed(ids)] for number, ids in enumerate(groups[:SHOWN], 1)),
+            ]
+            more = f"The first {SHOWN} of {len(groups):,}; report.json has all." if len(groups) > SHOWN else ""
+            yield Text(f"Records with {what}, to the model:")
+            yield Table(listed, more)
     if found.suspected:
         yield Text("The suspected pairs that are most alike:")
         yield Companions(found.suspected)
+
+
+def _listed(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - SHOWN:,} more" if len(ids) > SHOWN else ""
+    return ", ".join(shorten(name, NAME) for name in ids[:SHOWN]) + more
 
 
 def _start(found: Found) -> Iterator[Block]:
@@ -195,21 +212,46 @@ def _gradients(found: Found) -> Iterator[Block]:
     if found.gradients is not None:
         dynamics = gradient_dynamics(found.gradients)
         yield Text("At the model's own weights, on the first batches of an epoch, by all parameters.")
-        yield Table(dynamics.rows(), f"{dynamics.measurements} batches; the dtype of the losses is {dynamics.dtype}.")
+        yield Table(dynamics.rows(), _sentence(dynamics.notes()))
         yield Drawing(
-            "Gradients at the start", gradient_figure(found.gradients, []), "Both losses and their gradients."
+            "Gradients at the start",
+            gradient_figure(found.gradients, None, unit="batch"),
+            "Both losses and their gradients, batch by batch. Saturation is the share of loss evaluations, one for "
+            "each micro-batch where negatives come from those.",
         )
     else:
         reason = "gradients were not asked for: --gradients measures them at the model's weights"
         yield Gap(found.gaps.get("gradients", reason))
-    if found.fractions is not None:
-        yield Drawing(
-            "Gradients along runs",
-            scale_grid_figure({(name, found.data): entries for name, entries in found.fractions.items()}),
-            "Runs with L_HN on shares of the training pairs: losses, gradient norms and their ratio, cosine.",
-        )
-    elif "fractions" in found.gaps:
-        yield Gap(found.gaps["fractions"])
+    if found.fractions:
+        yield from _runs(found)
+    for part, reason in found.gaps.items():
+        if part.startswith("gradients along"):
+            yield Gap(f"{part}: {reason}")
+
+
+def _runs(found: Found) -> Iterator[Block]:
+    runs = {name: gradient_dynamics(run.gradients) for name, run in found.fractions.items()}
+    header = ["training pairs", *next(iter(runs.values())).rows()[0][1:]]
+    last, run = list(found.fractions.items())[-1]
+    yield Text("Along runs with L_HN on shares of the training pairs, at every fifth step.")
+    yield Table(
+        [header, *([name, *dynamics.rows()[-1][1:]] for name, dynamics in runs.items())], _sentence(runs[last].notes())
+    )
+    yield Drawing(
+        "Gradients along runs",
+        scale_grid_figure({(name, found.data): run.gradients for name, run in found.fractions.items()}),
+        "Losses, gradient norms and their ratio, cosine between the gradients, over the steps of each run.",
+    )
+    yield Drawing(
+        "Gradients by epoch",
+        gradient_figure(run.gradients, run.evaluations),
+        f"The run on {last}: medians and quartiles of its epochs, and retrieval on the validation split.",
+    )
+
+
+def _sentence(notes: list[str]) -> str:
+    said = "; ".join(notes)
+    return f"{said[:1].upper()}{said[1:]}."
 
 
 def _probe(found: Found) -> Iterator[Block]:
@@ -222,4 +264,4 @@ def _probe(found: Found) -> Iterator[Block]:
         "training pairs; the held-out pairs measured only. How far such a promise can be trusted is in "
         "docs/diagnose.md."
     )
-    yield Table(found.probe.rows())
+    yield Table(found.probe.rows(), f"{found.probe.sentence()}.")

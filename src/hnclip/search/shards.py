@@ -41,6 +41,7 @@ FORMAT = 1
 JOB, MANIFEST, LEFT_OUT, SHARDS, SHARD = "job.json", "manifest.json", "left_out.jsonl", "shards", "shard.json"
 IMAGES, CAPTIONS, OWNERS, RECORDS = "images.npy", "captions.npy", "owners.npy", "records.jsonl"
 SHOWN = 10  # missing shards that a message names
+TRIES = 3  # to write a shard that other processes write at the same time
 _LEFTOVER = re.compile(r"\..+\.(new|old)-[0-9a-f]{8}")  # what a kill leaves of hnclip.files' renames
 
 
@@ -199,15 +200,22 @@ def write_shard(directory: Path, number: int, shard: Shard, about: Mapping[str, 
             for name, content in sorted(contents.items())
         },
     }
-    try:
-        with replace_directory(place) as partial:
-            for name, content in contents.items():
-                (partial / name).write_bytes(content)
-            (partial / SHARD).write_text(_json(info), encoding="utf-8")
+    for left in reversed(range(TRIES)):
+        try:
+            with replace_directory(place) as partial:
+                for name, content in contents.items():
+                    (partial / name).write_bytes(content)
+                (partial / SHARD).write_text(_json(info), encoding="utf-8")
+                if read_shard(directory, number) is not None:
+                    raise FileExistsError(place)
+            break
+        except OSError as error:
             if read_shard(directory, number) is not None:
-                raise FileExistsError(place)
-    except OSError as error:
-        if read_shard(directory, number) is None:
+                break
+            # Who finds all shards in place clears away what others still write. One that is replaced at that moment is
+            # in nobody's place: then it is written again.
+            if left and isinstance(error, FileNotFoundError):
+                continue
             raise OSError(
                 f"could not write shard {number} of {directory} ({error}); the shards before it are intact: mend "
                 "that, and the same command goes on"

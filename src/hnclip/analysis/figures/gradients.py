@@ -56,7 +56,7 @@ _RATIO = "ratio of the norms, L_HN / InfoNCE"
 _FEW = 40  # up to so many measurements are also marked as points: a single one has no line
 
 
-def gradient_figure(entries: Entries, epochs: Entries) -> Figure:
+def gradient_figure(entries: Entries, epochs: Entries | None, *, unit: str = "optimiser step") -> Figure:
     """One probed run: (a) both losses and how often they are saturated, (b) both gradient norms, (c) retrieval error.
 
     Losses are shown per measurement (thin) and as a running median (thick), norms as the median of an epoch between
@@ -64,7 +64,9 @@ def gradient_figure(entries: Entries, epochs: Entries) -> Figure:
 
     Args:
         entries: the measurements, as this module describes them.
-        epochs: the run's evaluation entries, as `convergence_figure` takes them; without any, panel (c) says so.
+        epochs: the run's evaluation entries, as `convergence_figure` takes them; without any, panel (c) says so. None
+            leaves the panel out, where there was no run.
+        unit: what the measurements were made at.
 
     Reference:
         HN-CLIP, figure gradient.
@@ -83,7 +85,7 @@ def gradient_figure(entries: Entries, epochs: Entries) -> Figure:
     log_axis([norm], clamped([numbers(entries, f"{key}_norm") for key in _NAMES]))
     loss.set_title("(a) losses", fontsize=10)
     loss.set_ylabel("loss on the batch (nats)")
-    loss.set_xlabel(f"optimiser step\nthin: every measurement;\nthick: running median of {window}")
+    loss.set_xlabel(f"{unit}\nthin: every measurement;\nthick: running median of {window}")
     share.set_title("(a) saturation", fontsize=10)
     share.set(ylim=(-4, 104), ylabel="loss evaluations < 0.001 (%)")
     share.set_xlabel(f"epoch\nmean over its measurements, {len(entries)} in all")
@@ -91,7 +93,9 @@ def gradient_figure(entries: Entries, epochs: Entries) -> Figure:
     norm.set_ylabel("norm over all parameters")
     norm.set_xlabel(f"epoch\nmedian and quartiles; exactly zero in {_zeros(entries)}")
     error.set_title("(c) retrieval error", fontsize=10)
-    if epochs:
+    if epochs is None:
+        error.remove()
+    elif epochs:
         _errors(error, epochs)
     else:
         gap(error, "The run was not evaluated after its epochs.")

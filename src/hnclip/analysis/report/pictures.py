@@ -6,7 +6,9 @@ import base64
 import io
 from typing import Any
 
-from PIL import Image, ImageOps
+from PIL import Image
+
+from hnclip.data.images import flat_picture
 
 SIDE = 320  # pixels of the longer side: sharp in a column of the page, small in the file
 FLAT = 16 * 1024  # bytes up to which a picture stays PNG, which loses nothing: tiny ones, and drawings with few colours
@@ -18,22 +20,13 @@ def png_address(png: bytes) -> str:
 
 def picture_address(picture: Image.Image) -> tuple[str, int, int]:
     """The address, width and height of a copy that is upright, on white, and at most `SIDE` pixels long."""
-    small = _flat(ImageOps.exif_transpose(picture))
-    small.thumbnail((SIDE, SIDE))  # a copy since `exif_transpose`; the caller's picture stays as it is
+    small = flat_picture(picture)
+    small.thumbnail((SIDE, SIDE))
     png = _encode(small, format="PNG", optimize=True)
     if len(png) <= FLAT:
         return png_address(png), *small.size
     jpeg = _encode(small, format="JPEG", quality=85)
     return f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}", *small.size
-
-
-def _flat(picture: Image.Image) -> Image.Image:
-    if not picture.has_transparency_data:
-        return picture.convert("RGB")
-    clear = picture.convert("RGBA")
-    white = Image.new("RGB", clear.size, "white")
-    white.paste(clear, mask=clear)
-    return white
 
 
 def _encode(picture: Image.Image, **options: Any) -> bytes:
