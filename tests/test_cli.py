@@ -26,7 +26,18 @@ def test_help_loads_nothing_heavy() -> None:
     assert not loaded & {"torch", "transformers", "tyro", "numpy", "matplotlib", "rich"}
 
 
-COMMANDS = ["train", "eval", "compare", "data check", "convert", "interpolate", "encode", "demo", "pretrain"]
+COMMANDS = [
+    "train",
+    "eval",
+    "compare",
+    "data check",
+    "diagnose",
+    "convert",
+    "interpolate",
+    "encode",
+    "demo",
+    "pretrain",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -18,6 +18,7 @@ from hnclip.analysis.hardness import (
     bucket_shares,
     buckets,
     hardest_in_batch,
+    hardest_of_all,
     negative_similarities,
     quantile_edges,
 )
@@ -162,3 +163,25 @@ def test_the_matrix_of_a_batch_is_that_of_the_loss() -> None:
     torch.testing.assert_close(found, negative_margins(pairs, 1.0))
     assert found.diagonal().tolist() == [0, 0, 0]
     assert float(found[0, 2]) == pytest.approx(float(TEXT[4] @ TEXT[12]), abs=1e-6)
+
+
+def test_the_hardest_of_all_is_that_of_one_batch() -> None:
+    literal = [
+        max(float(TEXT[i].double() @ TEXT[j].double()) for j in range(13) if (IDS[i] != IDS[j]).all())
+        for i in range(13)
+    ]
+    assert hardest_of_all(TEXT, IDS, chunk=3) == pytest.approx(sum(literal) / 13, abs=1e-6)
+    assert hardest_of_all(TEXT, IDS) == pytest.approx(hardest_in_batch(TEXT, [range(13)], IDS), abs=1e-6)
+
+
+def test_the_hardest_of_all_may_be_of_some_pairs() -> None:
+    found = hardest_of_all(TEXT, IDS, most=4, seed=1)
+    assert found == hardest_of_all(TEXT, IDS, most=4, seed=1)
+    rows = torch.randperm(13, generator=torch.Generator().manual_seed(1))[:4].tolist()
+    literal = [max(float(TEXT[i] @ TEXT[j]) for j in range(13) if (IDS[i] != IDS[j]).all()) for i in rows]
+    assert found == pytest.approx(sum(literal) / 4, abs=1e-6)
+
+
+def test_pairs_that_are_all_the_same_have_no_hardest() -> None:
+    with pytest.raises(ValueError, match="no negatives"):
+        hardest_of_all(TEXT, torch.zeros(13, 1, dtype=torch.int64))

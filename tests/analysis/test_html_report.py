@@ -15,7 +15,19 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from hnclip.analysis.report import Block, Companions, Drawing, Findings, Gap, Section, Table, Text, page, write_report
+from hnclip.analysis.report import (
+    Beside,
+    Block,
+    Companions,
+    Drawing,
+    Findings,
+    Gap,
+    Section,
+    Table,
+    Text,
+    page,
+    write_report,
+)
 from hnclip.analysis.report.blocks import LONG_CELL, LONGEST_CAPTION
 from hnclip.analysis.report.pictures import FLAT, SIDE, picture_address
 from hnclip.analysis.report.style import STYLE
@@ -371,3 +383,18 @@ def test_colours_can_be_read(scheme):
     pairs += [("ink", f"{level}-tint") for level in ("good", "note", "act")] + [("mark-ink", "mark")]
     for ink, ground in pairs:
         assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+
+
+def test_a_figure_may_lie_beside_the_page_alone(tmp_path: Path) -> None:
+    path = write(tmp_path, Beside("Near-duplicates", figure()))
+    assert (tmp_path / "near-duplicates.png").read_bytes().startswith(b"\x89PNG")
+    assert "data:image/png" not in path.read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="names that differ"):
+        write(tmp_path, Beside("One", figure()), Drawing("one!", figure(), "Twice."))
+
+
+def test_options_in_advice_are_not_broken(tmp_path: Path) -> None:
+    advice = "Use --optim.negatives batch, or --cluster 4; a -- b <--x>."
+    path = write(tmp_path, Findings([Finding("act", "Title", "1", "Meaning.", advice)]))
+    page_text = path.read_text(encoding="utf-8")
+    assert "<code>--optim.negatives</code> batch, or <code>--cluster</code> 4; a -- b &lt;--x&gt;." in page_text

@@ -380,3 +380,15 @@ def test_the_shortest_side_may_be_spelt_in_two_ways():
 def test_a_transform_that_makes_no_sense_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         ImageTransform(**{"size": 32, **wrong})
+
+
+def test_a_flat_picture_is_upright_in_rgb_on_white_and_a_copy():
+    clear = Image.new("RGBA", (4, 2), (255, 0, 0, 0))
+    clear.getexif()[0x0112] = 6  # to be turned by a quarter
+    flat = images.flat_picture(clear)
+    assert (flat.mode, flat.size, flat.getpixel((0, 0))) == ("RGB", (2, 4), (255, 255, 255))
+    deep = Image.fromarray(np.full((2, 2), 256 * 100, np.uint16))
+    assert images.flat_picture(deep).getpixel((0, 0)) == (100, 100, 100)  # scaled, not clipped
+    plain = Image.new("RGB", (2, 2), "blue")
+    images.flat_picture(plain).putpixel((0, 0), (1, 2, 3))
+    assert plain.getpixel((0, 0)) == (0, 0, 255)

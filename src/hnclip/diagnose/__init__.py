@@ -31,7 +31,7 @@ from hnclip.data.cache import Progress
 from hnclip.data.images import flat_picture
 from hnclip.diagnose.epoch import Epoch, first_epoch
 from hnclip.diagnose.found import Found, Gaps, Negatives, Start
-from hnclip.diagnose.gradients import gradients_at_start, probed_run
+from hnclip.diagnose.gradients import ProbedRun, gradients_at_start, probed_run
 from hnclip.diagnose.material import Material, Source
 from hnclip.diagnose.page import write_page
 from hnclip.models.load import load
@@ -89,7 +89,7 @@ def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], 
     probe = None
     if training is not None:
         report("training heads on the frozen features")
-        with progress_bar("heads, epochs", quiet=quiet) as bar:
+        with progress_bar("training heads", quiet=quiet) as bar:
             probe = gaps.attempt("probe", lambda: _probe(*training, scale, config, bar.walk))
     gradients, fractions = None, {}
     if options.gradients:
@@ -97,14 +97,14 @@ def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], 
             "gradients",
             lambda: gradients_at_start(model, config, batches=options.batches, quiet=quiet, report=report),
         )
+
+    def run_on(fraction: float) -> ProbedRun:
+        out = options.out / f"fraction-{fraction:g}-{source.state('train')}"
+        return probed_run(config, fraction, out, quiet=quiet, report=report)
+
     for fraction in options.fractions:
         name = f"{100 * fraction:g} %"
-        out = options.out / f"fraction-{fraction:g}-{source.state('train')}"
-        run = gaps.attempt(
-            f"gradients along a run on {name}",
-            partial(probed_run, config, fraction, out, quiet=quiet, report=report),
-        )
-        if run is not None:
+        if (run := gaps.attempt(f"gradients along a run on {name}", partial(run_on, fraction))) is not None:
             fractions[name] = run
     shown = _Shown(captions, geometry)
     found = Found(
