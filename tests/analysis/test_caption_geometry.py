@@ -158,7 +158,7 @@ def test_progress_walks_through_all_of_the_work() -> None:
 
 def test_bad_input_is_named() -> None:
     text, owner = captions(10)
-    with pytest.raises(ValueError, match="owner names 1 pictures"):
+    with pytest.raises(ValueError, match="1 captions of 1"):
         caption_geometry(text[:1], owner[:1])
     with pytest.raises(ValueError, match="samples"):
         caption_geometry(text, owner, samples=0)

@@ -143,8 +143,8 @@ def caption_pairs(text: Tensor, owner: Tensor) -> CaptionPairs:
     pictures, own = owner.to(text.device).unique(return_inverse=True)  # [P], [T]
     if len(pictures) < 2:
         raise ValueError(
-            f"all {len(text)} captions are of one picture: a caption is compared with those of others, so at least 2 "
-            "pictures are needed"
+            f"captions are compared with those of other pictures, so at least 2 pictures are needed; here are "
+            f"{len(text)} captions of {len(pictures)}"
         )
     text = text.detach().float()
     # The largest entry of a row shows NaN and infinity, without a mask as large as the vectors.
