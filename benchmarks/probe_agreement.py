@@ -30,7 +30,7 @@ from hnclip.models.load import load
 from hnclip.objectives.build import build_objective
 from hnclip.recipes import demo
 from hnclip.train.device import pick_device
-from hnclip.train.loop import CONFIG, resume, train
+from hnclip.train.loop import train_or_continue
 from hnclip.train.run_data import RunData, open_run_data
 
 EPOCHS = ("last", "best")
@@ -176,11 +176,7 @@ def fine_tuned(config: TrainConfig, runs: Path, say: Callable[[str], None]) -> P
     digest = sha256(to_json(replace(config, out=Path())).encode()).hexdigest()[:10]
     config = replace(config, out=runs / f"{loss}-{config.optim.negatives}-seed-{config.seed}-{digest}")
     say(f"run: {config.out}")
-    if (config.out / CONFIG).exists():
-        resume(config.out, quiet=True, report=say)
-    else:
-        train(config, quiet=True, report=say)
-    return config.out
+    return train_or_continue(config, quiet=True, report=say).out
 
 
 def row(fit: Fit, measured: Mapping[str, Change]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def test_one_setting_is_probed_and_fine_tuned_once(
     assert plain.optim == hard.optim
     assert (plain.adapt.freeze_image, plain.limit, plain.seed) == ("all", 64, 3)
 
-    monkeypatch.setattr(module, "train", lambda *_, **__: pytest.fail("a finished run was trained again"))
+    monkeypatch.setattr("hnclip.train.loop.train", lambda *_, **__: pytest.fail("a finished run was trained again"))
     again = module.run(options, said.append).to_dict()["rows"]
     assert again[0]["last_change"] == row["last_change"]
     assert any("is finished already" in line for line in said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -107,17 +106,6 @@ def test_too_many_pairs_are_not_searched_and_not_called_none() -> None:
     assert (found.suspected_count, found.suspects) == (None, ())
     assert found.same_text == found.same_image == ((0, 1),)
     assert find_false_negatives(captions(4), owner, same, same, threshold=-1, search_up_to=6).suspected_count == 5
-
-
-def test_it_is_ready_for_json() -> None:
-    text = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    ids = torch.tensor([0, 1, 2, 2])
-    found = find_false_negatives(text, torch.arange(4), ids, None)
-    assert json.loads(json.dumps(found.to_dict())) == {
-        "same_text": {"groups": 1, "members": 2, "rows": [[2, 3]]},
-        "same_image": None,
-        "suspected": {"threshold": 0.98, "pairs": 1, "most_similar": [[0, 1, 1.0]]},
-    }
 
 
 def test_progress_walks_through_the_tiles() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,18 +41,6 @@ class FalseNegatives:
     threshold: float
     suspected_count: int | None
     suspects: tuple[Suspect, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "same_text": _groups_dict(self.same_text),
-            "same_image": None if self.same_image is None else _groups_dict(self.same_image),
-            "suspected": {
-                "threshold": self.threshold,
-                "pairs": self.suspected_count,
-                "most_similar": [[pair.first, pair.second, pair.similarity] for pair in self.suspects],
-            },
-        }
 
 
 def find_false_negatives(
@@ -146,10 +133,6 @@ def _groups(ids: list[int], records: list[int]) -> tuple[Group, ...]:
     for place, number in enumerate(ids):
         places[number].append(place)
     return tuple(tuple(group) for group in places.values() if len({records[place] for place in group}) > 1)
-
-
-def _groups_dict(groups: tuple[Group, ...]) -> dict[str, Any]:
-    return {"groups": len(groups), "members": sum(map(len, groups)), "rows": [list(group) for group in groups]}
 
 
 def _check_ids(name: str, ids: Tensor, count: int) -> None:
