@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 import torch
@@ -20,6 +19,15 @@ from hnclip.analysis.shown import CompanionRow, Passage
 
 PICTURES = [Image.new("RGB", (2, 2), (number, 0, 0)) for number in range(64)]
 NAMES = [f"record-{number}" for number in range(64)]
+
+
+class OnlyItsStart(str):
+    """A text of which nobody may look at more than slices."""
+
+    def _whole(self, *_: object) -> None:
+        raise AssertionError("the whole text was looked at")
+
+    __iter__ = split = casefold = lower = strip = encode = translate = _whole  # type: ignore[assignment]
 
 
 def joined(passage: Passage) -> str:
@@ -230,8 +238,6 @@ def test_a_limit_is_at_least_a_character() -> None:
 
 def test_ten_megabytes_cost_nothing() -> None:
     long = "word " * 2_000_000
-    start = time.process_time()
-    first, second = highlight_shared(long, "x" * 10_000_000)
-    assert time.process_time() - start < 0.1
+    first, second = highlight_shared(OnlyItsStart(long), OnlyItsStart("x" * 10_000_000))
     assert len(joined(first)) <= 700
     assert len(joined(second)) == 700

@@ -77,12 +77,7 @@ def hardest_in_batch(text: Tensor, batches: Iterable[Sequence[int]], ids: Tensor
         With one caption per picture, no doubles and all pairs in one batch, the mean of `CaptionGeometry.hardest`;
         smaller batches can only lower it.
     """
-    found = [similarity.amax(1) for similarity in _negatives(text, batches, ids, chunk)]  # [b] each
-    hardest = torch.cat(found) if found else text.new_empty(0)  # [n]
-    hardest = hardest[hardest > -torch.inf]  # a pair may have no negative
-    if not len(hardest):
-        raise ValueError(_NONE)
-    return hardest.mean(dtype=torch.float64).item()
+    return _mean_of_largest(_negatives(text, batches, ids, chunk))
 
 
 @torch.no_grad()
@@ -98,11 +93,15 @@ def hardest_of_all(text: Tensor, ids: Tensor, *, most: int = 4096, seed: int = 0
     """
     rows = torch.randperm(len(text), generator=torch.Generator().manual_seed(seed))[:most].to(text.device)  # [S]
     numbers = torch.as_tensor(check_ids(ids, len(text)), device=text.device)  # [N, K]
-    found = []
-    for part in rows.split(chunk):
-        similarity = product(text[part].float(), text.float())  # [b, N]
-        found.append(similarity.masked_fill_(agree(numbers[part], numbers), -torch.inf).amax(1))
-    hardest = torch.cat(found)  # [S]
+    return _mean_of_largest(
+        product(text[part].float(), text.float()).masked_fill_(agree(numbers[part], numbers), -torch.inf)  # [b, N]
+        for part in rows.split(chunk)
+    )
+
+
+def _mean_of_largest(similarities: Iterable[Tensor]) -> float:
+    """Of every row [b, B] that has a number; -inf is none, and a pair may have no negative."""
+    hardest = torch.cat([torch.empty(0), *(part.amax(1).cpu() for part in similarities)])  # [n]
     hardest = hardest[hardest > -torch.inf]
     if not len(hardest):
         raise ValueError(_NONE)

@@ -103,15 +103,17 @@ def pair_rows(
     return [_row(pair.first, [(pair.second, pair.similarity)], records, captions, names, picture) for pair in suspects]
 
 
-def highlight_shared(query: str, other: str, *, limit: int = LIMIT) -> tuple[Passage, Passage]:
-    """Both texts as they are shown (`shorten`), with the content words that they share highlighted.
+def highlight_shared(query: str, *others: str, limit: int = LIMIT) -> tuple[Passage, ...]:
+    """All texts as they are shown (`shorten`), the query first: in it those content words are highlighted that any of
+    the others shares, in each of them those of the query.
 
     Upper and lower case are the same, stop words are no content, and 's is no part of a word. In scripts without spaces
     a character is highlighted if it and its neighbours, two or four in all, are also in the other text.
     """
-    query, other = shorten(query, limit), shorten(other, limit)
-    shared = _content(query) & _content(other)
-    return _highlight(query, shared), _highlight(other, shared)
+    query, *rest = (shorten(text, limit) for text in (query, *others))
+    content = _content(query)
+    shared = {word for text in rest for word in _content(text)}
+    return _highlight(query, content & shared), *(_highlight(text, content) for text in rest)
 
 
 def shorten(text: str, limit: int = LIMIT) -> str:
@@ -143,15 +145,13 @@ def _row(
     names: Sequence[str],
     picture: Callable[[int], Image | None],
 ) -> CompanionRow:
-    query, others = shorten(captions[row]), [shorten(captions[other]) for other, _ in nearest]
-    content = _content(query)
-    shared = {word for text in others for word in _content(text)}
+    query, *others = highlight_shared(captions[row], *(captions[other] for other, _ in nearest))
     return CompanionRow(
-        Shown(shorten(names[records[row]], NAME), _highlight(query, content & shared), picture(records[row])),
+        Shown(shorten(names[records[row]], NAME), query, picture(records[row])),
         tuple(
             Shown(
                 f"cosine {cosine:.3f}: {shorten(names[records[other]], NAME)}",
-                _highlight(text, content),
+                text,
                 picture(records[other]),
             )
             for (other, cosine), text in zip(nearest, others)
