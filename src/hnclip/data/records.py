@@ -47,10 +47,17 @@ class BadPicture(ValueError):
 
 @dataclass(frozen=True)
 class Region:
-    """A part of the picture, (left, top, right, bottom) in its own pixels, and the sentence that describes it."""
+    """A part of the picture, (left, top, right, bottom) in the pixels of the upright picture, and the sentence that
+    describes it.
+
+    `score` is how well they fit to whoever matched them, None where the source knows. `edges` is an edge map of this
+    part alone that the source brings along.
+    """
 
     box: tuple[int, int, int, int]
     sentence: str
+    score: float | None = None
+    edges: ImageSource | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,10 @@ class Record:
     `id` is unique in its data set and does not depend on where the data lie. `split` is "train", "validation", "test",
     a name of the source's own, or None if the source does not say. `group` names its family of near-duplicates, if the
     source knows one: recalls are resampled by group, because members of a family succeed and fail together.
+
+    The rest is for objectives that look at more than picture and caption: `regions`, best first, `edges`, an edge map
+    of the picture that the source brings along, and `filtered`, each caption without its words of appearance, or
+    nothing where none were prepared.
     """
 
     id: str
@@ -69,6 +80,8 @@ class Record:
     short: str | None = None
     regions: tuple[Region, ...] = ()
     group: str | None = None
+    edges: ImageSource | None = None
+    filtered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
