@@ -1,0 +1,1 @@
+"""Auxiliary inputs made beforehand: regions, edges, filtered captions, and the manifest that keeps them."""
