@@ -24,6 +24,7 @@ image–text retrieval for long, nearly identical captions
   eval         retrieval metrics of models on benchmarks or your data
   compare      two models on the same queries, with a paired bootstrap
   data check   look for problems in your data before training
+  prepare      regions, edge maps and filtered captions for objectives that look at more than the pair
   diagnose     how alike your captions are to a model, and what that means for training
   convert      open a model in any layout, write it as a Hugging Face directory or as ONNX
   encode       pictures and captions into vectors on disk, resumable, by any number of processes
@@ -32,6 +33,16 @@ image–text retrieval for long, nearly identical captions
   pretrain     make the bundled model anew
 
   --version    print the version
+"""
+
+
+PREPARE = """usage: hnclip prepare KIND DATA [options]        hnclip prepare KIND --help for the options
+
+auxiliary inputs, made once before training and kept beside the picture cache (docs/prepare.md)
+
+  regions      parts of the pictures, and the sentence of the caption that describes each
+  edges        edge maps of the pictures
+  text         captions without their words of appearance: colours, materials, textures
 """
 
 
@@ -305,6 +316,26 @@ def _encode(arguments: Sequence[str]) -> None:
     print(json.dumps(result.to_dict()) if options.json else result.to_text())
 
 
+def _prepare(arguments: Sequence[str]) -> int:
+    from hnclip.options import PrepareEdges, PrepareRegions, PrepareText
+
+    kinds = {"regions": PrepareRegions, "edges": PrepareEdges, "text": PrepareText}
+    kind, *rest = arguments or ["--help"]
+    if kind not in kinds:
+        asked = kind in ("-h", "--help")
+        wrong = "" if asked else f"hnclip prepare: there is no kind {kind!r}\n\n"
+        print(f"{wrong}{PREPARE}", end="", file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
+    options = _parse(kinds[kind], f"prepare {kind}", rest)
+
+    from hnclip.prepare.run import prepare
+
+    quiet = options.quiet or options.json
+    result = prepare(options, quiet=quiet, report=_warn if quiet else _say)
+    print(json.dumps(result.to_dict()) if options.json else result.to_text())
+    return 0
+
+
 def _demo(arguments: Sequence[str]) -> None:
     from hnclip.options import Demo
 
@@ -380,6 +411,7 @@ CONTINUE = {
     "demo": "the same command continues where it was",
     "diagnose": "the same command continues where it was",
     "encode": "the same command continues where it was",
+    "prepare": "the same command continues where it was",
     "pretrain": "the same command continues where it was",
     "bench": "nothing was written",
 }
@@ -389,6 +421,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "eval": _eval,
     "compare": _compare,
     "data": _data,
+    "prepare": _prepare,
     "diagnose": _diagnose,
     "convert": _convert,
     "encode": _encode,

@@ -22,10 +22,16 @@ GlobalLoss = Literal[
     "debiased",
     "max_hinge",
     "siglip",
+    "smoothed",
+    "none",
 ]
+Framework = Literal["hn_clip", "long_clip", "finelip", "goal", "smartclip", "structxlip"]
+Fidelity = Literal["official", "corrected"]
 
 
 Precision = Literal["auto", "fp32", "bf16"]
+
+SCALE_MAX = 100.0  # CLIP's clamp of the inverse temperature
 
 
 def _require(condition: bool, message: str) -> None:
@@ -35,10 +41,19 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """The loss: an exchangeable global term plus the token term."""
+    """The loss: an exchangeable global term, and the terms of a framework beside it."""
 
+    framework: Framework = "hn_clip"
+    """Whose terms stand beside the global one (docs/frameworks.md)."""
     global_loss: GlobalLoss = "hn"
-    """Which global term. hn is the paper's, infonce plain CLIP, the others are rivals (docs/method.md)."""
+    """Which global term. hn is the paper's, infonce plain CLIP, smoothed the same with softened labels, none leaves it
+    out, the others are rivals (docs/method.md)."""
+    fidelity: Fidelity = "corrected"
+    """Of frameworks other than hn_clip: as their code was released, or with its mistakes mended."""
+    switches: dict[str, Fidelity] = field(default_factory=dict)
+    """Single differences between the two by name, for example `goal_patch_size official`."""
+    weights: dict[str, float] = field(default_factory=dict)
+    """Weights of a framework's terms by name, where they are not to be its own, for example `local 0.25`."""
     gamma: float = 0.5
     """Strength of the similarity margin γ (hn only). 0 makes hn plain InfoNCE."""
     margin: float = 0.0
@@ -48,7 +63,7 @@ class ObjectiveConfig:
     margin_source: Literal["live", "frozen"] = "live"
     """Where caption similarities come from: the encoder in training, or a copy frozen at the start."""
     token_weight: float = 1.0
-    """Weight λ of the token term. 0 switches it off."""
+    """Weight λ of the token term (hn_clip only). 0 switches it off."""
     parameters: dict[str, float] = field(default_factory=dict)
     """Parameters of a rival loss by name, for example `beta 0.5`."""
 
@@ -64,6 +79,19 @@ class ObjectiveConfig:
             not self.parameters or self.global_loss != "hn",
             "objective.parameters is for rival losses; hn has gamma, margin and center",
         )
+        if self.framework == "hn_clip":
+            _require(self.global_loss != "none", "objective.global_loss none is for frameworks with terms of their own")
+            for name in ("switches", "weights"):
+                _require(not getattr(self, name), f"objective.{name} is for frameworks other than hn_clip")
+        else:
+            _require(
+                self.token_weight == 0,
+                f"objective.token_weight belongs to hn_clip: set it to 0 with framework {self.framework}",
+            )
+        for name, value in self.switches.items():
+            _require(value in get_args(Fidelity), f"objective.switches: {name} is official or corrected, not {value!r}")
+        for name, weight in self.weights.items():
+            _require(weight >= 0, f"objective.weights: {name} must not be negative, got {weight}")
 
 
 @dataclass(frozen=True)
@@ -82,18 +110,24 @@ class OptimConfig:
     """Highest learning rate, after the warm-up."""
     scale_lr: float | None = None
     """Learning rate of the temperature; the same as lr when left out, 0 to keep it fixed."""
+    readout_lr: float | None = None
+    """Learning rate of the modules that a framework adds; the same as lr when left out."""
     weight_decay: float = 0.01
-    """On matrices only; biases, norms and the temperature are never decayed."""
+    decay: Literal["matrices", "all"] = "matrices"
+    """What is decayed: matrices alone, or all that trains, biases, norms and the temperature too."""
     beta1: float = 0.9
     beta2: float = 0.98
     warmup: float = 0.05
-    """Share of all steps with a rising learning rate."""
+    """Steps with a rising learning rate: below 1 a share of all steps, from 1 on their number."""
+    schedule: Literal["cosine", "wrapped"] = "cosine"
+    """How the rate falls. wrapped is FineLIP's released one: it counts micro-batches where it means steps, so with
+    accumulation the cosine comes down and goes up again."""
     lr_floor: float = 0.01
     """Share of the learning rate that is left at the last step."""
     clip_grad: float = 1.0
     """Largest gradient norm; 0 switches clipping off."""
-    scale_max: float = 100.0
-    """Largest inverse temperature s, as CLIP's clamp."""
+    scale_max: float | None = SCALE_MAX
+    """Largest inverse temperature s, as CLIP's clamp; None for no clamp."""
     precision: Precision = "auto"
     """bf16 runs the towers under autocast; losses are always computed in fp32. auto takes bf16 where the device has it
     in hardware."""
@@ -107,10 +141,16 @@ class OptimConfig:
             self.scale_lr is None or self.scale_lr >= 0, f"optim.scale_lr must not be negative, got {self.scale_lr}"
         )
         _require(self.weight_decay >= 0, f"optim.weight_decay must not be negative, got {self.weight_decay}")
-        _require(0 <= self.warmup < 1, f"optim.warmup must be in [0, 1), got {self.warmup}")
+        _require(
+            self.readout_lr is None or self.readout_lr > 0, f"optim.readout_lr must be positive, got {self.readout_lr}"
+        )
+        _require(
+            0 <= self.warmup < 1 or (self.warmup >= 1 and float(self.warmup).is_integer()),
+            f"optim.warmup must be a share in [0, 1) or a whole number of steps, got {self.warmup}",
+        )
         _require(0 <= self.lr_floor <= 1, f"optim.lr_floor must be in [0, 1], got {self.lr_floor}")
         _require(self.clip_grad >= 0, f"optim.clip_grad must not be negative, got {self.clip_grad}")
-        _require(self.scale_max > 1, f"optim.scale_max must be above 1, got {self.scale_max}")
+        _require(self.scale_max is None or self.scale_max > 1, f"optim.scale_max must be above 1, got {self.scale_max}")
 
 
 @dataclass(frozen=True)
@@ -192,6 +232,8 @@ class ReadConfig:
     """Largest share of records that may be left out because they cannot be used; more is an error."""
     cache: str | None = None
     """Directory for decoded pictures; $HNCLIP_CACHE or ~/.cache/hnclip when left out."""
+    prepared: str | None = None
+    """Manifest of `hnclip prepare`; the one beside the picture cache when left out."""
 
     def __post_init__(self) -> None:
         _require(

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, and settings that are read or refused by name."""
+"""Files and directories that appear whole or not at all or have one writer, and settings that are read by name."""
 
 from __future__ import annotations
 
@@ -73,6 +73,18 @@ def recover_directory(path: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
+@contextmanager
+def only_process(path: Path, busy: str) -> Iterator[None]:
+    """Hold a lock file for this process, or say `busy`; the lock ends with the process, however it ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_CREAT | os.O_RDWR)
+    try:
+        _lock(handle, busy)
+        yield
+    finally:
+        os.close(handle)
+
+
 def read_settings(file: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     try:
@@ -82,6 +94,17 @@ def read_settings(file: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError(f"{file} holds {type(settings).__name__}, not an object of settings")
     return settings
+
+
+def _lock(handle: int, busy: str) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows: no advisory locks of this kind; two writers are then the user's care
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ValueError(busy) from error
 
 
 def _beside(path: Path, mark: str) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -278,6 +278,104 @@ class Encode:
         """K and N of the partition; (0, 0) if it is not written that way."""
         part, slash, parts = self.partition.partition("/")
         return (int(part), int(parts)) if slash and part.isdecimal() and parts.isdecimal() else (0, 0)
+
+
+@dataclass(frozen=True)
+class PrepareRegions:
+    """Find parts of the pictures and the sentences that describe them, for objectives that compare both. The same
+    command goes on after a kill, and makes again what has changed."""
+
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """As for `hnclip train` (docs/data.md)."""
+    opening: Annotated[Opening, tyro.conf.arg(name="")]
+    read: ReadConfig
+    proposer: str = "auto"
+    """Who proposes regions: sam, felzenszwalb, grid, felzenszwalb+grid, or truth for those that the data bring along.
+    auto: truth for scenes, nothing where the data bring regions along, else sam if --weights are given, else
+    felzenszwalb+grid."""
+    weights: Path | None = None
+    """Directory of SAM's weights, as transformers saves them."""
+    model: str = "bundled"
+    """Whose similarity matches sentences to regions, as for `hnclip eval` (docs/models.md); of a run its best epoch."""
+    sentences: Literal["careful", "dots"] = "careful"
+    """How captions are cut into sentences: careful knows decimals and abbreviations, dots is split('.') as GOAL does."""
+    split: str | None = None
+    """Of which split; those for training when left out, all where there are none."""
+    out: Path | None = None
+    """The manifest to write, or to go on with; in the cache directory, by the name of the data, when left out."""
+    batch: int = 128
+    """Crops or sentences encoded at once."""
+    workers: int | None = None
+    """Pictures that are worked on at once before they are encoded; as many as processors when left out."""
+    device: str = "auto"
+    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    json: bool = False
+    """Print the result as JSON."""
+    quiet: bool = False
+    """No progress."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "batch", "workers")
+
+
+@dataclass(frozen=True)
+class PrepareEdges:
+    """Make the edge maps of the pictures, in the size that a model sees, so that training finds them in the cache."""
+
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """As for `hnclip train` (docs/data.md)."""
+    opening: Annotated[Opening, tyro.conf.arg(name="")]
+    read: ReadConfig
+    method: str = "canny"
+    """canny, canny:LOW,HIGH with thresholds of its own, log (Laplacian of Gaussian), or hed, which needs --weights."""
+    weights: Path | None = None
+    """Weights of HED."""
+    model: str = "bundled"
+    """The model that will be trained, as for `hnclip eval`: it says how large the maps must be."""
+    split: str | None = None
+    """Of which split; those for training when left out, all where there are none."""
+    out: Path | None = None
+    """The manifest to write, or to go on with; in the cache directory, by the name of the data, when left out."""
+    workers: int | None = None
+    """Threads; as many as processors when left out."""
+    json: bool = False
+    """Print the result as JSON."""
+    quiet: bool = False
+    """No progress."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "workers")
+
+
+@dataclass(frozen=True)
+class PrepareText:
+    """Take words of appearance (colours, materials, textures) out of the captions."""
+
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """As for `hnclip train` (docs/data.md)."""
+    read: ReadConfig
+    filter: str = "lexicon"
+    """lexicon, lexicon:colours and the like for some of its lists, blunt for plain removal of words, or
+    package.module:function for one of your own, which takes a caption and returns one."""
+    split: str | None = None
+    """Of which split; those for training when left out, all where there are none."""
+    out: Path | None = None
+    """The manifest to write, or to go on with; in the cache directory, by the name of the data, when left out."""
+    workers: int = 1
+    """Captions that are filtered at once, for a filter of your own that waits for a service."""
+    json: bool = False
+    """Print the result as JSON."""
+    quiet: bool = False
+    """No progress."""
+
+    def __post_init__(self) -> None:
+        _at_least_one(self, "workers")
+
+
+def _at_least_one(options: Any, *names: str) -> None:
+    for name in names:
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def test_an_epoch_shows_one_caption_of_each_record_with_all_that_belongs_to_it(d
             text = records[record].captions[row % 2]
             assert rows_of(batch.texts["caption"])[place] == list(TextTransform(tokenizer, 77)([text]).ids[0])
             assert batch.ids[place].tolist() == [data.image_ids[record], data.caption_ids[row]]
-            assert rows_of(batch.texts["short"])[place] == list(data.texts["short"][record])
+            assert rows_of(batch.texts["short"])[place] == list(data.texts["short"][row])
             seen[record].add(row)
     assert [len(rows) for rows in seen] == [2, 2, 2, 0, 2]
     assert torch.equal(data.draw(3, 5).chosen, data.draw(3, 5).chosen)
@@ -178,8 +178,7 @@ def test_moves_every_tensor_to_a_device(data):
     ("change", "options", "message"),
     [
         ({}, {"image_views": ("full", "crop")}, "unknown image view 'crop'; known: full"),
-        ({}, {"text_views": ("poem",)}, "unknown text view 'poem'; known: caption, short"),
-        ({"short": None}, {"text_views": ("short",)}, "record r0 has no text for this view: a short caption"),
+        ({}, {"text_views": ("poem",)}, "unknown text view 'poem'; known: caption, short, sentence"),
         ({"captions": ()}, {}, "record r0 has no text for this view: a caption"),
         ({"captions": ()}, {"text_views": ("short",)}, "record r0 has no text for this view: a caption"),
         ({"captions": (" ",)}, {}, r"texts\[0\] is empty"),

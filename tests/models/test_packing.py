@@ -71,7 +71,7 @@ def test_embeddings_and_every_gradient_are_those_of_the_padded_batch(lengths, eo
     mask = is_token(texts)
     expected = gradients(model, vectors, words, mask)
     assert allow_packing(model.text_model)
-    packed, packed_words = packed_text_features(model, texts, tokens=True)
+    packed, packed_words = packed_text_features(model, texts, want="tokens")
     torch.testing.assert_close(packed, vectors, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(packed_words[mask], words[mask], rtol=1e-10, atol=1e-10)
     assert not packed_words[~mask].any()
@@ -86,7 +86,7 @@ def test_single_precision_agrees_to_a_millionth():
     with torch.no_grad():
         expected = F.normalize(padded_features(model, texts)[0], dim=-1)
         assert allow_packing(model.text_model)
-        found = F.normalize(packed_text_features(model, texts, tokens=False)[0], dim=-1)
+        found = F.normalize(packed_text_features(model, texts, want="vectors")[0], dim=-1)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     assert (expected @ expected.T).triu(1).max() < 0.99  # they could have been told apart
 
@@ -96,7 +96,7 @@ def test_an_end_token_in_the_middle_of_a_caption_is_where_transformers_pools():
     texts.ids[0, 3] = END
     expected = padded_features(model, texts)[0]
     assert allow_packing(model.text_model)
-    torch.testing.assert_close(packed_text_features(model, texts, tokens=False)[0], expected)
+    torch.testing.assert_close(packed_text_features(model, texts, want="vectors")[0], expected)
 
 
 def test_layers_see_tokens_and_no_pads():
@@ -105,7 +105,7 @@ def test_layers_see_tokens_and_no_pads():
     for module in model.text_model.modules():
         if isinstance(module, nn.Linear | nn.LayerNorm):
             module.register_forward_hook(lambda module, given, output: rows.append(given[0].flatten(0, -2).shape[0]))
-    Clip().text_features(model, texts, None, tokens=True)
+    Clip().text_features(model, texts, None, want="tokens")
     assert set(rows) == {31}
     assert len(rows) == 2 * 8 + 1  # six linear layers and two norms of every block, and the last norm
 
@@ -116,7 +116,7 @@ def test_nearly_full_batches_are_left_as_they_are():
     assert not worth_packing(full)
     assert worth_packing(ragged)
     model = small_clip()
-    Clip().text_features(model, full, None, tokens=False)
+    Clip().text_features(model, full, None, want="vectors")
     assert model.text_model.config._attn_implementation == "sdpa"
 
 
@@ -125,7 +125,7 @@ def test_a_tower_with_another_attention_is_not_packed():
     expected = padded_features(model, texts)[0]
     model.set_attn_implementation("eager")
     assert not allow_packing(model.text_model)
-    torch.testing.assert_close(Clip().text_features(model, texts, None, tokens=False)[0], expected)
+    torch.testing.assert_close(Clip().text_features(model, texts, None, want="vectors")[0], expected)
     assert model.text_model.config._attn_implementation == "eager"
 
 
@@ -150,10 +150,10 @@ def test_a_prepared_tower_is_the_same_for_others(tmp_path):
 def test_dropout_of_attention_acts():
     model, texts = small_clip(dropout=0.5).train(), texts_of([20, 3, 3, 5])
     assert allow_packing(model.text_model)
-    first, second = (packed_text_features(model, texts, tokens=False)[0] for _ in range(2))
+    first, second = (packed_text_features(model, texts, want="vectors")[0] for _ in range(2))
     assert not torch.allclose(first, second)
     model.eval()
-    first, second = (packed_text_features(model, texts, tokens=False)[0] for _ in range(2))
+    first, second = (packed_text_features(model, texts, want="vectors")[0] for _ in range(2))
     assert torch.equal(first, second)
 
 

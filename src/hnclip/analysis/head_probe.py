@@ -22,7 +22,7 @@ from hnclip.analysis.heads import (
     train_heads,
     turned,
 )
-from hnclip.config import OptimConfig
+from hnclip.config import SCALE_MAX
 from hnclip.data.cache import Progress
 from hnclip.evaluate.bootstrap import Estimate, crossed_bootstrap
 from hnclip.evaluate.metrics import recall_at
@@ -245,7 +245,7 @@ def head_probe(
     """
     started = time.perf_counter()
     _check(train, held_out, scale)
-    scale = min(scale, OptimConfig().scale_max)
+    scale = min(scale, SCALE_MAX)
     kept = _some(train, settings.most)
     chooser = _Chooser(_parts(kept, settings), scale, settings)
 

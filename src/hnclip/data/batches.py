@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +20,10 @@ from hnclip.data.images import ImageTransform
 from hnclip.data.records import ImageSource, Record
 from hnclip.data.sampler import choose_captions
 from hnclip.data.texts import TextTransform
+from hnclip.data.views.named import IMAGE_VIEWS, TEXT_VIEWS
+from hnclip.data.views.parts import PARTS, Material
 
-IMAGE_VIEWS: dict[str, Callable[[Record], ImageSource]] = {"full": lambda record: record.image}
-TEXT_VIEWS: dict[str, Callable[[Record], tuple[str, ...]]] = {
-    "caption": lambda record: record.captions or _lacking(record, "a caption"),
-    "short": lambda record: _lacking(record, "a short caption") if record.short is None else (record.short,),
-}
-
-
-def _lacking(record: Record, what: str) -> NoReturn:
-    raise ValueError(f"record {record.id} has no text for this view: {what} is needed")
+FILLER = "a"  # stands where a record has no text; nobody reads what becomes of it
 
 
 @dataclass(frozen=True)
@@ -81,39 +74,42 @@ class Batch:
         texts: per view a TextBatch
         ids: [B, 2] int64, the pair's image and caption identities
         margin_text: [B, D] or None, frozen caption embeddings for Ḡ
+        present: per view [B] bool, False where a pair has no such view and its row is filler; views that all pairs of
+            the data have are not listed
+        parts: per view what readouts pool, as in `hnclip.models.readout.Seen`: [B, K, P] bool or [B, K, 2]
     """
 
     images: Mapping[str, Tensor]
     texts: Mapping[str, TextBatch]
     ids: Tensor
     margin_text: Tensor | None = None
+    present: Mapping[str, Tensor] = field(default_factory=dict)
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, rows: slice) -> Batch:
-        return Batch(
-            {name: view[rows] for name, view in self.images.items()},
-            {name: view[rows] for name, view in self.texts.items()},
-            self.ids[rows],
-            None if self.margin_text is None else self.margin_text[rows],
-        )
+        return self._each(lambda tensor: tensor[rows], lambda text: text[rows])
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(
-            {name: view.to(device, non_blocking=True) for name, view in self.images.items()},
-            {name: view.to(device) for name, view in self.texts.items()},
-            self.ids.to(device, non_blocking=True),
-            None if self.margin_text is None else self.margin_text.to(device, non_blocking=True),
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True), lambda text: text.to(device))
 
     def pinned(self) -> Batch:
         """The same in memory from which CUDA copies while it works; from any other it makes the host wait."""
+        return self._each(Tensor.pin_memory, TextBatch.pinned)
+
+    def _each(self, change: Callable[[Tensor], Tensor], change_text: Callable[[TextBatch], TextBatch]) -> Batch:
+        def every(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: change(tensor) for name, tensor in tensors.items()}
+
         return Batch(
-            {name: view.pin_memory() for name, view in self.images.items()},
-            {name: view.pinned() for name, view in self.texts.items()},
-            self.ids.pin_memory(),
-            None if self.margin_text is None else self.margin_text.pin_memory(),
+            every(self.images),
+            {name: change_text(text) for name, text in self.texts.items()},
+            change(self.ids),
+            None if self.margin_text is None else change(self.margin_text),
+            every(self.present),
+            every(self.parts),
         )
 
 
@@ -150,11 +146,13 @@ class PairData:
 
     Shape:
         images: per view N pictures, [N, 3, H, W] uint8
-        texts: token ids, of "caption" T rows, of any other view N
+        texts: token ids, of views by caption T rows, of any other N
         owner: [T], the record that each caption belongs to, in order
         chosen: [N], the row of "caption" that each record shows
         image_ids: [N], caption_ids: [T]; equal numbers mean pictures or captions that are the same to the model
         margin_text: [T, D] or None
+        present: per view [N] or [T] bool, where records have it; views that all of them have are not listed
+        parts: per view [N, K, P] bool, [N, K, 2] or [T, K, 2]
     """
 
     records: Sequence[Record]
@@ -167,6 +165,8 @@ class PairData:
     pad: int
     truncated: Mapping[str, int] = field(default_factory=dict)
     margin_text: Tensor | None = None
+    present: Mapping[str, Tensor] = field(default_factory=dict)
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -197,12 +197,20 @@ class PairData:
     def batch(self, indices: Sequence[int]) -> Batch:
         rows = torch.as_tensor(indices)
         captions = self.chosen[rows]  # [B]
-        rows_of = {name: captions.tolist() if name == "caption" else indices for name in self.texts}
+
+        def rows_of(view: str) -> Tensor:
+            return captions if view in TEXT_VIEWS and TEXT_VIEWS[view].by_caption else rows
+
         return Batch(
             {name: view[rows] for name, view in self.images.items()},
-            {name: pad_texts([view[row] for row in rows_of[name]], self.pad) for name, view in self.texts.items()},
+            {
+                name: pad_texts([view[row] for row in rows_of(name).tolist()], self.pad)
+                for name, view in self.texts.items()
+            },
             torch.stack([self.image_ids[rows], self.caption_ids[captions]], dim=1),
             None if self.margin_text is None else self.margin_text[captions],
+            {name: there[rows_of(name)] for name, there in self.present.items()},
+            {name: part[rows_of(name)] for name, part in self.parts.items()},
         )
 
 
@@ -213,12 +221,19 @@ def prepare(
     *,
     image_views: Sequence[str] = ("full",),
     text_views: Sequence[str] = ("caption",),
+    parts: Sequence[str] = (),
+    grid: int | None = None,
     cache: Path | None = None,
     progress: Progress = iter,
 ) -> PairData:
     """Decode, resize and tokenise the views of these records, once. Each record shows its first caption until `draw`.
 
+    What a record lacks of a view, or has but cannot be decoded, is marked as absent; its picture and its captions it
+    must have.
+
     Args:
+        parts: names of `hnclip.data.views.parts.PARTS`.
+        grid: patches along each side of the model's picture, for parts of pictures.
         cache: directory of the picture cache; without one the pictures are held in memory.
         progress: walks through the pictures that have to be decoded.
     """
@@ -230,24 +245,64 @@ def prepare(
     for name in text_views:
         if name not in TEXT_VIEWS:
             raise ValueError(f"unknown text view {name!r}; known: {', '.join(TEXT_VIEWS)}")
-    said = {name: [TEXT_VIEWS[name](record) for record in records] for name in dict.fromkeys(("caption", *text_views))}
-    tokenized = {name: text_transform([text for texts in said[name] for text in texts]) for name in said}
-    images = {
-        name: decoded([IMAGE_VIEWS[name](record) for record in records], image_transform, cache, progress)
-        for name in image_views
+    said = {name: _said(records, name) for name in dict.fromkeys(("caption", *text_views))}
+    tokenized = {
+        name: text_transform([FILLER if text is None else text for text in texts]) for name, texts in said.items()
     }
-    counts = torch.tensor([len(texts) for texts in said["caption"]])  # [N]
+    absent = {name: torch.tensor([text is None for text in said[name]]) for name in text_views}
+    images = {}
+    for name in image_views:
+        images[name], absent[name] = _shown(records, name, image_transform, cache, progress)
+    counts = torch.tensor([len(record.captions) for record in records])  # [N]
+    owner = torch.arange(len(records)).repeat_interleave(counts)  # [T]
+    everyone = list(range(len(records)))
+
+    def material(view: str) -> Material:
+        rows = owner.tolist() if view in TEXT_VIEWS and TEXT_VIEWS[view].by_caption else everyone
+        return Material(records, said.get(view, ()), rows, text_transform, image_transform, grid)
+
+    wanted = [PARTS[name] for name in parts]
     return PairData(
         records=records,
         images=images,
         texts={name: tokenized[name].ids for name in text_views},
-        owner=torch.arange(len(records)).repeat_interleave(counts),
+        owner=owner,
         chosen=counts.cumsum(0) - counts,
         image_ids=numbers(_contents(records, images.get("full"))),
         caption_ids=numbers(tokenized["caption"].ids),
         pad=text_transform.pad,
         truncated={name: tokenized[name].truncated for name in text_views},
+        present={name: ~missing for name, missing in absent.items() if missing.any()},
+        parts={part.view: part.find(material(part.view)) for part in wanted},
     )
+
+
+def _said(records: Sequence[Record], view: str) -> list[str | None]:
+    """The texts of a view, a row for each caption or record."""
+    kind, texts = TEXT_VIEWS[view], list[str | None]()
+    for record in records:
+        found = kind.texts(record)
+        if len(found) != (count := len(record.captions) if kind.by_caption else 1):
+            raise ValueError(f"record {record.id} has {len(found)} texts of view {view!r} for {count}")
+        texts += found
+    return texts
+
+
+def _shown(
+    records: Sequence[Record], view: str, transform: ImageTransform, cache: Path | None, progress: Progress
+) -> tuple[Pixels, Tensor]:
+    """The pictures of a view [N, 3, H, W], and where there is none [N]: the whole picture fills its place, because it
+    is decoded anyway."""
+    sources = {row: source for row, record in enumerate(records) if (source := IMAGE_VIEWS[view](record)) is not None}
+    if view == "full":
+        return decoded(list(sources.values()), transform, cache, progress), torch.zeros(len(records), dtype=torch.bool)
+    loaded = load_pictures(list(sources.values()), transform, cache=cache, progress=progress)
+    usable = {row: sources[row] for index, row in enumerate(sources) if index not in loaded.problems}
+    missing = torch.tensor([row not in usable for row in range(len(records))])
+    if not missing.any():
+        return loaded.pixels, missing
+    filled = [usable.get(row, record.image) for row, record in enumerate(records)]
+    return decoded(filled, transform, cache), missing
 
 
 def decoded(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +17,18 @@ from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.texts import TextTransform
 from hnclip.models.card import Training
 from hnclip.models.families import Family, family_of
+from hnclip.models.families.wanted import Wanted
+from hnclip.models.readout import Seen
 from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
 
 
 class DualEncoder(nn.Module):
     """A dual encoder of transformers, and how it wants its pictures and captions.
 
-    It adds no parameters and changes nothing of the backbone's inference: `encode_*` are the backbone's own
-    features, L2-normalised. Token vectors, which only training uses, are the backbone's last hidden states brought
-    into the joint space by its own layers (`hnclip.models.families`).
+    It changes nothing of the backbone's inference: `encode_*` are the backbone's own features, L2-normalised. Token
+    vectors, which only training uses, are the backbone's last hidden states brought into the joint space by its own
+    layers (`hnclip.models.families`). `readouts`, by view, are a framework's, for the time of training; without them
+    there are no parameters beside the backbone's.
     """
 
     image_mean: Tensor  # [1, 3, 1, 1]
@@ -51,6 +56,7 @@ class DualEncoder(nn.Module):
         self.source = source
         self.provenance = provenance
         self.family: Family = family_of(backbone.config)
+        self.readouts = nn.ModuleDict()
         expected = self.family.image_size(backbone)
         if expected is not None and image_transform.size != expected:
             raise ValueError(f"pictures of {image_transform.size} pixels do not fit a model that takes {expected}")
@@ -107,7 +113,7 @@ class DualEncoder(nn.Module):
 
     def encode_pixels(self, pixels: Tensor, *, tokens: bool = False) -> ViewEmbeddings:
         """`encode_images` for pictures that are normalised already: [B, 3, H, W] floats."""
-        vectors, patches = self.family.image_features(self.backbone, pixels, tokens=tokens)
+        vectors, patches = self.family.image_features(self.backbone, pixels, want="tokens" if tokens else "vectors")
         vectors = self._unit(vectors)  # [B, D]
         if patches is None:
             return ViewEmbeddings(vectors)
@@ -122,16 +128,23 @@ class DualEncoder(nn.Module):
             returns vectors [B, D]; with `tokens` also word vectors [B, T, D], masked to what stands between the
             special tokens at either end
         """
-        if texts.ids.shape[1] > self.context:
-            raise ValueError(f"texts have {texts.ids.shape[1]} tokens, the model takes at most {self.context}")
-        vectors, words = self.family.text_features(self.backbone, texts, self.text_transform, tokens=tokens)
+        self._check_length(texts)
+        want: Wanted = "tokens" if tokens else "vectors"
+        vectors, words = self.family.text_features(self.backbone, texts, self.text_transform, want=want)
         vectors = self._unit(vectors)  # [B, D]
         if words is None:
             return ViewEmbeddings(vectors)
+        return ViewEmbeddings(vectors, self._unit(words), self._words(texts))
+
+    def _check_length(self, texts: TextBatch) -> None:
+        if texts.ids.shape[1] > self.context:
+            raise ValueError(f"texts have {texts.ids.shape[1]} tokens, the model takes at most {self.context}")
+
+    def _words(self, texts: TextBatch) -> Tensor:
+        """[B, T] bool: what stands between the special tokens at either end."""
         before, after = self.text_transform.edges
-        position = torch.arange(texts.ids.shape[1], device=words.device)[None]  # [1, T]
-        mask = (position >= before) & (position < texts.lengths[:, None] - after)  # [B, T]
-        return ViewEmbeddings(vectors, self._unit(words), mask)
+        position = torch.arange(texts.ids.shape[1], device=texts.ids.device)[None]  # [1, T]
+        return (position >= before) & (position < texts.lengths[:, None] - after)
 
     def _unit(self, features: Tensor) -> Tensor:
         """Length 1 in the type of the weights: autocast leaves features in half precision, where lengths would be off
@@ -139,23 +152,75 @@ class DualEncoder(nn.Module):
         return F.normalize(features.to(self.dtype), dim=-1)
 
     def forward(self, batch: Batch, *, tokens: bool = False) -> Embeddings:
-        """Encode every view of a batch, in one call per tower."""
+        """Encode every view of a batch, in one call per tower. With `tokens` every view has token vectors; but of a
+        model with readouts only the views that have one, and what it makes of them."""
+        images, texts = self._encode_image_views(batch, tokens), self._encode_text_views(batch, tokens)
+
+        def noted(side: Mapping[str, ViewEmbeddings]) -> dict[str, ViewEmbeddings]:
+            return {name: replace(view, present=batch.present.get(name)) for name, view in side.items()}
+
         return Embeddings(
-            images=self._encode_image_views(batch.images, tokens),
-            texts=self._encode_text_views(batch.texts, tokens),
+            images=noted(images),
+            texts=noted(texts),
             scale=self.scale,
             ids=batch.ids,
             margin_text=batch.margin_text,
         )
 
-    def _encode_image_views(self, views: Mapping[str, Tensor], tokens: bool) -> dict[str, ViewEmbeddings]:
-        encoded = self.encode_images(torch.cat(list(views.values())), tokens=tokens)
-        return _split(encoded, {name: len(view) for name, view in views.items()})
+    def _encode_image_views(self, batch: Batch, tokens: bool) -> dict[str, ViewEmbeddings]:
+        sizes = {name: len(view) for name, view in batch.images.items()}
+        together = torch.cat(list(batch.images.values()))
+        if not (tokens and len(self.readouts)):
+            return _split(self.encode_images(together, tokens=tokens), sizes)
+        want: Wanted = "hidden" if self._reads(sizes) else "vectors"
+        vectors, hidden = self.family.image_features(self.backbone, self.normalize_pixels(together), want=want)
+        mask = None if hidden is None else torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+        project = partial(self.family.patch_vectors, self.backbone)
+        return self._read_out(sizes, batch.parts, vectors, hidden, mask, mask, project, _as_it_is)
 
-    def _encode_text_views(self, views: Mapping[str, TextBatch], tokens: bool) -> dict[str, ViewEmbeddings]:
-        together = join_texts(list(views.values()), self.text_transform.pad)
-        encoded = self.encode_texts(together, tokens=tokens)
-        return _split(encoded, {name: len(view.lengths) for name, view in views.items()})
+    def _encode_text_views(self, batch: Batch, tokens: bool) -> dict[str, ViewEmbeddings]:
+        sizes = {name: len(view.lengths) for name, view in batch.texts.items()}
+        together = join_texts(list(batch.texts.values()), self.text_transform.pad)
+        if not (tokens and len(self.readouts)):
+            return _split(self.encode_texts(together, tokens=tokens), sizes)
+        self._check_length(together)
+        want: Wanted = "hidden" if self._reads(sizes) else "vectors"
+        vectors, hidden = self.family.text_features(self.backbone, together, self.text_transform, want=want)
+        position = torch.arange(together.ids.shape[1], device=vectors.device)[None]  # [1, T]
+        inside = position < together.lengths[:, None]  # [B, T]
+        project = partial(self.family.word_vectors, self.backbone)
+        norm = partial(self.family.text_norm, self.backbone)
+        return self._read_out(sizes, batch.parts, vectors, hidden, self._words(together), inside, project, norm)
+
+    def _reads(self, names: Iterable[str]) -> bool:
+        return any(name in self.readouts for name in names)
+
+    def _read_out(
+        self,
+        sizes: Mapping[str, int],
+        parts: Mapping[str, Tensor],
+        vectors: Tensor,
+        hidden: Tensor | None,
+        mask: Tensor | None,
+        inside: Tensor | None,
+        project: Callable[[Tensor], Tensor],
+        norm: Callable[[Tensor], Tensor],
+    ) -> dict[str, ViewEmbeddings]:
+        """Vectors of every view, and what readouts make of those that have one."""
+        found, start = {}, 0
+        for name, size in sizes.items():
+            rows = slice(start, start + size)
+            start += size
+            found[name] = ViewEmbeddings(self._unit(vectors[rows]))
+            if name in self.readouts and hidden is not None and mask is not None and inside is not None:
+                seen = Seen(vectors[rows], hidden[rows], mask[rows], inside[rows], parts.get(name), project, norm)
+                tokens, counts = self.readouts[name](seen)  # [B, K, D], [B, K]
+                found[name] = replace(found[name], tokens=tokens.to(self.dtype), mask=counts)
+        return found
+
+
+def _as_it_is(hidden: Tensor) -> Tensor:
+    return hidden
 
 
 def _split(encoded: ViewEmbeddings, sizes: Mapping[str, int]) -> dict[str, ViewEmbeddings]:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hnclip.data.batches import TextBatch
+from hnclip.models.families.wanted import Wanted
 
 NAME = "hnclip_packed"
 WORTH = 0.95  # of all places hold tokens: beyond it, gathering them costs more than the pads
@@ -73,23 +74,25 @@ def unpack(packed: Tensor, texts: TextBatch) -> Tensor:
     return padded.index_copy(0, texts.places, packed).unflatten(0, (count, width))
 
 
-def packed_text_features(backbone: Any, texts: TextBatch, *, tokens: bool) -> tuple[Tensor, Tensor | None]:
+def packed_text_features(backbone: Any, texts: TextBatch, *, want: Wanted) -> tuple[Tensor, Tensor | None]:
     """`Family.text_features` of CLIP for a tower that `allow_packing` has prepared.
 
     Shape:
-        vectors [B, D]; with `tokens` words [B, T, D], zeros for pads.
+        vectors [B, D]; if wanted words [B, T, D] or hidden states [B, T, W], zeros for pads.
     """
     tower = backbone.text_model
     places = texts.places  # [ΣT]
     # Sequences of length 1: the embedding layer checks lengths against its positions.
     ids, positions = pack(texts.ids, texts)[:, None], (places % texts.ids.shape[1])[:, None]  # [ΣT, 1]
     hidden = tower.embeddings(input_ids=ids, position_ids=positions)  # [ΣT, 1, W]
-    hidden = tower.encoder(inputs_embeds=hidden, attention_mask=None, packed=texts).last_hidden_state
-    hidden = tower.final_layer_norm(hidden)[:, 0]  # [ΣT, W]
+    last = tower.encoder(inputs_embeds=hidden, attention_mask=None, packed=texts).last_hidden_state  # [ΣT, 1, W]
+    hidden = tower.final_layer_norm(last)[:, 0]  # [ΣT, W]
     first = texts.lengths.cumsum(0) - texts.lengths  # [B]
     end = _end(tower, texts.ids).minimum(texts.lengths - 1)  # [B]; a pad may look like an end
     vectors = backbone.text_projection(hidden[first + end])  # [B, D]
-    return vectors, unpack(backbone.text_projection(hidden), texts) if tokens else None
+    if want == "vectors":
+        return vectors, None
+    return vectors, unpack(last[:, 0] if want == "hidden" else backbone.text_projection(hidden), texts)
 
 
 def _end(tower: Any, ids: Tensor) -> Tensor:

@@ -20,13 +20,16 @@ class ViewEmbeddings:
 
     Shape:
         vectors: [N, D], L2-normalised global vectors.
-        tokens: [N, T, D], L2-normalised token vectors (words or patches), or None when nobody asked for them.
+        tokens: [N, T, D], L2-normalised token vectors (words or patches), or whatever a framework's readout of this
+            view put in their place (`hnclip.models.readout`), or None when nobody asked for them.
         mask: [N, T] bool, True where a token counts (no start, end, pad or class token), or None with `tokens`.
+        present: [N] bool, False where a pair has no such view and its row is filler; None where all pairs have it.
     """
 
     vectors: Tensor
     tokens: Tensor | None = None
     mask: Tensor | None = None
+    present: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def _join_views(parts: Sequence[ViewEmbeddings]) -> ViewEmbeddings:
         torch.cat([part.vectors for part in padded]),  # [N, D]
         _join([part.tokens for part in padded]),  # [N, T, D]
         _join([part.mask for part in padded]),  # [N, T]
+        _join([part.present for part in padded]),  # [N]
     )
 
 

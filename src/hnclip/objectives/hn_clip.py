@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from hnclip.losses import token_loss
 from hnclip.objectives.embeddings import Embeddings
+from hnclip.objectives.global_term import GlobalTerm, queries
+from hnclip.objectives.objective import Moment
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class HNClip:
 
     image_views: ClassVar[tuple[str, ...]] = ("full",)
     text_views: ClassVar[tuple[str, ...]] = ("caption",)
+    parts: ClassVar[tuple[str, ...]] = ()
 
     global_loss: Callable[..., Tensor]
     token_weight: float = 1.0
@@ -45,25 +48,15 @@ class HNClip:
     def tokens(self) -> bool:
         return self.token_weight > 0
 
+    def at(self, moment: Moment) -> HNClip:
+        return self
+
     def __call__(self, embeddings: Embeddings) -> dict[str, Tensor]:
         image, text = embeddings.images["full"], embeddings.texts["caption"]
-        scale = embeddings.scale
-        options: dict[str, Any] = {
-            "offset": embeddings.offset,
-            "rows": embeddings.rows,
-            "ids": embeddings.ids,
-            # Looking at values would make an accelerator wait in every step; NaN shows in the loss anyway.
-            "check_values": False,
-        }
-        margin: dict[str, Any] = {}
-        if self.frozen_margin:
-            if embeddings.margin_text is None:
-                raise ValueError("frozen_margin needs batches with margin_text, this one has none")
-            margin = {"margin_text": embeddings.margin_text}
-        terms = {"global": self.global_loss(image.vectors, text.vectors, scale, **margin, **options)}
+        terms = {"global": GlobalTerm(self.global_loss, frozen=self.frozen_margin)(embeddings)}
         if self.tokens:
             if image.tokens is None or image.mask is None or text.tokens is None or text.mask is None:
                 raise ValueError("a token_weight above 0 needs token vectors and masks of both views")
-            term = token_loss(image.tokens, text.tokens, image.mask, text.mask, scale, **options)
+            term = token_loss(image.tokens, text.tokens, image.mask, text.mask, embeddings.scale, **queries(embeddings))
             terms["token"] = self.token_weight * term
         return terms

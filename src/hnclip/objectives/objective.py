@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from hnclip.objectives.embeddings import Embeddings
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A time in a run: after `step` optimiser steps, of `epoch_steps` in each of `epochs` epochs."""
+
+    step: int
+    epoch_steps: int
+    epochs: int
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are finished."""
+        return self.step // self.epoch_steps
+
+    @property
+    def within(self) -> float:
+        """Share of the present epoch that is done."""
+        return self.step % self.epoch_steps / self.epoch_steps
 
 
 class Objective(Protocol):
@@ -24,8 +44,15 @@ class Objective(Protocol):
         """Names of the text views it reads."""
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts of views that the readouts of its framework pool (`hnclip.data.views.parts`)."""
+
+    @property
     def tokens(self) -> bool:
-        """Whether it reads token vectors."""
+        """Whether it reads token vectors, or what readouts put in their place."""
+
+    def at(self, moment: Moment) -> Objective:
+        """The objective of this moment: weights may follow a schedule."""
 
     def __call__(self, embeddings: Embeddings) -> dict[str, Tensor]:
         """Scalar terms by name, weights applied: their sum is the loss, a mean over the query rows."""

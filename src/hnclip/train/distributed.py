@@ -232,6 +232,7 @@ def gather_embeddings(embeddings: Embeddings) -> Embeddings:
             every,
             None if view.tokens is None else next(gathered),  # [ΣN, T, D]
             constant(view.mask),  # [ΣN, T]
+            constant(view.present),  # [ΣN]
         )
         for view, every in zip(views, all_vectors)
     )

@@ -115,6 +115,8 @@ class Run:
             lr=optim.lr,
             scale_lr=optim.lr if optim.scale_lr is None else optim.scale_lr,
             weight_decay=optim.weight_decay,
+            readout_lr=optim.readout_lr,
+            decay=optim.decay,
             betas=(optim.beta1, optim.beta2),
         )
         self.stepper = Stepper(model, objective, self.optimizer, optim, total=self.total, parallel=self.parallel)

@@ -222,10 +222,10 @@ def _as_leaves(embeddings: Embeddings) -> Embeddings:
 
     def views(side: Mapping[str, ViewEmbeddings]) -> dict[str, ViewEmbeddings]:
         return {
-            name: ViewEmbeddings(
-                view.vectors.detach().requires_grad_(),
-                None if view.tokens is None else view.tokens.detach().requires_grad_(),
-                view.mask,
+            name: replace(
+                view,
+                vectors=view.vectors.detach().requires_grad_(),
+                tokens=None if view.tokens is None else view.tokens.detach().requires_grad_(),
             )
             for name, view in side.items()
         }

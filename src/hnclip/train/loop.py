@@ -168,10 +168,11 @@ def _check_processes(config: TrainConfig) -> None:
 
 def _announce(config: TrainConfig, model: DualEncoder, report: Callable[[str], None]) -> None:
     highest = config.optim.scale_max
-    if model.backbone.logit_scale.requires_grad and model.scale.item() > highest * 1.01:
+    trains = model.backbone.logit_scale.requires_grad
+    if trains and highest is not None and model.scale.item() > highest * 1.01:
         report(
             f"warning: the inverse temperature {model.scale.item():.1f} will be clamped to {highest:g}; "
-            "raise --optim.scale-max to keep it, or fix it with --optim.scale-lr 0"
+            "raise --optim.scale-max or set it to None to keep it, or fix it with --optim.scale-lr 0"
         )
     if config.optim.precision != "fp32":
         report(f"the towers compute in {config.optim.precision}")

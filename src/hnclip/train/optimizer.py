@@ -3,41 +3,57 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 
-def parameter_groups(model: nn.Module, *, lr: float, scale_lr: float, weight_decay: float) -> list[dict]:
-    """Three groups: matrices (decayed), biases, norms and embeddings of one row (not decayed), and the temperature,
-    which has a learning rate of its own and is never decayed. A zero `scale_lr` leaves the temperature out and frozen:
-    a gradient that no step uses would still count in the norm that clipping looks at."""
-    decay, plain, scale = [], [], []
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    scale_lr: float,
+    weight_decay: float,
+    readout_lr: float | None = None,
+    decay: Literal["matrices", "all"] = "matrices",
+) -> list[dict]:
+    """Matrices (decayed), biases, norms and embeddings of one row (not decayed), the same two of a framework's readouts
+    at their own rate, and the temperature, which has a learning rate of its own and is not decayed. With `decay` all,
+    everything is decayed. A zero `scale_lr` leaves the temperature out and frozen: a gradient that no step uses would
+    still count in the norm that clipping looks at."""
+    rates = {"model": lr, "readouts": lr if readout_lr is None else readout_lr, "scale": scale_lr}
+    groups: dict[tuple[str, bool], list[nn.Parameter]] = {
+        (kind, decayed): [] for kind in rates for decayed in (True, False)
+    }
     for name, parameter in model.named_parameters():
         is_scale = name.endswith("logit_scale")
         if is_scale and scale_lr == 0:
             parameter.requires_grad_(False)
         if not parameter.requires_grad:
             continue
-        if is_scale:
-            scale.append(parameter)
-        elif parameter.ndim < 2:
-            plain.append(parameter)
-        else:
-            decay.append(parameter)
-    groups = [
-        {"params": decay, "lr": lr, "weight_decay": weight_decay},
-        {"params": plain, "lr": lr, "weight_decay": 0.0},
-        {"params": scale, "lr": scale_lr, "weight_decay": 0.0},
+        kind = "scale" if is_scale else "readouts" if name.startswith("readouts.") else "model"
+        decayed = decay == "all" or (parameter.ndim >= 2 and not is_scale)
+        groups[kind, decayed].append(parameter)
+    return [
+        {
+            "params": parameters,
+            "lr": rates[kind],
+            "weight_decay": weight_decay if decayed else 0.0,
+            "peak_lr": rates[kind],
+        }
+        for (kind, decayed), parameters in groups.items()
+        if parameters
     ]
-    return [{**group, "peak_lr": group["lr"]} for group in groups if group["params"]]
 
 
-def build_optimizer(
-    model: nn.Module, *, lr: float, scale_lr: float, weight_decay: float, betas: tuple[float, float]
-) -> torch.optim.AdamW:
-    """AdamW, one kernel for all of it where the device has one: a dozen passes over the weights become one."""
-    groups = parameter_groups(model, lr=lr, scale_lr=scale_lr, weight_decay=weight_decay)
+def build_optimizer(model: nn.Module, *, betas: tuple[float, float], **rates: Any) -> torch.optim.AdamW:
+    """AdamW, one kernel for all of it where the device has one: a dozen passes over the weights become one.
+
+    Args:
+        rates: as `parameter_groups` takes them.
+    """
+    groups = parameter_groups(model, **rates)
     kinds = {parameter.device.type for group in groups for parameter in group["params"]}
     return torch.optim.AdamW(groups, betas=betas, fused=kinds <= {"cpu", "cuda"} or None)
 
@@ -50,14 +66,27 @@ def learning_rate_factor(step: int, *, total: int, warmup: int, floor: float = 0
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
+def wrapped_factor(step: int, *, total: int, warmup: int, accumulate: int) -> float:
+    """FineLIP's released schedule: the half cosine of `learning_rate_factor` with floor 0, but `step` counted in
+    micro-batches and `total` in optimiser steps, so that it runs `accumulate` times too fast and swings on. The rate is
+    set behind each step, for the next, so the first step has the full rate."""
+    if step == 0:
+        return 1.0
+    micro = step * accumulate
+    if micro < warmup:
+        return (micro + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (micro - warmup) / max(1, total - warmup)))
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """Every group's peak rate times `factor`."""
     for group in optimizer.param_groups:
         group["lr"] = group["peak_lr"] * factor
 
 
-def clamp_scale(logit_scale: nn.Parameter, maximum: float) -> None:
-    """Keep s = exp(logit_scale) in [1, maximum] after a step, as CLIP does with 100. A fixed one is left as it is."""
-    if logit_scale.requires_grad:
+def clamp_scale(logit_scale: nn.Parameter, maximum: float | None) -> None:
+    """Keep s = exp(logit_scale) in [1, maximum] after a step, as CLIP does with 100. A fixed one is left as it is, and
+    with None any."""
+    if logit_scale.requires_grad and maximum is not None:
         with torch.no_grad():
             logit_scale.clamp_(0.0, math.log(maximum))

@@ -18,10 +18,10 @@ from torch import Tensor
 from hnclip.config import OptimConfig
 from hnclip.data.batches import Batch
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.objectives.objective import Objective
+from hnclip.objectives.objective import Moment, Objective
 from hnclip.train.distributed import mean_over_processes
 from hnclip.train.grad_cache import BACKWARD, Share, StepResult
-from hnclip.train.optimizer import clamp_scale, learning_rate_factor, set_learning_rate
+from hnclip.train.optimizer import clamp_scale, learning_rate_factor, set_learning_rate, wrapped_factor
 from hnclip.train.parallel import Alone
 
 SATURATED = 1e-3  # a loss below this teaches nothing: the paper's threshold
@@ -92,21 +92,26 @@ class Stepper:
     ) -> None:
         self.model, self.objective, self.optimizer, self.optim = model, objective, optimizer, optim
         self.parallel = parallel or Alone(model)
-        self.total, self.warmup = total, round(optim.warmup * total)
+        self.total, self.warmup = total, round(optim.warmup * total if optim.warmup < 1 else optim.warmup)
 
     @property
     def rate(self) -> float:
         """The learning rate of the last step."""
         return self.optimizer.param_groups[0]["lr"]
 
+    def _factor(self, step: int) -> float:
+        if self.optim.schedule == "wrapped":
+            return wrapped_factor(step, total=self.total, warmup=self.warmup, accumulate=self.optim.accumulate)
+        return learning_rate_factor(step, total=self.total, warmup=self.warmup, floor=self.optim.lr_floor)
+
     def __call__(self, batch: Batch, step: int, share: Share | None = None) -> Found:
         """Do the optimiser step after `step` others. The batch may lie in the host's memory; of several processes it is
         the `share` of each."""
         optim = self.optim
-        factor = learning_rate_factor(step, total=self.total, warmup=self.warmup, floor=optim.lr_floor)
-        set_learning_rate(self.optimizer, factor)
+        set_learning_rate(self.optimizer, self._factor(step))
         self.optimizer.zero_grad(set_to_none=True)
-        result = backward(self.parallel, batch, self.objective, optim, share)
+        moment = Moment(step, max(1, self.total // optim.epochs), optim.epochs)
+        result = backward(self.parallel, batch, self.objective.at(moment), optim, share)
         # An infinite limit measures the norm and changes nothing.
         norm = self.parallel.clip(optim.clip_grad or float("inf"))
         self.optimizer.step()

@@ -15,11 +15,13 @@ from hnclip.data.texts import TextTransform
 from hnclip.models.families.clip import Clip
 from hnclip.models.families.dual_tower import DualTower
 from hnclip.models.families.siglip import Siglip, Siglip2
+from hnclip.models.families.wanted import Wanted
 
 
 class Family(Protocol):
-    """Features before normalisation, in the joint space. Vectors [B, D]; with `tokens` also one vector per patch
-    [B, P, D] or per position of the text [B, T, D], whatever that position holds."""
+    """Features before normalisation, in the joint space. Vectors [B, D]; if tokens are wanted also one vector per patch
+    [B, P, D] or per position of the text [B, T, D], whatever that position holds. If hidden states are, the tower's
+    last ones of the same places, [B, P, W] and [B, T, W]: `patch_vectors` and `word_vectors` make tokens of them."""
 
     kind: str
     """The `model_type` in the backbone's config.json."""
@@ -32,11 +34,27 @@ class Family(Protocol):
         """Side of the square pictures that the backbone takes; None if it takes any."""
         ...
 
-    def image_features(self, backbone: Any, pixels: Tensor, *, tokens: bool) -> tuple[Tensor, Tensor | None]: ...
+    def grid(self, backbone: Any, side: int) -> int | None:
+        """Patches along each side of a picture of `side` pixels; None if the tower does not say."""
+        ...
+
+    def image_features(self, backbone: Any, pixels: Tensor, *, want: Wanted) -> tuple[Tensor, Tensor | None]: ...
 
     def text_features(
-        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, tokens: bool
+        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, want: Wanted
     ) -> tuple[Tensor, Tensor | None]: ...
+
+    def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        """Hidden states of pictures [..., W] in the joint space [..., D]."""
+        ...
+
+    def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        """Hidden states of texts [..., W] in the joint space [..., D]."""
+        ...
+
+    def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
+        """The first thing that `word_vectors` does, where it is a norm; else nothing."""
+        ...
 
     def positions(self, backbone: Any) -> Any:
         """The module that holds the text tower's learnt `position_embedding` and its `position_ids`."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hnclip.data.batches import TextBatch
 from hnclip.data.texts import TextTransform
+from hnclip.models.families.wanted import Wanted
 from hnclip.models.packing import allow_packing, packed_text_features, worth_packing
 
 
@@ -19,23 +20,38 @@ class Clip:
     def image_size(self, backbone: Any) -> int:
         return backbone.config.vision_config.image_size
 
-    def image_features(self, backbone: Any, pixels: Tensor, *, tokens: bool) -> tuple[Tensor, Tensor | None]:
+    def grid(self, backbone: Any, side: int) -> int:
+        return side // backbone.config.vision_config.patch_size
+
+    def image_features(self, backbone: Any, pixels: Tensor, *, want: Wanted) -> tuple[Tensor, Tensor | None]:
         output = backbone.get_image_features(pixel_values=pixels)
-        if not tokens:
+        if want == "vectors":
             return output.pooler_output, None  # [B, D]
-        # transformers norms only the class token; patches must pass the same norm to live in the joint space.
-        patches = backbone.vision_model.post_layernorm(output.last_hidden_state[:, 1:])  # [B, P, W]
-        return output.pooler_output, backbone.visual_projection(patches)  # [B, D], [B, P, D]
+        hidden = output.last_hidden_state[:, 1:]  # [B, P, W]
+        return output.pooler_output, hidden if want == "hidden" else self.patch_vectors(backbone, hidden)
 
     def text_features(
-        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, tokens: bool
+        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, want: Wanted
     ) -> tuple[Tensor, Tensor | None]:
         if worth_packing(texts) and allow_packing(backbone.text_model):
-            return packed_text_features(backbone, texts, tokens=tokens)
+            return packed_text_features(backbone, texts, want=want)
         # Attention is causal and pads follow the end token, so no attention mask is needed for what we read.
+        if want == "hidden":
+            output = backbone.get_text_features(input_ids=texts.ids, output_hidden_states=True)
+            return output.pooler_output, output.hidden_states[-1]  # [B, T, W], before the final norm
         output = backbone.get_text_features(input_ids=texts.ids)
-        words = backbone.text_projection(output.last_hidden_state) if tokens else None  # [B, T, D]
+        words = backbone.text_projection(output.last_hidden_state) if want == "tokens" else None  # [B, T, D]
         return output.pooler_output, words
+
+    def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        # transformers norms only the class token; patches must pass the same norm to live in the joint space.
+        return backbone.visual_projection(backbone.vision_model.post_layernorm(hidden))
+
+    def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return backbone.text_projection(self.text_norm(backbone, hidden))
+
+    def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return backbone.text_model.final_layer_norm(hidden)
 
     def positions(self, backbone: Any) -> Any:
         return backbone.text_model.embeddings

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hnclip.data.batches import TextBatch
 from hnclip.data.texts import TextTransform
+from hnclip.models.families.wanted import Wanted
 
 
 class DualTower:
@@ -27,22 +28,37 @@ class DualTower:
             size = size[0]
         return size
 
-    def image_features(self, backbone: Any, pixels: Tensor, *, tokens: bool) -> tuple[Tensor, Tensor | None]:
+    def grid(self, backbone: Any, side: int) -> int | None:
+        patch = getattr(backbone.config.vision_config, "patch_size", None)
+        return side // patch if isinstance(patch, int) else None
+
+    def image_features(self, backbone: Any, pixels: Tensor, *, want: Wanted) -> tuple[Tensor, Tensor | None]:
         output = backbone.vision_model(pixel_values=pixels)
         vectors = backbone.visual_projection(output.pooler_output.flatten(1))  # [B, D]; some poolers keep [B, W, 1, 1]
-        if not tokens:
+        if want == "vectors":
             return vectors, None
-        patches = self._patches(backbone, output.last_hidden_state, pixels.shape[-1])  # [B, P, W]
-        return vectors, backbone.visual_projection(patches)
+        hidden = self._patches(backbone, output.last_hidden_state, pixels.shape[-1])  # [B, P, W]
+        return vectors, hidden if want == "hidden" else self.patch_vectors(backbone, hidden)
 
     def text_features(
-        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, tokens: bool
+        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, want: Wanted
     ) -> tuple[Tensor, Tensor | None]:
         position = torch.arange(texts.ids.shape[1], device=texts.ids.device)[None]  # [1, T]
         mask = (position < texts.lengths[:, None]).long()  # [B, T]
         output = backbone.get_text_features(input_ids=texts.ids, attention_mask=mask)
-        words = backbone.text_projection(output.last_hidden_state) if tokens else None  # [B, T, D]
-        return output.pooler_output, words
+        if want == "vectors":
+            return output.pooler_output, None
+        hidden = output.last_hidden_state  # [B, T, W]
+        return output.pooler_output, hidden if want == "hidden" else self.word_vectors(backbone, hidden)
+
+    def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return backbone.visual_projection(hidden)
+
+    def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return backbone.text_projection(hidden)
+
+    def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return hidden
 
     def positions(self, backbone: Any) -> Any:
         kind = backbone.config.text_config.model_type
@@ -57,6 +73,5 @@ class DualTower:
         """Without the class and register tokens, which stand before the patches; maps [B, W, h, w] become rows."""
         if hidden.ndim == 4:
             return hidden.flatten(2).transpose(1, 2)  # [B, h·w, W]
-        patch = getattr(backbone.config.vision_config, "patch_size", None)
-        count = (side // patch) ** 2 if isinstance(patch, int) else hidden.shape[1]
+        count = hidden.shape[1] if (grid := self.grid(backbone, side)) is None else grid**2
         return hidden[:, -count:] if hidden.shape[1] > count else hidden

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hnclip.data.batches import TextBatch
 from hnclip.data.texts import TextTransform
+from hnclip.models.families.wanted import Wanted
 
 
 class Siglip:
@@ -21,13 +22,18 @@ class Siglip:
     def image_size(self, backbone: Any) -> int:
         return backbone.config.vision_config.image_size
 
-    def image_features(self, backbone: Any, pixels: Tensor, *, tokens: bool) -> tuple[Tensor, Tensor | None]:
+    def grid(self, backbone: Any, side: int) -> int:
+        return side // backbone.config.vision_config.patch_size
+
+    def image_features(self, backbone: Any, pixels: Tensor, *, want: Wanted) -> tuple[Tensor, Tensor | None]:
         output = backbone.get_image_features(**self._picture(backbone, pixels))
-        patches = look_at_each(backbone.vision_model.head, output.last_hidden_state) if tokens else None  # [B, P, D]
-        return output.pooler_output, patches
+        if want == "vectors":
+            return output.pooler_output, None
+        hidden = output.last_hidden_state  # [B, P, W], behind the final norm
+        return output.pooler_output, hidden if want == "hidden" else self.patch_vectors(backbone, hidden)
 
     def text_features(
-        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, tokens: bool
+        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, want: Wanted
     ) -> tuple[Tensor, Tensor | None]:
         # The model was trained on texts padded to the full context, pads attended to, and reads the last position.
         # Trimming would change its vectors, and so would an attention mask.
@@ -36,13 +42,22 @@ class Siglip:
         inside = (at >= 0) & (at < texts.lengths[:, None])
         ids = torch.where(inside, texts.ids.gather(1, at.clamp(0, width - 1)), transform.pad)  # [B, C]
         output = backbone.get_text_features(input_ids=ids)
-        if not tokens:
+        if want == "vectors":
             return output.pooler_output, None
         first = (at < 0).sum(dim=1, keepdim=True)  # [B, 1], where each text begins
         back = (first + torch.arange(width, device=ids.device)).clamp(max=transform.context - 1)  # [B, T]
         hidden = output.last_hidden_state  # [B, C, W], behind the final norm
         hidden = hidden.gather(1, back[:, :, None].expand(-1, -1, hidden.shape[2]))  # [B, T, W]
-        return output.pooler_output, backbone.text_model.head(hidden)  # [B, D], [B, T, D]
+        return output.pooler_output, hidden if want == "hidden" else self.word_vectors(backbone, hidden)
+
+    def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return look_at_each(backbone.vision_model.head, hidden)
+
+    def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return backbone.text_model.head(hidden)
+
+    def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return hidden
 
     def positions(self, backbone: Any) -> Any:
         return backbone.text_model.embeddings

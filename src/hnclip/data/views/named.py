@@ -1,0 +1,72 @@
+"""The views of a record by name: which pictures and which texts an objective may ask for.
+
+A view that a record does not have is None. `hnclip.data.views.complete` fills in what can be made of picture and
+caption alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hnclip.data.records import ImageSource, Record
+
+CROPS = 3  # most edge crops of a picture
+
+
+@dataclass(frozen=True)
+class TextView:
+    """Texts of a record: one for each of its captions, or one for the record."""
+
+    texts: Callable[[Record], tuple[str | None, ...]]
+    by_caption: bool
+
+
+def crop_of(image, box):
+    from hnclip.data.views.derived import crop_of as f
+
+    return f(image, box)
+
+
+def first_sentence(text):
+    from hnclip.data.views.sentences import first_sentence as f
+
+    return f(text)
+
+
+def _region_picture(record: Record) -> ImageSource | None:
+    return crop_of(record.image, record.regions[0].box) if record.regions else None
+
+
+def _region_edges(number: int) -> Callable[[Record], ImageSource | None]:
+    def view(record: Record) -> ImageSource | None:
+        if number > len(record.regions):
+            return None
+        region = record.regions[number - 1]
+        if region.edges is not None:
+            return region.edges
+        return None if record.edges is None else crop_of(record.edges, region.box)
+
+    return view
+
+
+def _captions(record: Record) -> tuple[str, ...]:
+    if not record.captions:
+        raise ValueError(f"record {record.id} has no text for this view: a caption is needed")
+    return record.captions
+
+
+IMAGE_VIEWS: dict[str, Callable[[Record], ImageSource | None]] = {
+    "full": lambda record: record.image,
+    "crop": _region_picture,
+    "edge": lambda record: record.edges,
+    **{f"edge_crop_{number}": _region_edges(number) for number in range(1, CROPS + 1)},
+}
+TEXT_VIEWS: dict[str, TextView] = {
+    "caption": TextView(_captions, by_caption=True),
+    "short": TextView(
+        lambda record: tuple(record.short or first_sentence(caption) for caption in _captions(record)), by_caption=True
+    ),
+    "sentence": TextView(lambda record: (record.regions[0].sentence if record.regions else None,), by_caption=False),
+    "filtered": TextView(lambda record: record.filtered or (None,) * len(record.captions), by_caption=True),
+}
