@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
+
+if TYPE_CHECKING:
+    from hnclip.config import TrainConfig
 
 HELP = """usage: hnclip COMMAND [options]        hnclip COMMAND --help for the options
 
@@ -82,6 +85,7 @@ def _train(arguments: Sequence[str]) -> None:
     base = recipes.RECIPES[_value(arguments, "--recipe", "demo", recipes.RECIPES)]()
     if (path := _value(arguments, "--config")) is not None:
         base = from_json(TrainConfig, Path(path).read_text(encoding="utf-8"))
+    base = _plugged(base, arguments)
     options = _parse(Train, "train", arguments, Train(run=base))
 
     from hnclip.command import eval_command
@@ -115,6 +119,22 @@ def _train(arguments: Sequence[str]) -> None:
         print(f"gradients, in {result.out / METRICS}:\n{gradient_dynamics(measured).to_text()}")
     has_test = read_metrics(result.out, "data")[0]["test_split"]
     print(f"next: {eval_command(config, result.out, split=None if has_test else 'validation')}")
+
+
+def _plugged(base: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
+    """The configuration with the framework, fidelity and global term that short options name: other options start from
+    there."""
+    from hnclip.config import Fidelity, GlobalLoss
+    from hnclip.frameworks import PLUGS, plugged, with_fidelity
+
+    fidelity = _value(arguments, "--fidelity", _value(arguments, "--objective.fidelity"), get_args(Fidelity))
+    if (plug := _value(arguments, "--objective", allowed=PLUGS)) is not None:
+        base = plugged(base, plug, fidelity or "corrected")
+    elif fidelity is not None:
+        base = with_fidelity(base, fidelity)
+    if (chosen := _value(arguments, "--global", allowed=get_args(GlobalLoss))) is not None:
+        base = replace(base, objective=replace(base.objective, global_loss=chosen))
+    return base
 
 
 def _eval(arguments: Sequence[str]) -> None:

@@ -150,4 +150,17 @@ def plugged(config: TrainConfig, plug: Plug, fidelity: Fidelity = "corrected") -
     return replace(config, objective=objective, optim=replace(config.optim, **spec.optim.get(fidelity, {})))
 
 
+def with_fidelity(config: TrainConfig, fidelity: Fidelity) -> TrainConfig:
+    """The same run of the same framework as it was released, or with its mistakes mended. A global term that is not the
+    framework's own stays."""
+    spec, objective = FRAMEWORKS[config.objective.framework], config.objective
+    own = objective.global_loss == spec.own_global[objective.fidelity]
+    chosen = spec.own_global[fidelity] if own else objective.global_loss
+    return replace(
+        config,
+        objective=replace(objective, fidelity=fidelity, global_loss=chosen),
+        optim=replace(config.optim, **spec.optim.get(fidelity, {})),
+    )
+
+
 PLUGS: tuple[Plug, ...] = get_args(Plug)

@@ -8,7 +8,10 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from hnclip.config import ReadConfig, TrainConfig
+from hnclip.config import Fidelity, GlobalLoss, ReadConfig, TrainConfig
+from hnclip.frameworks import Plug
+
+Recipe = Literal["demo", "paper", "tiny", "lora", "dora", "long_clip", "finelip", "goal", "smartclip", "structxlip"]
 
 
 @dataclass(frozen=True)
@@ -16,8 +19,15 @@ class Train:
     """Fine-tune a model on image–caption pairs. Every field of the configuration is an option here."""
 
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    recipe: Literal["demo", "paper", "tiny", "lora", "dora"] = "demo"
-    """Settings to start from; other options change them."""
+    recipe: Recipe = "demo"
+    """Settings to start from; other options change them. Those named after a framework are its released ones."""
+    objective: Plug | None = None
+    """A framework for the settings of the recipe: its terms and its own global term, which --global replaces
+    (docs/frameworks.md)."""
+    global_loss: Annotated[GlobalLoss | None, tyro.conf.arg(name="global")] = None
+    """The global term, the same as --objective.global-loss: `--objective goal --global hn` is GOAL with L_HN."""
+    fidelity: Fidelity | None = None
+    """The same as --objective.fidelity: a framework as it was released, or with its mistakes mended."""
     config: Path | None = None
     """Start from a configuration file instead, for example the config.json of an earlier run."""
     resume: Path | None = None
@@ -298,7 +308,7 @@ class PrepareRegions:
     model: str = "bundled"
     """Whose similarity matches sentences to regions, as for `hnclip eval` (docs/models.md); of a run its best epoch."""
     sentences: Literal["careful", "dots"] = "careful"
-    """How captions are cut into sentences: careful knows decimals and abbreviations, dots is split('.') as GOAL does."""
+    """How captions are cut into sentences: careful knows decimals and abbreviations, dots is GOAL's split('.')."""
     split: str | None = None
     """Of which split; those for training when left out, all where there are none."""
     out: Path | None = None

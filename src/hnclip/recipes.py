@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
+from hnclip.frameworks import Plug, plugged
 
 
 def paper() -> TrainConfig:
@@ -33,6 +36,63 @@ def dora() -> TrainConfig:
     return replace(adapted, adapt=replace(adapted.adapt, method="dora"))
 
 
+def _released(plug: Plug, **optim: Any) -> TrainConfig:
+    """A framework as it was released: AdamW with torch's own betas, everything decayed, no clipping of gradients or of
+    the temperature, the cosine down to 0, captions of 248 tokens."""
+    base = replace(
+        paper(),
+        context=248,
+        optim=replace(
+            paper().optim, beta2=0.999, decay="all", clip_grad=0.0, scale_max=None, warmup=0.0, lr_floor=0.0, **optim
+        ),
+    )
+    return plugged(base, plug, "official")
+
+
+def long_clip() -> TrainConfig:
+    """Long-CLIP's released trainer: 2048 pairs that are each other's negatives, lr 1e-6, 200 steps of warm-up. Its 16
+    processes of 128 pairs are 16 chunks here; fp16 is `auto`."""
+    return _released(
+        "long_clip", lr=1e-6, weight_decay=1e-2, warmup=200, epochs=6, micro_batch=128, accumulate=16, negatives="batch"
+    )
+
+
+def finelip() -> TrainConfig:
+    """FineLIP's released trainer: 128 × 4, lr 1e-6 and 2e-4 for its own modules, no global term, and a schedule that
+    wraps."""
+    config = _released(
+        "finelip", lr=1e-6, readout_lr=2e-4, weight_decay=1e-2, warmup=200, epochs=6, micro_batch=128, accumulate=4
+    )
+    return replace(config, seed=71, optim=replace(config.optim, precision="fp32"))
+
+
+def goal() -> TrainConfig:
+    """GOAL's released trainer: batches of 16 without accumulation, lr 5e-6, no warm-up, 10 epochs."""
+    return replace(_released("goal", lr=5e-6, weight_decay=0.05, accumulate=1), seed=1337)
+
+
+def smartclip() -> TrainConfig:
+    """SmartCLIP as its notes have it: batches of 1024, lr 1e-6 and 1e-3 for the mask network. Weight decay, warm-up and
+    epochs are not known and are Long-CLIP's, whose code it builds on."""
+    return _released(
+        "smartclip",
+        lr=1e-6,
+        readout_lr=1e-3,
+        weight_decay=1e-2,
+        warmup=200,
+        epochs=6,
+        micro_batch=128,
+        accumulate=8,
+        negatives="batch",
+    )
+
+
+def structxlip() -> TrainConfig:
+    """StructXLIP's released trainer with the weights of its DOCCI script: as GOAL's, but the temperature clamped to
+    e^3.5."""
+    return _released("structxlip", lr=5e-6, weight_decay=0.05, accumulate=1)
+
+
 def demo(global_loss: str = "hn", out: Path = Path("runs/train")) -> TrainConfig:
     """The embedded default: the bundled model on `scenes/park`, minutes on two cores.
 
@@ -54,4 +114,15 @@ def tiny(out: Path = Path("runs/tiny")) -> TrainConfig:
     return replace(small, limit=64, optim=replace(small.optim, epochs=2, micro_batch=8, accumulate=2), save_every=2)
 
 
-RECIPES = {"paper": paper, "lora": lora, "dora": dora, "demo": demo, "tiny": tiny}
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "paper": paper,
+    "lora": lora,
+    "dora": dora,
+    "demo": demo,
+    "tiny": tiny,
+    "long_clip": long_clip,
+    "finelip": finelip,
+    "goal": goal,
+    "smartclip": smartclip,
+    "structxlip": structxlip,
+}

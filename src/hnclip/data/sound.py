@@ -55,7 +55,8 @@ def readable_records(records: Sequence[Record], text_transform: TextTransform) -
         problems += [Problem(_kind(record.captions[index]), record.id, why) for index, why in bad.items()]
         captions = tuple(text for index, text in enumerate(record.captions) if index not in bad)
         if captions:
-            readable.append(replace(record, captions=captions))
+            filtered = tuple(text for index, text in enumerate(record.filtered) if index not in bad)
+            readable.append(replace(record, captions=captions, filtered=filtered))
         elif not bad:
             problems.append(Problem("no caption", record.id, "the record has no caption"))
     return readable, problems

@@ -159,6 +159,8 @@ def describe_trainable(model: DualEncoder) -> str:
     trained = sum(parts.values())
     fixed = not model.backbone.logit_scale.requires_grad
     temperature = f"temperature fixed at {model.scale.item():.1f}" if fixed else "temperature trains"
+    if added := sum(parameter.numel() for parameter in model.readouts.parameters()):
+        temperature += f"; {added:,} parameters of the framework train beside them and are not part of the saved model"
     if trained == total:
         return f"all {total:,} parameters train; {temperature}"
     where = ", ".join(f"{part} {count:,}" for part, count in parts.items()) or "nothing"

@@ -18,7 +18,7 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.speed import choose_precision, compile_blocks, recompute_activations
 from hnclip.models.trainable import describe_trainable, freeze
-from hnclip.objectives.build import build_objective
+from hnclip.objectives.build import build_objective, build_readouts
 from hnclip.objectives.objective import Objective
 from hnclip.train.checkpoint import only_writer, recover_state
 from hnclip.train.device import pick_device
@@ -141,13 +141,14 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
         model = load(**asdict(base)).to(device)
         report(f"model: {model.source}")
         _choose_trainable(config, model)
+        objective = build_objective(config.objective)
+        model.readouts.update(build_readouts(config.objective, model))
         report(describe_trainable(model))
         _announce(config, model, report)
         if config.speed.recompute:
             recompute_activations(model)
         if config.speed.compile:
             compile_blocks(model)
-        objective = build_objective(config.objective)
     data = _open_in_turn(config, model, objective, quiet, report)
     # Only now: a run that could not start because of its model or data leaves nothing that is in the way of the next.
     with agreement():

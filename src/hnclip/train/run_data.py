@@ -25,6 +25,7 @@ from hnclip.train.distributed import agreement, rank, tell_everybody, world_size
 from hnclip.train.evaluation import encode_captions_together
 from hnclip.train.grad_cache import Share, chunk_slices
 from hnclip.train.log import progress_bar
+from hnclip.train.run_views import tell_absent, with_views
 
 REACH = 4  # neighbours to choose from, in cluster sizes: some of the nearest are taken already
 
@@ -49,6 +50,10 @@ class RunData:
         content = sha256()
         for record in (*self.pairs.records, *self.validation.records):
             content.update(repr((record.id, record.captions)).encode("utf-8", "surrogatepass"))
+        if len(self.pairs.images) + len(self.pairs.texts) > 2:  # views beside picture and caption
+            for record in self.pairs.records:
+                regions = [(region.box, region.sentence) for region in record.regions]
+                content.update(repr((regions, record.filtered)).encode("utf-8", "surrogatepass"))
         return (
             f"{len(self.pairs)} pairs, {len(self.validation.records)} validation pictures, {content.hexdigest()[:16]}"
         )
@@ -113,6 +118,7 @@ def open_run_data(
     """Open, check and prepare what can be had without the model's weights: the work of one process."""
     data = open_data(config.data, config.read, splits={"train", "validation"})
     records, validation, unread = _records(config, data, report)
+    records = with_views(config, records, objective, report)
     cache = cache_directory(config.read.cache)
     with progress_bar("reading pictures", quiet=quiet) as bar:
         train, held_out = (
@@ -122,14 +128,19 @@ def open_run_data(
     problems = (*train.problems, *held_out.problems)
     total, left = len(records) + len(validation), len(train.records) + len(held_out.records)
     check_share(total - left, total, problems, what="records", largest=config.read.max_bad, name=config.data)
-    pairs = prepare(
-        train.records,
-        model.text_transform,
-        model.image_transform,
-        image_views=objective.image_views,
-        text_views=objective.text_views,
-        cache=cache,
-    )
+    with progress_bar("preparing views", quiet=quiet) as bar:
+        pairs = prepare(
+            train.records,
+            model.text_transform,
+            model.image_transform,
+            image_views=objective.image_views,
+            text_views=objective.text_views,
+            parts=objective.parts,
+            grid=model.family.grid(model.backbone, model.image_size),
+            cache=cache,
+            progress=bar.walk,
+        )
+    tell_absent(pairs, report)
     gallery = prepare_gallery(held_out.records, model, cache=cache)
     _tell(config, pairs, gallery, model.context, report)
     has_test = "test" in {*data.splits(), *data.absent}

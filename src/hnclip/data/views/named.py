@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hnclip.data.records import ImageSource, Record
+from hnclip.data.views.derived import crop_of
+from hnclip.data.views.sentences import first_sentence
 
 CROPS = 3  # most edge crops of a picture
 
@@ -20,18 +22,6 @@ class TextView:
 
     texts: Callable[[Record], tuple[str | None, ...]]
     by_caption: bool
-
-
-def crop_of(image, box):
-    from hnclip.data.views.derived import crop_of as f
-
-    return f(image, box)
-
-
-def first_sentence(text):
-    from hnclip.data.views.sentences import first_sentence as f
-
-    return f(text)
 
 
 def _region_picture(record: Record) -> ImageSource | None:

@@ -1,0 +1,239 @@
+"""A training step of every framework beside plain fine-tuning: pictures per second, memory, inputs, preparation.
+
+All on one model (CLIP with 248 positions and random weights, as in `hnclip bench step`) and one batch: each framework
+gets the views that it asks for, in the numbers and lengths that real data have. `plain` is InfoNCE on pictures and
+captions. `times` is the time of a step over that of plain fine-tuning, `over HN-CLIP` over that of HN-CLIP, and
+`official` what the paper measured of the released code over HN-CLIP, on its own machine (HN-CLIP, training efficiency).
+Preparation is done once, for any number of epochs; it is timed on drawn pictures of 500 × 375 pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hnclip.config import ObjectiveConfig, TrainConfig
+from hnclip.data.batches import Batch, TextBatch, pad_texts
+from hnclip.data.scenes import MEMBERS, scene_records
+from hnclip.frameworks import PLUGS, plugged
+from hnclip.measure import Report, load_file, machine, peak_memory, time_ways
+from hnclip.models.adapters import add_adapters
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.objectives.build import build_objective, build_readouts
+from hnclip.objectives.objective import Objective
+from hnclip.train.optimizer import build_optimizer
+from hnclip.train.step import Stepper
+
+PLAIN = "plain"
+HN = "hn_clip"
+OFFICIAL = {"goal": 2.4, "structxlip": 5.4}
+# Tokens of views other than the caption, with start and end: a sentence, and a caption without a tenth of its words.
+SENTENCE = 22
+FILTERED = 0.9
+SENTENCES = 8  # of a caption
+CHUNKS = 64  # most spans of a caption in StructXLIP
+step = load_file(Path(__file__).with_name("step.py"))
+
+
+@dataclass(frozen=True)
+class Options:
+    """One optimiser step of every framework."""
+
+    model: str = "B/16"
+    """B/16, or small to try this benchmark."""
+    micro_batch: int = 16
+    frameworks: tuple[str, ...] = (PLAIN, *PLUGS)
+    """Which to measure; plain and hn_clip are the peers of the ratios."""
+    turns: int = 3
+    """Repetitions; the median counts."""
+    memory: bool = True
+    """Also measure the memory of each, in processes of their own: what the first step adds to model and batch."""
+    pictures: int = 16
+    """Drawn pictures on which preparation is timed; 0 leaves it out."""
+    device: str = "cpu"
+
+
+def configuration(framework: str) -> TrainConfig:
+    plain = replace(TrainConfig(), objective=ObjectiveConfig(global_loss="infonce", token_weight=0.0))
+    return plain if framework == PLAIN else plugged(plain, framework)  # type: ignore[arg-type]
+
+
+def build_batch(model: str, objective: Objective, encoder: DualEncoder, pairs: int) -> Batch:
+    """The views and parts that an objective asks for, around the batch of `hnclip bench step`."""
+    plain = step.build_batch(model, pairs)
+    generator = torch.Generator().manual_seed(3)
+    lengths = plain.texts["caption"].lengths
+    side = plain.images["full"].shape[-1]
+    grid = encoder.family.grid(encoder.backbone, side)
+
+    def pixels() -> Tensor:
+        return torch.randint(0, 256, (pairs, 3, side, side), dtype=torch.uint8, generator=generator)
+
+    def text(view: str) -> TextBatch:
+        if view == "caption":
+            return plain.texts["caption"]
+        shorter = [int(FILTERED * length) if view == "filtered" else SENTENCE for length in lengths.tolist()]
+        rows = [
+            [step.END - 1, *torch.randint(1, step.END - 1, (length - 2,), generator=generator).tolist(), step.END]
+            for length in shorter
+        ]
+        return pad_texts(rows, step.END)
+
+    def part(view: str) -> Tensor:
+        if view in objective.image_views:
+            patches = torch.zeros(pairs, 1, grid, grid, dtype=torch.bool)
+            patches[:, :, : grid // 2, : grid // 2] = True  # a quarter of the picture
+            return patches.flatten(2)
+        starts = torch.arange(1, CHUNKS + 1 if objective.parts[0].startswith("chunk") else 2)
+        return torch.stack([starts, starts + 4], 1).expand(pairs, -1, -1).clone()
+
+    from hnclip.data.views.parts import PARTS
+
+    return replace(
+        plain,
+        images={view: plain.images["full"] if view == "full" else pixels() for view in objective.image_views},
+        texts={view: text(view) for view in objective.text_views},
+        parts={PARTS[name].view: part(PARTS[name].view) for name in objective.parts},
+    )
+
+
+def build_way(framework: str, model: str, micro_batch: int, device: str) -> Callable[[], object]:
+    """A step of one framework, ready to run."""
+    config = configuration(framework)
+    encoder: DualEncoder = step.build_model(model, device)
+    if config.adapt.method != "full":
+        add_adapters(
+            encoder,
+            method=config.adapt.method,
+            rank=config.adapt.rank,
+            alpha=config.adapt.alpha,
+            dropout=0.0,
+            towers="both",
+            projections=False,
+            train_scale=False,
+        )
+    objective = build_objective(config.objective)
+    encoder.readouts.update(build_readouts(config.objective, encoder))
+    batch = build_batch(model, objective, encoder, micro_batch)
+    optim = replace(config.optim, micro_batch=micro_batch, accumulate=1, precision="fp32", epochs=1)
+    optimizer = build_optimizer(encoder, lr=1e-6, scale_lr=1e-6, weight_decay=0.01, betas=(0.9, 0.98))
+    stepper = Stepper(encoder, objective, optimizer, optim, total=100)
+    return lambda: stepper(batch, 50).read()
+
+
+def work_of(**arguments: Any) -> Callable[[], object]:
+    """For `peak_memory`: the first step."""
+    return build_way(**arguments)
+
+
+def extra_inputs(objective: Objective) -> str:
+    """What a step reads beside picture and caption."""
+    images = len(objective.image_views) - 1
+    texts = len(objective.text_views) - 1
+    named = [f"{images} pictures" if images > 1 else "1 picture"] if images else []
+    named += [f"{texts} texts" if texts > 1 else "1 text"] if texts else []
+    return ", ".join(named) or "none"
+
+
+def run(options: Options, say: Callable[[str], None]) -> Report:
+    for name in options.frameworks:
+        if name not in (PLAIN, *PLUGS):
+            raise ValueError(f"there is no framework {name!r}; there are {', '.join((PLAIN, *PLUGS))}")
+    if not {PLAIN, HN} <= set(options.frameworks):
+        raise ValueError(f"the ratios need {PLAIN} and {HN} among --frameworks")
+    if options.model not in step.SIZES:
+        raise ValueError(f"model must be one of {', '.join(step.SIZES)}, got {options.model}")
+    fixed: dict[str, Any] = {
+        "model": options.model,
+        "micro_batch": options.micro_batch,
+        "device": options.device,
+    }
+    ways = {}
+    for name in options.frameworks:
+        say(f"{name}: building")
+        ways[name] = build_way(name, **fixed)
+    say(f"{options.turns} turns of {len(ways)} frameworks")
+    timings = time_ways(ways, turns=options.turns, device=options.device)
+    ways.clear()
+    prepared = preparation(options, say) if options.pictures else {}
+    rows = []
+    for name, timing in timings.items():
+        objective = build_objective(configuration(name).objective)
+        row: dict[str, Any] = {
+            "framework": name,
+            "seconds": timing,
+            "pictures": options.micro_batch / timing.median,
+            "times": timing.ratio(timings[PLAIN]),
+            "rate": 1 / timing.ratio(timings[PLAIN]),
+            "over": timing.ratio(timings[HN]),
+            "official": OFFICIAL.get(name),
+            "inputs": extra_inputs(objective),
+            "prepare": sum(prepared.get(kind, 0.0) for kind in needed_kinds(objective)) or None,
+        }
+        if options.memory:
+            say(f"{name}: memory")
+            row["megabytes"] = peak_memory(__file__, "work_of", framework=name, **fixed) / 1e6
+        rows.append(row)
+    if options.memory:
+        least = next(row["megabytes"] for row in rows if row["framework"] == PLAIN)
+        for row in rows:
+            row["memory"] = row["megabytes"] / least
+    columns = {
+        "framework": "framework",
+        "pictures": "pictures/s",
+        "rate": "of plain",
+        "times": "times plain",
+        "over": "over HN-CLIP",
+        "official": "official",
+        "memory": "memory",
+        "megabytes": "MB",
+        "inputs": "extra inputs",
+        "prepare": "ms to prepare",
+    }
+    notes = [f"preparing a picture: {kind} {cost:.1f} ms" for kind, cost in prepared.items()]
+    return Report("frameworks", columns, rows, machine(options.device), notes)
+
+
+def preparation(options: Options, say: Callable[[str], None]) -> dict[str, float]:
+    """Milliseconds that each kind of `hnclip prepare` takes for a picture: regions are proposed by the default and
+    matched to sentences by the model of the benchmark."""
+    from hnclip.data.views.lexicon import load_filter
+
+    from hnclip.prepare.edges import edge_method
+    from hnclip.prepare.proposers import proposer
+
+    say(f"preparing {options.pictures} pictures")
+    encoder: DualEncoder = step.build_model(options.model, options.device).eval()
+    propose, find_edges, shorten = proposer("auto"), edge_method("canny"), load_filter("lexicon")
+    generator = torch.Generator().manual_seed(5)
+    scenes = scene_records("park", "train", families=-(-options.pictures // MEMBERS))[: options.pictures]
+    pictures = [record.image.load().convert("RGB").resize((500, 375)) for record in scenes]
+
+    @torch.inference_mode()
+    def regions(picture: Image.Image) -> None:
+        crops = [picture, *(picture.crop(proposal.box) for proposal in propose(picture))]
+        encoder.encode_images(encoder.preprocess_images(crops))
+        words = torch.randint(1, step.END - 1, (SENTENCES, SENTENCE), generator=generator)
+        encoder.encode_texts(pad_texts(words.tolist(), step.END).to(encoder.device))
+
+    works: dict[str, Callable[[], object]] = {
+        "regions": lambda: [regions(picture) for picture in pictures],
+        "edges": lambda: [find_edges(picture) for picture in pictures],
+        "text": lambda: [shorten(record.captions[0]) for record in scenes],
+    }
+    timings = time_ways(works, turns=1, device=options.device)
+    return {kind: 1000 * timing.median / len(pictures) for kind, timing in timings.items()}
+
+
+def needed_kinds(objective: Objective) -> set[str]:
+    """Kinds of `hnclip prepare` that an objective needs."""
+    from hnclip.train.run_views import EDGES, FILTERED, REGIONS, needed_views
+
+    names = {REGIONS: "regions", EDGES: "edges", FILTERED: "text"}
+    return {names[need] for need in needed_views(objective)}

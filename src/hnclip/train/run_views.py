@@ -1,0 +1,88 @@
+"""The views of a run beside picture and caption: prepared ones, those that the data bring along, and made ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from hnclip.config import TrainConfig
+from hnclip.data.batches import PairData
+from hnclip.data.cache import cache_directory
+from hnclip.data.records import Record
+from hnclip.objectives.objective import Objective
+
+REGIONS, EDGES, FILTERED = "regions", "edges", "filtered captions"
+
+
+def needed_views(objective: Objective) -> set[str]:
+    """What an objective needs of a record beside its picture and captions."""
+    views = {*objective.image_views, *objective.text_views}
+    needs = set()
+    if views & {"crop", "sentence"} or any(view.startswith("edge_crop") for view in views) or objective.parts:
+        needs.add(REGIONS)
+    if any(view.startswith("edge") for view in views):
+        needs.add(EDGES)
+    if "filtered" in views:
+        needs.add(FILTERED)
+    return needs
+
+
+def with_views(
+    config: TrainConfig, records: Sequence[Record], objective: Objective, report: Callable[[str], None]
+) -> tuple[Record, ...]:
+    """The same records with all that the objective looks at. Of the manifest of `hnclip prepare` first, then what the
+    source has of its own; edges and filtered captions that nobody has are made here, by the defaults of `prepare`.
+
+    Raises:
+        ValueError: regions are needed and no record has any.
+    """
+    needs = needed_views(objective)
+    if not needs:
+        return tuple(records)
+    from hnclip.prepare.manifest import apply_manifest, manifest_path
+
+    path = manifest_path(cache_directory(config.read.cache), config.data)
+    if config.read.prepared is not None:
+        path = Path(config.read.prepared).expanduser()
+        if not path.exists():
+            raise ValueError(f"--read.prepared {path} does not exist: hnclip prepare writes it")
+    found = list(records)
+    if path.exists():
+        found, prepared = apply_manifest(records, path)
+        report(f"prepared views from {path}: {prepared.to_text()}")
+    if EDGES in needs and not any(record.edges for record in found):
+        from hnclip.data.views.derived import edges_of
+        from hnclip.prepare.edges import edge_method
+
+        method = edge_method("canny")
+        found = [replace(record, edges=edges_of(record.image, method)) for record in found]
+        report(f"edges are made here: {method.version}")
+    if FILTERED in needs and not any(record.filtered for record in found):
+        from hnclip.data.views.lexicon import load_filter
+
+        shorten = load_filter("lexicon")
+        found = [replace(record, filtered=tuple(shorten(text) for text in record.captions)) for record in found]
+        report("captions are filtered here, by the word lists")
+    if REGIONS in needs:
+        count = sum(bool(record.regions) for record in found)
+        if not count:
+            raise ValueError(
+                f"{config.objective.framework} needs regions and no record of {config.data} has any: "
+                f"run hnclip prepare regions {config.data} first, with the same --read options"
+            )
+        report(f"{count} of {len(found)} training records have regions")
+    return tuple(found)
+
+
+def tell_absent(pairs: PairData, report: Callable[[str], None]) -> None:
+    """Say which views and parts not all pairs have: their terms count over those that have them."""
+    for view, present in pairs.present.items():
+        report(f"view {view}: {int(present.sum())} of {len(present)} have it")
+    for view, parts in pairs.parts.items():
+        # Patches are marked, tokens counted from and to.
+        there = (parts.any(-1) if parts.dtype == torch.bool else parts[..., 1] > parts[..., 0]).any(1)  # [rows]
+        if not there.all():
+            report(f"parts of view {view}: {int(there.sum())} of {len(there)} have them")
