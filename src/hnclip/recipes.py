@@ -39,13 +39,8 @@ def dora() -> TrainConfig:
 def _released(plug: Plug, **optim: Any) -> TrainConfig:
     """A framework as it was released: AdamW with torch's own betas, everything decayed, no clipping of gradients or of
     the temperature, the cosine down to 0, captions of 248 tokens."""
-    base = replace(
-        paper(),
-        context=248,
-        optim=replace(
-            paper().optim, beta2=0.999, decay="all", clip_grad=0.0, scale_max=None, warmup=0.0, lr_floor=0.0, **optim
-        ),
-    )
+    common = {"beta2": 0.999, "decay": "all", "clip_grad": 0.0, "scale_max": None, "warmup": 0.0, "lr_floor": 0.0}
+    base = replace(paper(), context=248, optim=replace(paper().optim, **{**common, **optim}))
     return plugged(base, plug, "official")
 
 

@@ -177,7 +177,7 @@ def test_moves_every_tensor_to_a_device(data):
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({}, {"image_views": ("full", "crop")}, "unknown image view 'crop'; known: full"),
+        ({}, {"image_views": ("full", "poem")}, "unknown image view 'poem'; known: full, crop, edge"),
         ({}, {"text_views": ("poem",)}, "unknown text view 'poem'; known: caption, short, sentence"),
         ({"captions": ()}, {}, "record r0 has no text for this view: a caption"),
         ({"captions": ()}, {"text_views": ("short",)}, "record r0 has no text for this view: a caption"),

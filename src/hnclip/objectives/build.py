@@ -6,7 +6,10 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from hnclip.config import ObjectiveConfig
 from hnclip.frameworks import official_switches, term_weights
@@ -55,21 +58,12 @@ def _choice(config: ObjectiveConfig) -> Choice:
 
 
 def _builder(config: ObjectiveConfig) -> Builder:
-    """Of the framework, whose code is imported when it is wanted."""
-    from hnclip.objectives import finelip, goal, long_clip, smartclip, structxlip
-
-    modules = {
-        "long_clip": long_clip,
-        "finelip": finelip,
-        "goal": goal,
-        "smartclip": smartclip,
-        "structxlip": structxlip,
-    }
-    module = modules[config.framework]
+    """Of the framework's module, which has the name of the framework and is imported when it is wanted."""
+    module = import_module(f"hnclip.objectives.{config.framework}")
     return Builder(module.objective, module.readouts)
 
 
-def _global_loss(config: ObjectiveConfig) -> Callable[..., object]:
+def _global_loss(config: ObjectiveConfig) -> Callable[..., Tensor]:
     loss = GLOBAL_LOSSES[config.global_loss]
     if config.global_loss == "hn":
         return partial(loss, gamma=config.gamma, margin=config.margin, center=config.center)

@@ -1,0 +1,116 @@
+"""Where readouts stand in the encoder: which views they read, what they are given, and what everybody else sees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from hnclip.data.batches import Batch
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load
+from hnclip.models.readout import Readout, Seen, require_parts
+
+TEXTS = {"caption": ["a red ball lies under a tall green tree", "two dogs"], "sentence": ["a ball", "one dog sleeps"]}
+
+
+class AllTokens(Readout):
+    """What the encoder does by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.ones(()))
+        self.seen: list[Seen] = []
+
+    def forward(self, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
+        self.seen.append(seen)
+        return self.factor * F.normalize(seen.project(seen.hidden), dim=-1), seen.mask
+
+
+@pytest.fixture
+def model(model_directory: Path) -> DualEncoder:
+    return load(str(model_directory)).eval()
+
+
+def batch_for(model: DualEncoder) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    side = model.image_size
+    pixels = {
+        name: torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8, generator=generator)
+        for name in ("full", "crop")
+    }
+    texts = {name: model.tokenize(said) for name, said in TEXTS.items()}
+    ids = torch.tensor([[0, 0], [1, 1]])
+    return Batch(pixels, texts, ids, present={"crop": torch.tensor([True, False])})
+
+
+def test_a_readout_can_be_what_tokens_are(model: DualEncoder) -> None:
+    """Patches and words through norm and projection of the tower, of two views that are encoded together."""
+    batch = batch_for(model)
+    expected = model(batch, tokens=True)
+    model.readouts.update({name: AllTokens() for name in ("full", "sentence")})
+    found = model(batch, tokens=True)
+    for name, side in {"full": "images", "sentence": "texts"}.items():
+        view, other = getattr(found, side)[name], getattr(expected, side)[name]
+        width = other.tokens.shape[1]
+        torch.testing.assert_close(view.vectors, other.vectors, rtol=0, atol=1e-6)
+        mask = other.mask
+        assert torch.equal(view.mask[:, :width], mask)
+        torch.testing.assert_close(view.tokens[:, :width][mask], other.tokens[mask], rtol=0, atol=1e-6)
+    assert found.images["crop"].tokens is None
+    assert found.texts["caption"].tokens is None
+
+
+def test_who_asks_for_no_tokens_gets_none(model: DualEncoder) -> None:
+    batch = batch_for(model)
+    model.readouts["full"] = readout = AllTokens()
+    found = model(batch)
+    assert found.images["full"].tokens is None
+    assert not readout.seen
+
+
+def test_what_a_readout_is_given(model: DualEncoder) -> None:
+    parts = torch.tensor([[[1, 3]], [[0, 0]]])
+    batch = replace(batch_for(model), parts={"caption": parts})
+    model.readouts["caption"] = readout = AllTokens()
+    model(batch, tokens=True)
+    (seen,) = readout.seen
+    lengths = batch.texts["caption"].lengths
+    assert torch.equal(seen.inside.sum(1), lengths)
+    assert torch.equal(seen.mask.sum(1), lengths - 2)
+    assert not seen.mask[:, 0].any()
+    assert torch.equal(seen.parts, parts)
+    # The end token's hidden state, through norm and projection, is the caption's vector.
+    end = seen.hidden[torch.arange(2), lengths - 1]
+    torch.testing.assert_close(seen.project(end), seen.vectors, rtol=0, atol=1e-5)
+    torch.testing.assert_close(seen.norm(end), model.backbone.text_model.final_layer_norm(end))
+
+
+def test_views_that_pairs_lack_are_marked(model: DualEncoder) -> None:
+    found = model(batch_for(model))
+    assert torch.equal(found.images["crop"].present, torch.tensor([True, False]))
+    assert found.images["full"].present is None
+    assert found.texts["sentence"].present is None
+
+
+def test_readouts_train_and_are_not_saved(model: DualEncoder, tmp_path: Path) -> None:
+    from hnclip.models.load import save
+    from hnclip.models.trainable import describe_trainable, trained_tensors
+
+    model.readouts["full"] = AllTokens()
+    model(batch_for(model), tokens=True).images["full"].tokens.sum().backward()
+    assert model.readouts["full"].factor.grad is not None
+    assert "readouts.full.factor" in trained_tensors(model)
+    assert "1 parameters of the framework" in describe_trainable(model)
+    save(model, tmp_path / "saved")
+    assert not len(load(str(tmp_path / "saved")).readouts)
+
+
+def test_a_readout_without_its_parts_says_so() -> None:
+    nothing = torch.zeros(1, 1, 1)
+    seen = Seen(nothing[0], nothing, nothing[0] > 0, nothing[0] > 0, None, lambda x: x, lambda x: x)
+    with pytest.raises(ValueError, match="the batch has none"):
+        require_parts(seen)

@@ -1,0 +1,224 @@
+"""Whole runs of every framework: one process and two, both kinds of negatives, stopped and continued, half precision.
+
+Some records lack regions, so that views and parts are absent here and there. As in test_parallel.py, numbers of several
+processes are compared in float64 without dropout; what promises the same bits, in float32 with dropout.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import together
+import torch
+from safetensors.torch import load_file
+
+import hnclip.train.loop as loop
+import hnclip.train.run_data as run_data
+from hnclip.config import OptimConfig, SpeedConfig, TrainConfig
+from hnclip.data.records import DataSet, Record
+from hnclip.data.scenes import scene_records
+from hnclip.frameworks import FRAMEWORKS, plugged
+from hnclip.models.load import load
+from hnclip.train.checkpoint import load_state
+from hnclip.train.distributed import process_group
+from hnclip.train.log import read_metrics
+from hnclip.train.loop import resume, train
+
+LIMIT = 15  # batches of 8 and 7, micro-batches of 4, 4, 4 and 3
+NAMES = tuple(name for name in FRAMEWORKS if name != "hn_clip")
+# By name: framework, fidelity, global term, mode, negatives.
+RUNS = {
+    "long_clip": ("long_clip", "corrected", "smoothed", "ddp", "batch"),
+    "finelip": ("finelip", "official", "none", "ddp", "micro"),
+    "finelip fsdp": ("finelip", "corrected", "hn", "fsdp", "batch"),
+    "goal": ("goal", "corrected", "hn", "ddp", "micro"),
+    "goal batch": ("goal", "official", "infonce", "ddp", "batch"),
+    "smartclip": ("smartclip", "corrected", "hn", "ddp", "batch"),
+    "smartclip fsdp": ("smartclip", "corrected", "infonce", "fsdp", "micro"),
+    "structxlip": ("structxlip", "corrected", "hn", "ddp", "micro"),
+    "structxlip fsdp": ("structxlip", "official", "infonce", "fsdp", "batch"),
+}
+
+
+class Stop(Exception):
+    """A run that ends here."""
+
+
+@functools.cache
+def scenes(source: str) -> DataSet:
+    train, validation = (scene_records("park", split, families=n) for split, n in (("train", 4), ("validation", 2)))
+    return DataSet(source, (*(_poorer(row, record) for row, record in enumerate(train)), *validation))
+
+
+def _poorer(row: int, record: Record) -> Record:
+    """Some records without regions, some with a single one, one with a region that is not in its caption."""
+    if row % 4 == 0:
+        return replace(record, regions=())
+    if row % 4 == 1:
+        return replace(record, regions=record.regions[:1])
+    return record
+
+
+def small(double: bool) -> pytest.MonkeyPatch:
+    """Small data; with `double` the model in float64 and without dropout."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(run_data, "open_data", lambda source, read, splits: scenes(source))
+
+    def opened(**options: object) -> object:
+        model = load(**options).double()
+        for module in model.modules():
+            if isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+        return model
+
+    if double:
+        patch.setattr(loop, "load", opened)
+    return patch
+
+
+def config_for(
+    framework: str,
+    model: Path,
+    out: Path,
+    *,
+    fidelity: str = "corrected",
+    global_loss: str | None = None,
+    mode: str = "ddp",
+    negatives: str = "micro",
+) -> TrainConfig:
+    optim = OptimConfig(epochs=2, micro_batch=4, accumulate=2, lr=1e-3, readout_lr=2e-3, negatives=negatives)  # type: ignore[arg-type]
+    base = TrainConfig(out=out, model=str(model), optim=optim, save_every=1, threads=1, device="cpu", limit=LIMIT)
+    base = plugged(replace(base, speed=SpeedConfig(parallel=mode)), framework, fidelity)  # type: ignore[arg-type]
+    if global_loss is None:
+        return base
+    return replace(base, objective=replace(base.objective, global_loss=global_loss))  # type: ignore[arg-type]
+
+
+def run_config(name: str, model: Path, out: Path) -> TrainConfig:
+    framework, fidelity, global_loss, mode, negatives = RUNS[name]
+    return config_for(framework, model, out, fidelity=fidelity, global_loss=global_loss, mode=mode, negatives=negatives)
+
+
+def silently(config: TrainConfig) -> loop.TrainResult:
+    return train(config, quiet=True, report=lambda _: None)
+
+
+def work(number: int, folder: Path, model: Path) -> None:
+    with process_group("cpu"):
+        patch = small(double=True)
+        for name in RUNS:
+            silently(run_config(name, model, folder / f"2 {name}"))
+        patch.undo()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Path:
+    """Every run by one process and by two."""
+    folder = tmp_path_factory.mktemp("frameworks")
+    patch = small(double=True)
+    for name in RUNS:
+        silently(run_config(name, model_directory, folder / f"1 {name}"))
+    patch.undo()
+    together.run(2, work, folder / "found", folder, model_directory)
+    return folder
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    (file,) = (run / "last").glob("*.safetensors")
+    return load_file(file)
+
+
+def steps(run: Path) -> list[dict]:
+    return [{**entry, "pairs_per_second": 0, "waited": 0} for entry in read_metrics(run, "step")]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_do_what_one_does(runs: Path, name: str) -> None:
+    """Every logged number, the weights, and those of readouts, which are in the checkpoint alone."""
+    found, expected = runs / f"2 {name}", runs / f"1 {name}"
+    for entry, other in zip(steps(found), steps(expected), strict=True):
+        assert entry.keys() == other.keys()
+        for key, value in other.items():
+            assert entry[key] == (pytest.approx(value, rel=1e-6, abs=1e-12) if isinstance(value, float) else value), key
+    mine, others = weights(found), weights(expected)
+    assert mine.keys() == others.keys()
+    for key, value in others.items():
+        torch.testing.assert_close(mine[key], value, rtol=0, atol=1e-8, msg=lambda m, n=key: f"{n}: {m}")
+    states = [load_state(run) for run in (found, expected)]
+    readouts = [name for name in states[1].model if name.startswith("readouts.")]  # type: ignore[union-attr]
+    assert bool(readouts) == (RUNS[name][0] in ("finelip", "smartclip"))
+    for key in readouts:
+        rows = states[0].model[key]  # type: ignore[union-attr]
+        whole = rows if isinstance(rows, torch.Tensor) else rows[0 : rows.shape[0]]
+        torch.testing.assert_close(whole, states[1].model[key], rtol=0, atol=1e-8)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_term_is_logged_and_learnt(runs: Path, name: str) -> None:
+    framework, _, global_loss, *_ = RUNS[name]
+    terms = {*FRAMEWORKS[framework].weights, *(() if global_loss == "none" else ("global",))}
+    for entry in steps(runs / f"1 {name}"):
+        assert terms <= entry.keys()
+        assert entry["loss"] == pytest.approx(sum(entry[term] for term in terms))
+    last = steps(runs / f"1 {name}")[-1]
+    assert all(last[term] != 0 for term in terms)
+    assert all(torch.isfinite(value).all() for value in weights(runs / f"1 {name}").values())
+
+
+@pytest.mark.parametrize("negatives", ["micro", "batch"])
+@pytest.mark.parametrize("framework", NAMES)
+def test_stopping_changes_no_bit(
+    framework: str, negatives: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch = small(double=False)
+    whole = config_for(framework, model_directory, tmp_path / "whole", global_loss="hn", negatives=negatives)
+    silently(whole)
+    original = loop.Run._save
+
+    def saving(self: loop.Run) -> None:
+        original(self)
+        if self.step == 3:
+            raise Stop
+
+    stopped = replace(whole, out=tmp_path / "stopped")
+    with monkeypatch.context() as stopping:
+        stopping.setattr(loop.Run, "_save", saving)
+        with pytest.raises(Stop):
+            silently(stopped)
+    resume(stopped.out, quiet=True, report=lambda _: None)
+    patch.undo()
+    assert steps(whole.out) == steps(stopped.out)
+    for name, value in weights(whole.out).items():
+        assert torch.equal(weights(stopped.out)[name], value), name
+
+
+@pytest.mark.parametrize("framework", NAMES)
+def test_the_global_term_is_all_that_a_swap_changes(framework: str, model_directory: Path, tmp_path: Path) -> None:
+    """Of the first step, whose weights are the same: the other terms to the bit."""
+    patch = small(double=False)
+    entries = {}
+    for name in ("infonce", "hn"):
+        config = config_for(framework, model_directory, tmp_path / name, global_loss=name)
+        silently(replace(config, optim=replace(config.optim, epochs=1)))
+        entries[name] = steps(config.out)[0]
+    patch.undo()
+    for term in FRAMEWORKS[framework].weights:  # type: ignore[index]
+        assert entries["hn"][term] == entries["infonce"][term]
+    assert entries["hn"]["global"] != entries["infonce"]["global"]
+
+
+@pytest.mark.parametrize("framework", NAMES)
+def test_half_precision(framework: str, model_directory: Path, tmp_path: Path) -> None:
+    patch = small(double=False)
+    found = {}
+    for precision in ("fp32", "bf16"):
+        config = config_for(framework, model_directory, tmp_path / precision, global_loss="hn")
+        silently(replace(config, optim=replace(config.optim, epochs=1, precision=precision)))  # type: ignore[arg-type]
+        found[precision] = steps(config.out)[0]
+    patch.undo()
+    assert found["bf16"]["loss"] != found["fp32"]["loss"]
+    for term in ("global", *FRAMEWORKS[framework].weights):  # type: ignore[index]
+        assert found["bf16"][term] == pytest.approx(found["fp32"][term], rel=0.1, abs=2e-3), term
