@@ -176,7 +176,7 @@ def edge_method(name: str, *, weights: Path | None = None, device: str = "auto")
             raise ValueError("hed needs weights: name a file of them with --weights, or use canny")
         from hnclip.prepare.hed import opened_hed
 
-        method = Hed(Path(weights), device)
+        method = Hed(Path(weights).expanduser(), device)
         opened_hed(method.weights, method._mark(), device)
     elif kind == "canny":
         method = Canny(*_settings(name, rest, (2,), "two thresholds, as canny:50,150")) if colon else Canny()

@@ -60,8 +60,7 @@ def manifest_path(cache: Path, data: str) -> Path:
     name.
     """
     identity = data_identity(data)
-    name = Path(identity.partition("=")[2] or identity).name if os.path.isabs(identity) or "=" in identity else identity
-    slug = re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:40] or "data"
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", Path(identity).name).strip("-")[:40] or "data"
     return cache / "views" / f"{slug}-{short_hash(identity)}.jsonl"
 
 
@@ -113,7 +112,7 @@ def apply_manifest(records: Sequence[Record], path: Path) -> tuple[list[Record],
     nothing.
 
     Args:
-        records: those of any split. Their captions must be those that the data source gave.
+        records: of any split. One that lost a caption since it was read counts as changed.
 
     Raises:
         ValueError: the file is damaged or no manifest, or a method of edges cannot be used here.

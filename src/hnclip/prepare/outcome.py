@@ -20,6 +20,14 @@ _NEXT: dict[Kind, tuple[str, ...]] = {
 }
 
 
+# What the counts are called in a sentence.
+_CALLED = {
+    "dropped": "of them dropped (the whole picture fits better)",
+    "changed": "of them changed",
+    "maps": "edge maps",
+}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """
@@ -62,7 +70,9 @@ class Outcome:
         there = f", {self.kept:,} there already" if self.kept else ""
         if self.made or self.kept:
             lines.append(f"  {self.made:,} prepared in {self.seconds:.0f} s{there}")
-            lines.append("  " + ", ".join(f"{count:,} {name}" for name, count in self.counts.items()))
+            lines.append(
+                "  " + ", ".join(f"{count:,} {_CALLED.get(name, name)}" for name, count in self.counts.items())
+            )
             lines.append(f"  by {self.tool['name']} ({self.tool['version']})")
             if model := self.tool.get("model"):
                 lines.append(f"  matched by {model['source']}")

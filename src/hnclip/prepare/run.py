@@ -1,60 +1,129 @@
-"""`hnclip prepare`: opens the data, finds what the manifest lacks, makes it chunk by chunk.
-
-A chunk is in the manifest before the next one is begun, so whatever ends the process costs one chunk.
-"""
+"""`hnclip prepare`: regions, edge maps, or captions without words of appearance."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from hnclip.command import differences
 from hnclip.config import ReadConfig
-from hnclip.data.records import Problem, Record
+from hnclip.data.cache import cache_directory, load_pictures
+from hnclip.data.records import BadPicture, Problem, Record
+from hnclip.data.threads import in_order
+from hnclip.data.views.derived import edges_of
+from hnclip.data.views.lexicon import filter_version, load_filter
 from hnclip.options import PrepareEdges, PrepareRegions, PrepareText
-from hnclip.prepare.outcome import Outcome, counted
+from hnclip.prepare.edges import edge_method
+from hnclip.prepare.lines import Entry, Kind, open_writer
+from hnclip.prepare.manifest import data_identity, mark_of
+from hnclip.prepare.outcome import LISTED, Outcome, counted
+from hnclip.prepare.regions import prepare_regions
+from hnclip.prepare.work import Options, Work, done_records, load_model, open_work, pending_records
+from hnclip.train.log import progress_bar
 
-CHUNK = 256  # records that enter the manifest together, where each is little work
-CROPS = 4  # batches of crops that are encoded, and their records written, together
-
-Options = PrepareRegions | PrepareEdges | PrepareText
-Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Work:
-    """The records of a call, and where what is prepared of them goes."""
-
-    data: str
-    split: str
-    records: tuple[Record, ...]
-    manifest: Path
+CHUNK = 256  # records whose captions enter the manifest together
 
 
-@dataclass
-class Done:
-    """How far a call is: records that need nothing, records that were made now, and what was wrong with others."""
-
-    kept: int = 0
-    made: int = 0
-    problems: list[Problem] | None = None
-
-    def __post_init__(self) -> None:
-        self.problems = []
-
-
-def prepare(options: Options, *, quiet: bool = False, report: Report = lambda text: None) -> Outcome:
+def prepare(options: Options, *, quiet: bool = False, report: Callable[[str], None] = lambda text: None) -> Outcome:
     """Regions, edges or text, by the kind of the options."""
     start = time.monotonic()
-    work = _open(options)
-    report(f"{counted(len(work.records), 'record')} of {work.data}, {work.split}")
+    work = open_work(options)
+    report(f"{counted(len(work.records), 'record')} of {work.data}, split {work.split}")
     if isinstance(options, PrepareRegions):
-        made = _regions(options, work, quiet, report)
+        made = prepare_regions(options, work, quiet=quiet, report=report)
     elif isinstance(options, PrepareEdges):
         made = _edges(options, work, quiet)
     else:
         made = _text(options, work, quiet)
+    if made.problems and not made.made + made.kept + made.own:
+        shown = "\n".join(f"  {found.kind}: {found.where}: {found.detail}" for found in made.problems[:LISTED])
+        raise ValueError(f"nothing of {work.data} could be prepared:\n{shown}")
     words = tuple(differences(options.read, ReadConfig(), "read."))
     return replace(made, seconds=time.monotonic() - start, options=words)
+
+
+def _edges(options: PrepareEdges, work: Work, quiet: bool) -> Outcome:
+    method = edge_method(options.method, weights=options.weights, device=options.device)
+    transform = load_model(options).image_transform
+    tool = {"name": options.method, "version": method.version}
+    if options.weights is not None:
+        tool["weights"] = os.path.abspath(options.weights.expanduser())
+    with open_writer(work.manifest, data_identity(work.data)) as writer:
+        key = writer.tool("edges", tool)
+        pending = {record.id for record in pending_records(writer.manifest, "edges", work.records, key)}
+        marks = [_mark("edges", record) for record in work.records]
+        # All of them: the cache may lack maps that an earlier call made, or made in the size of another model. After a
+        # kill it has those that were made before, and only lines are missing.
+        maps = [edges_of(record.image, method) for record in work.records]
+        with progress_bar("edge maps", quiet=quiet) as bar:
+            cache = cache_directory(options.read.cache)
+            loaded = load_pictures(maps, transform, cache=cache, workers=options.workers, progress=bar.walk)
+        problems = [replace(bad, where=work.records[index].id) for index, bad in loaded.problems.items()]
+        entries = [
+            Entry(work.records[index].id, mark, key, options.method)
+            for index in loaded.kept
+            if work.records[index].id in pending and (mark := marks[index]) is not None
+        ]
+        writer.add("edges", entries)
+    return work.outcome("edges", len(loaded.kept), len(entries), {"maps": len(loaded.kept)}, tool, problems)
+
+
+def _text(options: PrepareText, work: Work, quiet: bool) -> Outcome:
+    change = load_filter(options.filter)
+    tool = {"name": options.filter, "version": filter_version(options.filter)}
+    problems: list[Problem] = []
+
+    def filtered(record: Record) -> Entry | Problem:
+        if not record.captions:
+            return Problem("no caption", record.id, "the record has no caption")
+        made = [_filtered(change, caption, options.filter, record) for caption in record.captions]
+        return Entry(record.id, mark_of("text", record), key, made)
+
+    with open_writer(work.manifest, data_identity(work.data)) as writer:
+        key = writer.tool("text", tool)
+        pending = pending_records(writer.manifest, "text", work.records, key)
+        ready: list[Entry] = []
+
+        def commit() -> None:
+            writer.add("text", ready)
+            ready.clear()
+
+        with progress_bar(
+            "captions of records", len(work.records), len(work.records) - len(pending), quiet=quiet
+        ) as bar:
+            pool = ThreadPoolExecutor(options.workers)
+            try:
+                for made in in_order(pool, filtered, pending, 4 * options.workers):
+                    problems += [made] if isinstance(made, Problem) else []
+                    ready += [made] if isinstance(made, Entry) else []
+                    bar.advance(1)
+                    if len(ready) >= CHUNK:
+                        commit()
+            finally:  # what a slow filter has done is not lost by its failing later
+                pool.shutdown(cancel_futures=True)
+                commit()
+        done = done_records(writer.manifest, "text", work.records, key)
+    captions = sum(len(record.captions) for record, _ in done)
+    changed = sum(new != old for record, entry in done for old, new in zip(record.captions, entry.content))
+    counts = {"captions": captions, "changed": changed}
+    return work.outcome("text", len(done), len(pending) - len(problems), counts, tool, problems)
+
+
+def _filtered(change: Callable[[str], str], caption: str, name: str, record: Record) -> str:
+    try:
+        return change(caption)
+    except Exception as error:  # a filter of the user's own may fail in any way
+        raise ValueError(
+            f"the filter {name} failed on a caption of {record.id} ({type(error).__name__}: {error}); what was done "
+            "before is kept, and the same command continues"
+        ) from error
+
+
+def _mark(kind: Kind, record: Record) -> str | None:
+    try:
+        return mark_of(kind, record)
+    except BadPicture:
+        return None

@@ -24,11 +24,14 @@ _own: Proposer | None = None  # the proposer of a worker process
 
 
 @contextmanager
-def proposing(proposer: Proposer, weights: Path | None, *, workers: int) -> Iterator[Propose]:
+def proposing(proposer: Proposer, name: str, weights: Path | None, *, workers: int) -> Iterator[Propose]:
     """What asks a proposer for the regions of a picture, and may be called by `workers` threads at once.
 
     Felzenszwalb runs in as many processes. Any other proposer runs here, one picture at a time: grids cost nothing, and
     SAM keeps its device busy by itself.
+
+    Args:
+        name, weights: what makes the same proposer in another process.
     """
     if workers == 1 or "felzenszwalb" not in proposer.name:
         lock = Lock()
@@ -44,7 +47,7 @@ def proposing(proposer: Proposer, weights: Path | None, *, workers: int) -> Iter
         workers,
         mp_context=multiprocessing.get_context("spawn"),  # a fork of a process with threads may hang
         initializer=_begin,
-        initargs=(proposer.name, weights),
+        initargs=(name, weights),
     )
 
     def submit(image: Image.Image) -> list[Proposal]:
@@ -52,8 +55,8 @@ def proposing(proposer: Proposer, weights: Path | None, *, workers: int) -> Iter
             return pool.submit(_propose, image).result()
         except BrokenProcessPool as error:
             raise RuntimeError(
-                "a process that looked for regions was ended; if memory is short, use fewer --workers. The same command "
-                "continues where it was"
+                "a process that looked for regions was ended; if memory is short, use fewer --workers. The same "
+                "command continues where it was"
             ) from error
 
     try:

@@ -59,7 +59,7 @@ def with_views(
 
         method = edge_method("canny")
         found = [replace(record, edges=edges_of(record.image, method)) for record in found]
-        report(f"edges are made here: {method.version}")
+        report(f"edges are made here: {method.name}, {method.version}")
     if FILTERED in needs and not any(record.filtered for record in found):
         from hnclip.data.views.lexicon import load_filter
 

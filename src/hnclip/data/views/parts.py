@@ -1,18 +1,27 @@
 """Parts of views by name: which patches of a picture, which tokens of a caption a readout pools.
 
-Parts are found once, when data are prepared, and travel with the batches.
+Parts are found once, when data are prepared, and travel with the batches. Those with `official` in their names are
+found as released code finds them; docs/frameworks.md says what is different.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import Record
 from hnclip.data.texts import TextTransform
+from hnclip.data.views.boxes import model_box, patches_of, region_box
+from hnclip.data.views.named import TEXT_VIEWS
+from hnclip.data.views.spans import Span, chunk_windows, find_sentence, late_span, token_span
+
+OFFICIAL_PATCH = 16  # pixels of a patch in GOAL's released code, whatever the model has
+SPAN = torch.int16  # of token positions: of long captions there are up to 64 spans each
 
 
 @dataclass(frozen=True)
@@ -36,10 +45,106 @@ class Material:
 
 @dataclass(frozen=True)
 class Part:
-    """Parts of one view: [N, K, P] bool of an image view, [rows, K, 2] int64 of a text view (start, stop)."""
+    """Parts of one view: [N, K, P] bool of an image view, [rows, K, 2] integers of a text view (start, stop). A part
+    without a patch, or that stops where it starts, is absent."""
 
     view: str
     find: Callable[[Material], Tensor]
 
 
-PARTS: dict[str, Part] = {}
+def _regions(material: Material, *, official_patch: bool, official_scale: bool) -> Tensor:
+    """[N, 1, P]: the patches that the best region of each record touches.
+
+    Args:
+        official_patch: count in patches of 16 pixels. Their numbers are read in the model's own order all the same, and
+            those that it does not have are dropped.
+        official_scale: as `region_box`.
+    """
+    if material.grid is None:
+        raise ValueError("parts of pictures are patches, and this model has no grid of them: use a ViT")
+    transform, grid = material.image_transform, material.grid
+    patch = OFFICIAL_PATCH if official_patch else transform.size // grid
+    side = max(1, transform.size // patch) if official_patch else grid
+    found = torch.zeros(len(material.records), 1, grid**2, dtype=torch.bool)
+    for row, record in enumerate(material.records):
+        if not record.regions:
+            continue
+        if official_scale:
+            box = region_box(record.regions[0].box, transform.size)
+        else:
+            box = model_box(record.regions[0].box, record.image.shape(), transform)
+        if box is None:
+            continue
+        columns, rows = patches_of(box, patch, side, at_least_one=official_scale)
+        numbers = torch.tensor([[y * side + x for x in columns] for y in rows], dtype=torch.long).flatten()
+        found[row, 0, numbers[numbers < grid**2]] = True
+    return found
+
+
+def _sentences(material: Material, *, official: bool) -> Tensor:
+    """[rows, 1, 2]: the tokens of each caption that are the sentence of its record's best region."""
+    transform, found = material.text_transform, list[list[Span]]()
+    captions = [text or "" for text in material.texts]
+    for caption, offsets, owner in zip(captions, transform.offsets(captions), material.owner):
+        regions = material.records[owner].regions
+        if not regions:
+            found.append([])
+            continue
+        sentence, caption = transform.clean(regions[0].sentence).strip(), transform.clean(caption)
+        start = find_sentence(caption, sentence)
+        if official:
+            before = "" if start is None else caption[:start]
+            found.append([late_span(before, sentence, transform, found=start is not None)])
+        else:
+            found.append([] if start is None else [token_span(offsets, start, start + len(sentence), transform)])
+    return _padded(found)
+
+
+def _chunks(material: Material) -> Tensor:
+    """[rows, S, 2]: the chunks of each text of the view."""
+    return _padded(_chunk_spans(material.texts, material.text_transform))
+
+
+def _misaligned_chunks(material: Material) -> Tensor:
+    """[rows, S, 2]: the chunks of each filtered caption, to be read from the whole one, where they mean other words."""
+    texts = [text for record in material.records for text in TEXT_VIEWS["filtered"].texts(record)]
+    return _padded(_chunk_spans(texts, material.text_transform))
+
+
+def _chunk_spans(texts: Sequence[str | None], transform: TextTransform) -> list[list[Span]]:
+    """Spans of whole chunks: one that the context cuts is dropped, as the released code's check of bounds does."""
+    there = [text for text in texts if text is not None]
+    offsets, found = transform.offsets(there), list[list[Span]]()
+    for text in texts:
+        if text is None:
+            found.append([])
+            continue
+        own, spans = next(offsets), list[Span]()
+        for start, stop in chunk_windows(transform.clean(text)):
+            span = token_span(own, start, stop, transform, whole=True)
+            if span[0] < span[1]:
+                spans.append(span)
+        found.append(spans)
+    return found
+
+
+def _padded(found: Sequence[Sequence[Span]]) -> Tensor:
+    """[rows, K, 2]: as many spans as the row with most of them has, at least one; those that are added are empty."""
+    width = max([1, *(len(spans) for spans in found)])
+    padded = torch.zeros(len(found), width, 2, dtype=SPAN)
+    for row, spans in enumerate(found):
+        if spans:
+            padded[row, : len(spans)] = torch.tensor(spans, dtype=SPAN)
+    return padded
+
+
+PARTS: dict[str, Part] = {
+    "region": Part("full", partial(_regions, official_patch=False, official_scale=False)),
+    "region_official_patch": Part("full", partial(_regions, official_patch=True, official_scale=False)),
+    "region_official_scale": Part("full", partial(_regions, official_patch=False, official_scale=True)),
+    "region_official": Part("full", partial(_regions, official_patch=True, official_scale=True)),
+    "sentence_span": Part("caption", partial(_sentences, official=False)),
+    "sentence_span_official": Part("caption", partial(_sentences, official=True)),
+    "chunk_spans": Part("filtered", _chunks),
+    "chunk_spans_official": Part("caption", _misaligned_chunks),
+}

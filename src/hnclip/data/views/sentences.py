@@ -9,24 +9,35 @@ from typing import Literal, get_args
 Splitting = Literal["careful", "dots"]
 SPLITTERS: tuple[str, ...] = get_args(Splitting)
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Abbreviations without their dots, in small letters. These always have something to follow:
-_LEADS_ON = frozenset(
-    ["mr", "mrs", "ms", "messrs", "dr", "prof", "rev", "hon", "gen", "col", "capt", "lt", "sgt", "maj", "sen", "gov", "pres", "mt", "ft", "fort", "vs", "eg", "ie", "approx", "ca", "cf", "viz", "incl", "excl", "esp", "est", "misc"]
+_LEADS_ON = _words(
+    "mr mrs ms messrs dr prof rev hon gen col capt lt sgt maj sen gov pres mt vs eg ie approx ca cf viz incl excl esp "
+    "est misc"
 )
-_BEFORE_NUMBER = frozenset(["no", "nos", "nr", "fig", "figs", "vol", "ch", "pp", "p", "pg", "art"])  # "No. 5", but "She says no."
-_AFTER_NUMBER = frozenset(["ft", "in", "oz", "lb", "lbs", "cm", "mm", "km", "kg", "mi", "hr", "hrs", "min", "mins", "sec", "sq", "yd", "yds"])  # "6 ft. tall"
+_BEFORE_NUMBER = _words("no nos nr fig figs vol ch pp p pg art")  # "No. 5", but "She says no."
+_AFTER_NUMBER = _words("ft in oz lb lbs cm mm km kg mi hr hrs min mins sec sq yd yds")  # "6 ft. tall"
 # These may end a sentence. Before a capital they do:
-_ENDS_BEFORE_CAPITAL = frozenset(["etc", "am", "pm", "bc", "ad", "al", "ok"])
+_ENDS_BEFORE_CAPITAL = _words("etc al am pm bc ad")
 # … and these only before a word that often begins a sentence: "Main St. The", but "St. Louis", "U.S. Army".
-_ENDS_BEFORE_STARTER = frozenset(["st", "ave", "blvd", "rd", "ln", "hwy", "inc", "ltd", "co", "corp", "bros", "jr", "sr", "dept", "apt", "no"])
-_STARTERS = frozenset(
-    ["a", "above", "across", "after", "all", "also", "an", "and", "another", "around", "as", "at", "atop", "away", "because", "before", "behind", "below", "beneath", "beside", "between", "beyond", "both", "but", "by", "directly", "down", "due", "during", "each", "every", "everything", "farther", "few", "for", "from", "further", "he", "her", "here", "his", "however", "if", "in", "inside", "it", "its", "just", "many", "more", "most", "near", "next", "no", "nothing", "on", "one", "only", "other", "our", "outside", "over", "part", "several", "she", "since", "slightly", "so", "some", "surrounding", "the", "their", "there", "these", "they", "this", "those", "three", "through", "to", "toward", "towards", "two", "under", "underneath", "up", "upon", "visible", "we", "what", "when", "where", "which", "while", "with", "within", "you"]
+_ENDS_BEFORE_STARTER = _words("st ave blvd rd ln hwy inc ltd co corp bros jr sr dept apt")
+_STARTERS = _words(
+    "a above across after all also an and another around as at atop away because before behind below beneath beside "
+    "between beyond both but by directly down due during each every everything farther few for from further he her "
+    "here his however if in inside it its just many more most near next no nothing on one only other our outside over "
+    "part several she since slightly so some surrounding the their there these they this those three through to "
+    "toward towards two under underneath up upon visible we what when where which while with within you"
 )
+_ENDINGS = _words("com org net edu uk jpg jpeg png")  # "example. com": a space too many
 
 _OPENERS = "\"'“‘«([{「『（*"
 # A stop with what closes after it, a stop of a script without spaces, or the end of a line. No part of a match is ever
 # given back, so that a megabyte of dots takes no longer than one of words.
-_STOP = re.compile(r"""([.!?…]+)["'”’»)\]}*]*|[。！？｡]+["'”’»」』）)]*|[^\S\n]*\n\s*""")
+_STOP = re.compile(r"""([.!?…]+)["'”’»)\]}*]*|[。！？｡]+["'”’»」』）)]*|\n\s*""")
 _WORD_BEFORE = re.compile(r"[^\W_]+(?:[.'’-][^\W_]+)*\Z")
 _WORD_AFTER = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 _GLUED = re.compile(r"[A-Z](?:[a-z]|\s)")  # "the left.A man": the space was forgotten
@@ -126,6 +137,8 @@ def _ends(text: str, start: int, stop: re.Match[str]) -> bool:
 
 def _ends_after(before: str, follower: str, text: str, dot: int) -> bool:
     """Whether a dot after this word, before that one, ends a sentence."""
+    if follower in _ENDINGS:
+        return False
     name = before.replace(".", "").lower()
     starter = follower[:1].isupper() and follower.lower() in _STARTERS
     number_before = text[max(0, dot - len(before) - 2) : dot - len(before)].strip()[-1:].isdigit()
@@ -138,7 +151,7 @@ def _ends_after(before: str, follower: str, text: str, dot: int) -> bool:
     if name in _ENDS_BEFORE_CAPITAL and ("." in before or name in ("etc", "al")):
         return not follower[:1].islower()
     capital = before[:1].isupper()
-    if (name in _ENDS_BEFORE_STARTER and capital and name != "no") or "." in before:
+    if (name in _ENDS_BEFORE_STARTER and capital) or "." in before:
         return starter or not follower
     if len(before) == 1 and capital and before != "I":  # "John F. Kennedy", but "the letter C. Below"
         return starter or not follower[:1].isupper()

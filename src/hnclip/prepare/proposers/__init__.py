@@ -31,12 +31,13 @@ def proposer(name: str, *, weights: Path | None = None, device: str = "auto") ->
             )
         from hnclip.prepare.proposers.sam import Sam, opened_sam
 
-        opened_sam(Path(weights), device)
-        return Sam(Path(weights), device=device)
+        found = Sam(Path(weights).expanduser(), device=device)
+        opened_sam(found.weights, device)
+        return found
     if weights is not None:
         raise ValueError(f"{name} takes no weights: leave them out, or use sam")
     parts: dict[str, Proposer] = {"felzenszwalb": Felzenszwalb(), "grid": Grid()}
     chosen = [parts[part] for part in name.split("+")]
-    found = chosen[0] if len(chosen) == 1 else Together(tuple(chosen))
-    _ = found.version  # complains about packages that are not there
-    return found
+    together = chosen[0] if len(chosen) == 1 else Together(tuple(chosen))
+    _ = together.version  # complains about packages that are not there
+    return together

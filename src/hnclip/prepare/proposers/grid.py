@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from PIL import Image
 
@@ -37,8 +38,8 @@ class Grid:
         for columns, rows in self.grids:
             across = [image.width * column // columns for column in range(columns + 1)]
             down = [image.height * row // rows for row in range(rows + 1)]
-            for top, bottom in zip(down, down[1:]):
-                found += [(left, top, right, bottom) for left, right in zip(across, across[1:])]
+            for top, bottom in pairwise(down):
+                found += [(left, top, right, bottom) for left, right in pairwise(across)]
         return [
             Proposal(box, self.name)
             for box in found

@@ -76,6 +76,11 @@ class Sam:
     def __post_init__(self) -> None:
         if self.points < 1:
             raise ValueError(f"points must be at least 1, got {self.points}")
+        if not (0 <= self.least_steadiness < 1 and 0 <= self.most_overlap <= 1):
+            raise ValueError(
+                f"least_steadiness must be in [0, 1) and most_overlap in [0, 1], got {self.least_steadiness} and "
+                f"{self.most_overlap}"
+            )
 
     @property
     def name(self) -> str:
@@ -97,7 +102,7 @@ class Sam:
         if image.width > LARGE[0] or image.height > LARGE[1]:
             picture = shrunk(picture, FIT, Image.Resampling.LANCZOS)
         with torch.inference_mode():
-            masks = [mask for mask in self._masks(model, picture)]
+            masks = list(self._masks(model, picture))
         boxes = [
             mapped_back(mask.box, picture.size, image.size)
             for mask in best_boxes(masks, self.most_overlap)
@@ -117,6 +122,8 @@ class Sam:
             answer = model(image_embeddings=embeddings, input_points=some[None, :, None])
             scores = answer.iou_scores.flatten()  # [3·POINTS]
             believed = scores > self.least_score
+            if not believed.any():  # torch enlarges no masks of none
+                continue
             logits = answer.pred_masks[0].flatten(0, 1)[believed]  # [K, h, w]
             for part, certain in zip(logits.split(MASKS), scores[believed].split(MASKS)):
                 large = _enlarged(part, pixels.shape[-1], (height, width), (picture.height, picture.width))

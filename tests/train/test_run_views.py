@@ -1,0 +1,96 @@
+"""What a run looks at beside picture and caption: prepared, brought along, made on the spot, or asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hnclip.config import ObjectiveConfig, ReadConfig, TrainConfig
+from hnclip.data.records import Record, Region
+from hnclip.data.scenes import scene_records
+from hnclip.objectives.build import build_objective
+from hnclip.objectives.objective import Objective
+from hnclip.train.run_views import EDGES, FILTERED, REGIONS, needed_views, with_views
+
+
+def objective_of(framework: str, **changes: object) -> Objective:
+    return build_objective(ObjectiveConfig(framework=framework, token_weight=0.0, **changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def records() -> list[Record]:
+    return scene_records("park", "train", families=1)
+
+
+def completed(framework: str, records: list[Record], **read: object) -> tuple[tuple[Record, ...], list[str]]:
+    said: list[str] = []
+    config = TrainConfig(
+        data="somewhere.json",
+        read=ReadConfig(**read),  # type: ignore[arg-type]
+        objective=ObjectiveConfig(framework=framework, token_weight=0.0),  # type: ignore[arg-type]
+    )
+    return with_views(config, records, objective_of(framework), said.append), said
+
+
+@pytest.mark.parametrize(
+    ("framework", "needs"),
+    [
+        ("long_clip", set()),
+        ("finelip", set()),
+        ("smartclip", set()),
+        ("goal", {REGIONS}),
+        ("structxlip", {REGIONS, EDGES, FILTERED}),
+    ],
+)
+def test_what_frameworks_need(framework: str, needs: set[str], records: list[Record]) -> None:
+    assert needed_views(objective_of(framework)) == needs
+    if not needs:
+        found, said = completed(framework, records)
+        assert found == tuple(records)
+        assert not said
+
+
+def test_terms_that_are_left_out_need_nothing() -> None:
+    weights = {"local": 0.0, "patch": 0.0, "text": 0.0}
+    assert needed_views(objective_of("goal", weights=weights)) == set()
+    only = objective_of("structxlip", weights={"structure": 0.0, "chunks": 0.0})
+    assert needed_views(only) == {EDGES}
+
+
+def test_edges_and_filtered_captions_are_made(records: list[Record]) -> None:
+    found, said = completed("structxlip", records)
+    assert [record.regions for record in found] == [record.regions for record in records]
+    for before, after in zip(records, found):
+        assert after.edges is not None
+        picture = after.edges.load()
+        assert picture.size == before.image.load().size
+        assert len(after.filtered) == len(before.captions)
+        assert len(after.filtered[0]) < len(before.captions[0])
+    assert any("canny" in line.lower() for line in said)
+    assert f"{len(records)} of {len(records)} training records have regions" in said
+
+
+def test_what_records_bring_along_is_kept(records: list[Record]) -> None:
+    """Of some records: the others lack it, as in lists whose maps are partly missing."""
+    brought = [replace(records[0], edges=records[1].image, filtered=("own words",)), *records[1:]]
+    found, said = completed("structxlip", brought)
+    assert found[0].edges == records[1].image
+    assert found[0].filtered == ("own words",)
+    assert all(record.edges is None and record.filtered == () for record in found[1:])
+    assert not any("made here" in line or "filtered here" in line for line in said)
+
+
+def test_without_regions_it_says_how_to_get_some(records: list[Record]) -> None:
+    bare = [replace(record, regions=()) for record in records]
+    with pytest.raises(ValueError, match=r"goal needs regions.*hnclip prepare regions somewhere\.json"):
+        completed("goal", bare)
+    some = [replace(bare[0], regions=(Region((0, 0, 9, 9), "a corner"),)), *bare[1:]]
+    _, said = completed("goal", some)
+    assert f"1 of {len(records)} training records have regions" in said
+
+
+def test_a_manifest_that_is_not_there(records: list[Record], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist: hnclip prepare writes it"):
+        completed("goal", records, prepared=str(tmp_path / "none.jsonl"))
