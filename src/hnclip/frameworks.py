@@ -86,7 +86,7 @@ FRAMEWORKS: dict[Framework, FrameworkSpec] = {
             ),
         ),
     ),
-    "smartclip": FrameworkSpec("SmartCLIP", _both("infonce"), weights={"sparsity": 1.0}),
+    "smartclip": FrameworkSpec("SmartCLIP", _both("infonce"), weights={"sparsity": 0.1}),
     "structxlip": FrameworkSpec(
         "StructXLIP",
         _both("infonce"),
@@ -135,7 +135,7 @@ def plugged(config: TrainConfig, plug: Plug, fidelity: Fidelity = "corrected") -
     global term, and nothing else changed but what belongs to the framework itself. LoRA and DoRA have no terms beside
     the global one: they train adapters, and keep the temperature."""
     plain = ObjectiveConfig(global_loss="infonce", token_weight=0.0, gamma=config.objective.gamma)
-    if plug in ("lora", "dora"):
+    if plug == "lora" or plug == "dora":
         adapt = config.adapt if config.adapt.method != "full" else AdaptConfig(method=plug)
         return replace(
             config,

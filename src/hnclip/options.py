@@ -348,6 +348,8 @@ class PrepareEdges:
     """The manifest to write, or to go on with; in the cache directory, by the name of the data, when left out."""
     workers: int | None = None
     """Threads; as many as processors when left out."""
+    device: str = "auto"
+    """Of HED: auto takes an accelerator if there is one; or cpu, cuda, mps …"""
     json: bool = False
     """Print the result as JSON."""
     quiet: bool = False

@@ -105,6 +105,35 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         FileImage(tmp_path / "no.png").stamp()
 
 
+def turned(kind: str) -> bytes:
+    """A picture of 40 × 30 pixels that its camera held on its side."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    Image.open(io.BytesIO(encoded())).save(file, kind, exif=exif)
+    return file.getvalue()
+
+
+def test_shapes_are_those_of_upright_pictures(sources: list[ImageSource]) -> None:
+    for source in sources:
+        assert source.shape() == ImageSource.shape(source) == (40, 30)
+    for kind in ("JPEG", "PNG", "TIFF", "WEBP"):
+        source = CellImage("table.parquet:3", "v1", lambda kind=kind: turned(kind))
+        assert source.shape() == ImageSource.shape(source) == (30, 40)
+
+
+def test_shapes_are_read_from_the_head_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = turned("JPEG")
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    assert CellImage("a", "v1", lambda: content[:-400]).shape() == (30, 40)
+
+
+@pytest.mark.parametrize("content", [b"", b"this is no picture", encoded("PNG")[:-900], bomb(60_000, 60_000)])
+def test_shapes_of_damaged_pictures_are_refused(content: bytes) -> None:
+    with pytest.raises(BadPicture, match="table 7"):
+        CellImage("table 7", "v1", lambda: content).shape()
+
+
 def test_names_of_pictures() -> None:
     assert all(is_image_name(name) for name in ("a.jpg", "b/c.JPEG", "d.e.webp"))
     assert not any(is_image_name(name) for name in ("a.txt", "jpg", ".hidden.jpg", "x/._a.jpg", "a.jpg.txt"))

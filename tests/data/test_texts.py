@@ -129,6 +129,47 @@ def test_a_context_without_room_for_a_word_is_refused(tokenizers, kind):
     assert (len(tokenized.ids[0]), tokenized.truncated) == (room + 1, 1)
 
 
+@pytest.mark.parametrize("kind", EDGES)
+def test_offsets_say_where_each_token_stands(tokenizers, kind):
+    transform = TextTransform(tokenizers[kind], 64)
+    texts = ["a red house. the dog, on the street", "dog", "a dog's tree"]
+    for text, offsets, ids in zip(texts, transform.offsets(texts), transform(texts).ids, strict=True):
+        before, after = transform.edges
+        tokens = transform.tokenizer.convert_ids_to_tokens(ids[before : len(ids) - after])
+        assert len(offsets) == len(tokens)
+        assert offsets == sorted(offsets)
+        assert [text[start:stop] for start, stop in offsets if text[start:stop] in WORDS] == [
+            word for word in text.replace(".", " ").replace(",", " ").replace("'", " ").split() if word in WORDS
+        ]
+        for token, (start, stop) in zip(tokens, offsets):
+            bare = token.replace("</w>", "").replace("##", "").replace("▁", "")
+            assert bare in text[start:stop] or token == "[UNK]"
+
+
+@pytest.mark.parametrize("kind", EDGES)
+def test_offsets_are_those_of_the_cleaned_text(tokenizers, kind):
+    plain, cleaning = (TextTransform(tokenizers[kind], 64, clean) for clean in (str, clean_caption))
+    assert list(cleaning.offsets(["a   red\n house"])) == list(plain.offsets(["a red house"]))
+
+
+@pytest.mark.parametrize("kind", EDGES)
+def test_offsets_reach_beyond_the_context(tokenizers, kind):
+    """By one token at least, so that a part that is cut can be told from one that is not."""
+    whole, cut = (list(TextTransform(tokenizers[kind], context).offsets(CAPTIONS)) for context in (1000, 6))
+    room = 6 - sum(EDGES[kind])
+    for long, short in zip(whole, cut):
+        assert short == long[: len(short)]
+        assert len(short) == len(long) or len(short) > room
+
+
+def test_offsets_come_in_order_however_many_there_are(tokenizers, monkeypatch):
+    transform = TextTransform(tokenizers["clip"], 64)
+    expected = list(transform.offsets(CAPTIONS))
+    monkeypatch.setattr("hnclip.data.texts._TOGETHER", 3)
+    assert list(transform.offsets(CAPTIONS)) == expected
+    assert list(transform.offsets([])) == []
+
+
 def test_siglip_reads_small_letters_without_punctuation(tokenizers):
     transform = TextTransform(tokenizers["siglip"], 64)
     assert transform(["A red, HOUSE!"]).ids == transform(["a red house"]).ids

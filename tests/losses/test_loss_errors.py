@@ -43,6 +43,7 @@ OWN = [
     ("hn", "margin_text", torch.ones(4)),
     ("hn", "margin_text", torch.ones(4, 3, dtype=torch.long)),
     ("hn", "margin_text", torch.full((4, 3), NAN)),
+    *[("smoothed", "smoothing", value) for value in (-0.1, 1.0, NAN)],
     ("score_margin", "strength", -1.0),
     ("score_margin", "directions", "sideways"),
     ("hn_nce", "alpha", -1.0),

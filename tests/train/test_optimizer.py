@@ -5,15 +5,22 @@ from itertools import pairwise
 
 import pytest
 import torch
+from test_grad_cache import Toy as ToyEncoder
+from test_grad_cache import toy_batch
 from torch import nn
 
+from hnclip.config import OptimConfig
+from hnclip.losses import clip_loss
+from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.optimizer import (
     build_optimizer,
     clamp_scale,
     learning_rate_factor,
     parameter_groups,
     set_learning_rate,
+    wrapped_factor,
 )
+from hnclip.train.step import Stepper
 
 
 class Toy(nn.Module):
@@ -40,6 +47,48 @@ def test_a_fixed_temperature_takes_no_gradient_at_all() -> None:
     assert not model.logit_scale.requires_grad
 
 
+class ToyWithReadouts(Toy):
+    """Beside the model's own parameters those of a framework, under the name that the encoder gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readouts = nn.ModuleDict({"full": nn.Linear(2, 2)})
+        self.not_readouts = nn.Linear(2, 2, bias=False)
+
+
+def test_readouts_have_a_rate_of_their_own() -> None:
+    model = ToyWithReadouts()
+    groups = parameter_groups(model, lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7)
+    found = {id(p): (group["lr"], group["peak_lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    added = model.readouts["full"]
+    assert found == {
+        id(model.linear.weight): (0.1, 0.1, 0.3),
+        id(model.not_readouts.weight): (0.1, 0.1, 0.3),
+        **{id(p): (0.1, 0.1, 0.0) for p in (model.linear.bias, *model.norm.parameters())},
+        id(added.weight): (0.7, 0.7, 0.3),
+        id(added.bias): (0.7, 0.7, 0.0),
+        id(model.logit_scale): (0.2, 0.2, 0.0),
+    }
+    assert sum(len(group["params"]) for group in groups) == len(found)
+
+
+def test_without_a_rate_of_their_own_readouts_have_the_models() -> None:
+    groups = parameter_groups(ToyWithReadouts(), lr=0.1, scale_lr=0.2, weight_decay=0.3)
+    assert [group["lr"] for group in groups] == [0.1, 0.1, 0.1, 0.1, 0.2]
+
+
+@pytest.mark.parametrize("scale_lr", [0.2, 0.0])
+def test_all_can_be_decayed(scale_lr: float) -> None:
+    """As Long-CLIP's and FineLIP's trainers do it, biases, norms and the temperature too; what is fixed stays out."""
+    model = ToyWithReadouts()
+    rates = {"lr": 0.1, "scale_lr": scale_lr, "weight_decay": 0.3, "readout_lr": 0.7}
+    groups = parameter_groups(model, **rates, decay="all")
+    assert [group["weight_decay"] for group in groups] == [0.3] * len(groups)
+    assert [group["lr"] for group in groups] == [0.1, 0.7] + [scale_lr] * (scale_lr > 0)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in trained}
+
+
 def test_warm_up_then_half_a_cosine() -> None:
     factors = [learning_rate_factor(step, total=11, warmup=3, floor=0.1) for step in range(11)]
     assert factors[:3] == pytest.approx([1 / 3, 2 / 3, 1])
@@ -48,6 +97,70 @@ def test_warm_up_then_half_a_cosine() -> None:
     assert factors[4] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 7)))
     assert all(later < earlier for earlier, later in pairwise(factors[3:]))
     assert learning_rate_factor(0, total=1, warmup=0) == 1
+
+
+@pytest.mark.parametrize(
+    ("fraction", "factor"), [(0.05, 0.99), (0.25, 0.0), (0.5, 0.94), (0.75, 0.22), (1.0, 0.56)], ids=str
+)
+def test_the_wrapped_schedule_is_the_measured_one(fraction: float, factor: float) -> None:
+    """FineLIP's six epochs: 1,500 steps of 4 micro-batches, 200 of warm-up."""
+    found = wrapped_factor(round(fraction * 1500), total=1500, warmup=200, accumulate=4)
+    assert found == pytest.approx(factor, abs=0.006)
+
+
+def test_the_wrapped_schedule_begins_with_a_full_step_and_then_warms_up() -> None:
+    factors = [wrapped_factor(step, total=1500, warmup=200, accumulate=4) for step in range(51)]
+    assert factors[:3] == pytest.approx([1, 5 / 200, 9 / 200])
+    assert factors[49] == pytest.approx(197 / 200)
+    assert factors[50] == 1
+    assert min(factors) > 0
+    assert wrapped_factor(5, total=5, warmup=5, accumulate=1) == 1  # nothing to divide by
+
+
+def test_without_accumulation_nothing_wraps() -> None:
+    """Micro-batches are steps then: a half cosine that ends at 0."""
+    for step in (20, 21, 60, 99):
+        expected = 0.5 * (1 + math.cos(math.pi * (step - 20) / 80))
+        assert wrapped_factor(step, total=100, warmup=20, accumulate=1) == pytest.approx(expected)
+    assert wrapped_factor(100, total=100, warmup=20, accumulate=1) == 0
+
+
+class Encoder(ToyEncoder):
+    """What a stepper asks of a model: its device, its temperature, and views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device, self.backbone, self.scale = torch.device("cpu"), nn.Module(), torch.tensor(1.0)
+        self.backbone.logit_scale = nn.Parameter(torch.tensor(1.0))
+
+
+def rates_of(optim: OptimConfig, total: int, steps: range) -> list[float]:
+    """The rates that a run's steps have."""
+    model = Encoder()
+    optimizer = build_optimizer(model, lr=1.0, scale_lr=1.0, weight_decay=0.0, betas=(0.9, 0.98))
+    stepper = Stepper(model, HNClip(clip_loss, token_weight=0), optimizer, optim, total=total)
+    batch, found = toy_batch(), []
+    for step in steps:
+        stepper(batch, step)
+        assert {group["lr"] for group in optimizer.param_groups} == {stepper.rate}
+        found.append(stepper.rate)
+    return found
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(4, 4), (4.0, 4), (0.25, 5), (0.1, 2), (1, 1), (0, 0)], ids=str)
+def test_warm_up_in_steps_or_as_a_share(warmup: float, steps: int) -> None:
+    found = rates_of(OptimConfig(warmup=warmup, micro_batch=6, lr_floor=0.0), 20, range(20))
+    assert found == pytest.approx([learning_rate_factor(s, total=20, warmup=steps) for s in range(20)])
+    assert [rate < 1 for rate in found[: steps + 1]] == [True] * (steps - 1) + [False] * (1 if steps == 0 else 2)
+
+
+def test_a_run_can_follow_the_wrapped_schedule() -> None:
+    optim = OptimConfig(warmup=4, accumulate=3, schedule="wrapped", micro_batch=6, lr_floor=0.5)
+    found = rates_of(optim, 10, range(10))
+    assert found == pytest.approx([wrapped_factor(s, total=10, warmup=4, accumulate=3) for s in range(10)])
+    assert found[0] == 1
+    assert found[1] == 1  # three micro-batches of four: (3 + 1) / 4
+    assert min(found) < 0.3  # the floor is not this schedule's
 
 
 def test_the_rate_of_a_step_scales_every_group() -> None:

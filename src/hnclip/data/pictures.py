@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
-from hnclip.data.records import BadPicture, ImageSource
+from hnclip.data.records import BadPicture, ImageSource, upright_shape
 
 Result = TypeVar("Result")
 
@@ -30,6 +30,27 @@ def is_image_name(name: str) -> bool:
 
 def decode_picture(content: bytes, where: str) -> Image.Image:
     """The picture in these bytes, decoded to its last pixel; BadPicture says what is wrong with it and where it is."""
+    image = _opened(content, where)
+    try:
+        image.load()
+    except Exception as error:
+        raise BadPicture(_damage(error), f"{where} cannot be decoded: {error}") from error
+    return image
+
+
+def picture_shape(content: bytes, where: str) -> tuple[int, int]:
+    """Width and height of the upright picture in these bytes, by their head wherever that says it all."""
+    image = _opened(content, where)
+    try:
+        if image.format == "TIFF":
+            image.load()  # Pillow turns these itself, and only then says so
+        return upright_shape(image)
+    except Exception as error:  # a PNG may tell how it lies behind its pixels, and be damaged before that
+        raise BadPicture(_damage(error), f"{where} cannot be decoded: {error}") from error
+
+
+def _opened(content: bytes, where: str) -> Image.Image:
+    """The picture in these bytes, not decoded yet."""
     if not content:
         raise BadPicture("corrupt image", f"{where} is empty")
     try:
@@ -47,10 +68,6 @@ def decode_picture(content: bytes, where: str) -> Image.Image:
         raise BadPicture(
             "oversized image", f"{where} has {image.width} × {image.height} pixels; at most {MAX_PIXELS:,} are decoded"
         )
-    try:
-        image.load()
-    except Exception as error:
-        raise BadPicture(_damage(error), f"{where} cannot be decoded: {error}") from error
     return image
 
 
@@ -78,6 +95,9 @@ class FileImage(ImageSource):
 
     def decode(self, content: bytes) -> Image.Image:
         return decode_picture(content, str(self.path))
+
+    def shape(self) -> tuple[int, int]:
+        return picture_shape(self.read(), str(self.path))
 
 
 @dataclass(frozen=True)
@@ -108,6 +128,9 @@ class TarImage(ImageSource):
     def decode(self, content: bytes) -> Image.Image:
         return decode_picture(content, f"{self.tar}!{self.name}")
 
+    def shape(self) -> tuple[int, int]:
+        return picture_shape(self.read(), f"{self.tar}!{self.name}")
+
 
 @dataclass(frozen=True)
 class CellImage(ImageSource):
@@ -135,6 +158,9 @@ class CellImage(ImageSource):
 
     def decode(self, content: bytes) -> Image.Image:
         return decode_picture(content, self.name)
+
+    def shape(self) -> tuple[int, int]:
+        return picture_shape(self.read(), self.name)
 
 
 def _stat(path: Path) -> os.stat_result:

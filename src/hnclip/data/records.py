@@ -36,6 +36,17 @@ class ImageSource(ABC):
     def load(self) -> Image.Image:
         return self.decode(self.read())
 
+    def shape(self) -> tuple[int, int]:
+        """Width and height of the upright picture. Sources that know a cheaper way than to decode it take that."""
+        return upright_shape(self.load())
+
+
+def upright_shape(image: Image.Image) -> tuple[int, int]:
+    """Width and height as the camera held it."""
+    from hnclip.data.images import orientation  # torch comes with it, and records are read without
+
+    return image.size if orientation(image) < 5 else (image.height, image.width)
+
 
 class BadPicture(ValueError):
     """A picture that cannot be used. `kind` is the sort of problem, one of data/problems.py."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,8 @@ from typing import Any
 # Printable ASCII and the white space that ftfy keeps, without "&": no entity, escape sequence or broken letter.
 _PLAIN = re.compile(r"[\t\n\f\r -%'-~]*")
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
+_PIECE = re.compile(r"\w+|[^\w\s]")
+_TOGETHER = 1024  # texts whose offsets are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,32 @@ class TextTransform:
             for row in rows
         )
         return TokenizedTexts(ids=cut, truncated=sum(len(row) > self.context for row in rows))
+
+    def offsets(self, texts: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
+        """Of each text, where its tokens stand in the cleaned text: [start, stop) in characters.
+
+        Special tokens are left out: the first pair is that of the token behind the first of `edges`. Texts are not cut:
+        of one that is longer than the context there are more tokens here than in its ids.
+
+        Slow tokenizers know no offsets. Theirs are found by counting the tokens of the text's beginnings, and are those
+        of the words or marks that tokens belong to; at most one word beyond the context is counted.
+        """
+        for first in range(0, len(texts), _TOGETHER):
+            some = [self.clean(text) for text in texts[first : first + _TOGETHER]]
+            if self.tokenizer.is_fast:
+                found = self.tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+                yield from found["offset_mapping"]
+            else:
+                yield from map(self._counted_offsets, some)
+
+    def _counted_offsets(self, text: str) -> list[tuple[int, int]]:
+        offsets = list[tuple[int, int]]()
+        for piece in _PIECE.finditer(text):
+            count = len(self._encode([text[: piece.end()]], special=False)[0])
+            offsets += [piece.span()] * (count - len(offsets))
+            if count > self.context - sum(self.edges):
+                break
+        return offsets
 
     def _prepare(self, index: int, text: str) -> str:
         cleaned = self.clean(text) if isinstance(text, str) else ""

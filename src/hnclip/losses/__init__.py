@@ -13,12 +13,14 @@ from hnclip.losses.hard_negative import HardNegativeLoss, hard_negative_loss
 from hnclip.losses.infonce import clip_loss, fixed_margin_loss
 from hnclip.losses.reweighted import debiased_floor_rows, debiased_loss, hcl_loss, hn_nce_loss
 from hnclip.losses.rivals import max_hinge_loss, score_margin_loss, siglip_loss
+from hnclip.losses.smoothed import smoothed_loss
 from hnclip.losses.tiled import tiled_hard_negative_loss
 from hnclip.losses.token import token_loss
 
 GLOBAL_LOSSES: dict[str, Callable[..., Tensor]] = {
     "hn": tiled_hard_negative_loss,
     "infonce": clip_loss,
+    "smoothed": smoothed_loss,
     "fixed_margin": fixed_margin_loss,
     "score_margin": score_margin_loss,
     "hn_nce": hn_nce_loss,
@@ -41,6 +43,7 @@ __all__ = [
     "max_hinge_loss",
     "score_margin_loss",
     "siglip_loss",
+    "smoothed_loss",
     "tiled_hard_negative_loss",
     "token_loss",
 ]

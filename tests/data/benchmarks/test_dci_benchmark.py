@@ -62,7 +62,7 @@ def test_goals_lists(folder):
     assert data.splits() == COUNTS
     assert [record.id for record in data.part("test")] == ["sa_12", "sa_15"]
     assert {record.id for record in data.records if record.split == "train"} == {name[:-4] for name in TRAIN}
-    assert data.records[0].regions == (Region((0, 1, 3, 4), "A wall"),)
+    assert data.records[0].regions == (Region((0, 1, 3, 4), "A wall", 25.0),)
     assert all(record.image.load().size == (6, 4) for record in data.records)
 
 

@@ -75,9 +75,43 @@ def test_regions_of_goals_list_come_best_first(folder):
     record = open_benchmark("docci", folder, splits={"train"}, counts=PAPER).part("train")[0]
     assert record.captions == ("It shows train_00000.jpg. In detail.",)
     assert record.regions == (
-        Region((1, 0, 6, 4), "The best part"),
-        Region((0, 0, 2, 2), "A pale part"),
+        Region((1, 0, 6, 4), "The best part", 31.0),
+        Region((0, 0, 2, 2), "A pale part", 20.5),
     )
+
+
+def test_edge_maps_of_structxlips_list(folder):
+    row = train_row("train_00000.jpg", segment("A part", 20.5, (0, 0, 2, 2)), segment("Another", 10.5, (1, 1, 3, 3)))
+    row["original_filename_structure"] = "/there/canny/train_00000.jpg"
+    row["segment"][0]["filename_structure_cropped"] = "/there/cropped_canny/part.png"
+    row["segment"][1]["filename_structure_cropped"] = "/there/cropped_canny/absent.png"
+    rows = [row, *(train_row(f"{name}.jpg") for name in GOAL_TRAIN[1:])]
+    rows[1]["original_filename_structure"] = "/there/canny/train_00002.jpg"  # only the picture itself has that name
+    write_json(folder / "docci_segment_sim_bbox_del_org.json", rows)
+    whole = write_picture(folder / "canny" / "train_00000.jpg")
+    part = write_picture(folder / "cropped_canny" / "part.png")
+    first, second, third = open_benchmark("docci", folder, splits={"train"}, counts=PAPER).part("train")
+    assert first.image.key == str(folder / "images" / "train_00000.jpg")
+    assert first.edges is not None
+    assert first.edges.key == str(whole)
+    assert [region.edges and region.edges.key for region in first.regions] == [str(part), None]
+    assert second.edges is None
+    assert third.edges is None
+
+
+def test_maps_among_the_pictures_are_told_apart_by_their_paths(folder):
+    """Pictures and maps of the same base names below one folder."""
+    (folder / "images").rename(folder / "photos")
+    rows = [train_row(f"{name}.jpg") for name in GOAL_TRAIN]
+    for row, name in zip(rows, GOAL_TRAIN):
+        row["original_filename"] = f"/there/photos/{name}.jpg"
+        row["original_filename_structure"] = f"/there/canny/{name}.jpg"
+        write_picture(folder / "canny" / f"{name}.jpg")
+    write_json(folder / "docci_segment_sim_bbox_del_org.json", rows)
+    for record in open_benchmark("docci", folder, folder, splits={"train"}, counts=PAPER).part("train"):
+        assert record.image.key == str(folder / "photos" / f"{record.id}.jpg")
+        assert record.edges is not None
+        assert record.edges.key == str(folder / "canny" / f"{record.id}.jpg")
 
 
 def test_clusters_are_groups(folder):

@@ -4,7 +4,8 @@ import pytest
 from small_copies import list_rows, segment, train_row, write_json, write_picture
 
 from hnclip.data.benchmarks import BENCHMARKS, open_benchmark
-from hnclip.data.benchmarks.rows import base_name, box_of, stem
+from hnclip.data.benchmarks.rows import base_name, stem
+from hnclip.data.readers.segments import box_of
 from hnclip.data.records import Region
 
 
@@ -172,7 +173,7 @@ def test_segments_without_box_or_sentence_are_no_regions(tmp_path):
     rows = [train_row("sa_1.jpg", unscored, *bad, good), train_row("sa_2.jpg"), {**train_row("sa_3.jpg"), "segment": 5}]
     write_json(tmp_path / "dci_train.json", rows)
     records = open_benchmark("dci", tmp_path, splits={"train"}, counts={"train": 3}).records
-    assert records[0].regions == (Region((0, 1, 3, 4), "A wall"), Region((1, 1, 2, 2), "A door"))
+    assert records[0].regions == (Region((0, 1, 3, 4), "A wall", 20.0), Region((1, 1, 2, 2), "A door"))
     assert [record.regions for record in records[1:]] == [(), ()]
 
 

@@ -13,7 +13,6 @@ from hnclip.data.benchmarks.goal_lists import GOAL, list_way, read_list
 from hnclip.data.benchmarks.rows import (
     Row,
     base_name,
-    box_of,
     checked_caption,
     make_records,
     picture_of,
@@ -21,6 +20,7 @@ from hnclip.data.benchmarks.rows import (
     stem,
 )
 from hnclip.data.readers.cells import RowProblem
+from hnclip.data.readers.segments import box_of
 from hnclip.data.records import Problem, Record, Region
 
 PAGE = "https://github.com/facebookresearch/DCI"

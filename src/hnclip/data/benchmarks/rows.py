@@ -80,15 +80,6 @@ def stem(path: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def box_of(*corners: Any) -> tuple[int, int, int, int] | None:
-    """(left, top, right, bottom) in whole pixels; None if these are not four numbers or enclose nothing."""
-    try:
-        left, top, right, bottom = (int(corner) for corner in corners)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return (left, top, right, bottom) if left < right and top < bottom else None
-
-
 def _first(row: Row, keys: tuple[str, ...], kind: str) -> object:
     for key in keys:
         if row.get(key) is not None:

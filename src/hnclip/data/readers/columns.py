@@ -65,9 +65,12 @@ class Columns:
     split: str | None = None
     short: str | None = None
     group: str | None = None
+    regions: str | None = None
+    edges: str | None = None
 
     def all(self) -> list[str]:
         every = (*self.captions, self.image, self.name, self.id, self.split, self.short, self.group)
+        every += (self.regions, self.edges)
         return list(dict.fromkeys(column for column in every if column is not None))
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hnclip.data.readers.cells import bad_text
-from hnclip.data.records import ImageSource, Problem, Record
+from hnclip.data.readers.segments import best_first
+from hnclip.data.records import ImageSource, Problem, Record, Region
 
 SHOWN = 5  # problems that an error message shows
 
@@ -30,10 +31,13 @@ class _Entry:
     split: str | None
     short: str | None = None
     group: str | None = None
+    regions: tuple[Region, ...] = ()
+    edges: ImageSource | None = None
 
     def record(self, id: str) -> Record:
         captions = tuple(dict.fromkeys(self.captions))
-        return Record(id, self.image, captions, self.split, short=self.short, group=self.group)
+        regions = best_first(list(dict.fromkeys(self.regions)))
+        return Record(id, self.image, captions, self.split, self.short, regions, self.group, self.edges)
 
 
 class Gather:
@@ -64,6 +68,8 @@ class Gather:
         short: str = "",
         group: str = "",
         key: str | None = None,
+        regions: Sequence[Region] = (),
+        edges: ImageSource | None = None,
     ) -> None:
         """Take in what one row says of a picture; the same picture may come again.
 
@@ -93,6 +99,8 @@ class Gather:
             return
         entry.captions += texts
         entry.group = entry.group or group or None
+        entry.regions += tuple(regions)
+        entry.edges = entry.edges or edges
         short = short.strip()
         if entry.short is None and short and self._usable(short, where):
             entry.short = short

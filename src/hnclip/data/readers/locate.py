@@ -68,6 +68,10 @@ class Pictures:
         """Whether there is a picture, or several, that the name could mean."""
         return self._exact_path(name) is not None or bool(self._ending_like(plain_name(name)))
 
+    def same_name(self, name: str) -> list[tuple[str, ImageSource]]:
+        """Every picture with the base name of this path, each with its own path, the root's included."""
+        return [(str(self.root / path), self._picture(path)) for path in self._same_base(plain_name(name))]
+
     def exact(self, name: str) -> ImageSource | None:
         """The picture of exactly that path, below the root or absolute; None if there is none."""
         path = self._exact_path(name)
@@ -100,20 +104,23 @@ class Pictures:
 
     def _ending_like(self, path: str) -> list[str]:
         """The files of the same base name that share the most trailing parts with this path."""
+        found = self._same_base(path)
+        if len(found) < 2:
+            return found
+        shared = [shared_end(path, file) for file in found]
+        return [file for file, count in zip(found, shared) if count == max(shared)]
+
+    def _same_base(self, path: str) -> list[str]:
         if self._by_base is None:
             self._by_base = {}
             for file in files_below(self.root) if self._tar is None else self._tar.files:
                 self._by_base.setdefault(_parts(file)[0], []).append(file)
-        found = self._by_base.get(_parts(path)[0], [])
-        if len(found) < 2:
-            return found
-        shared = [_shared_end(path, file) for file in found]
-        return [file for file, count in zip(found, shared) if count == max(shared)]
+        return self._by_base.get(_parts(path)[0], [])
 
     def _check_agree(self, picture: str, name: str, earlier: str | None) -> None:
         if earlier is None or earlier == name:
             return
-        if _shared_end(earlier, name) < min(len(_parts(earlier)), len(_parts(name))):
+        if shared_end(earlier, name) < min(len(_parts(earlier)), len(_parts(name))):
             raise ValueError(f"{earlier!r} and {name!r} would both be the picture {picture} in {self.root}")
 
 
@@ -130,7 +137,7 @@ def _parts(path: str) -> list[str]:
     return normalize("NFC", path).split("/")[::-1]
 
 
-def _shared_end(first: str, second: str) -> int:
+def shared_end(first: str, second: str) -> int:
     """How many trailing parts two paths have in common."""
     count = 0
     for one, other in zip(_parts(first), _parts(second)):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hnclip.config import ReadConfig
 from hnclip.data.readers.locate import Pictures, plain_name
+from hnclip.data.readers.segments import FindMap, map_finder
 from hnclip.data.records import ImageSource, Problem
 
 
@@ -35,6 +36,10 @@ class Places:
     def has(self, name: str) -> bool:
         searched = self.images or self.beside
         return searched is not None and searched.has(name)
+
+    def maps(self, picture: ImageSource) -> FindMap:
+        """How edge maps of this picture's row are found: in any of the places, by path or base name."""
+        return map_finder([place for place in (self.images, self.beside) if place is not None], picture)
 
     def id(self, name: str) -> str:
         """The picture's path as the table writes it, relative to the places where they can be."""

@@ -10,6 +10,7 @@ from hnclip.data.readers.cells import RowProblem, caption_texts, is_blank, liste
 from hnclip.data.readers.columns import Columns, Row, choose_columns
 from hnclip.data.readers.gather import Gather
 from hnclip.data.readers.places import Places
+from hnclip.data.readers.segments import CAPTION, EDGES, IMAGE, REGIONS, is_segment_list, map_of, regions_of
 from hnclip.data.records import ImageSource, normal_split
 
 HEAD = 100  # rows that columns are guessed from
@@ -43,7 +44,13 @@ class Table:
 
 def add_table(gather: Gather, table: Table, split: str | None, read: ReadConfig, places: Places) -> None:
     """All rows of a table; `split` is theirs if no column says it."""
+    goal = is_segment_list(table.names)
+    if goal:
+        read = replace(read, image_column=read.image_column or IMAGE, caption_column=read.caption_column or CAPTION)
     columns = choose_columns(table.path, table.names, table.head, read, holding=table.holding, exists=places.has)
+    if goal:
+        regions, edges = (column if column in table.names else None for column in (REGIONS, EDGES))
+        columns = replace(columns, regions=regions, edges=edges)
     if table.keyed and read.id_column is None:
         columns = replace(columns, id=None, name=None)
     for place, row in table.rows(columns):
@@ -79,6 +86,7 @@ def _add_row(
         except ValueError as error:
             raise RowProblem("missing image", str(error)) from error
         name, id = places.id(written), text(columns.id)
+    find = places.maps(image)
     gather.add(
         f"{table.path}:{place}",
         image,
@@ -89,6 +97,8 @@ def _add_row(
         short=next(iter(caption_texts(row.get(columns.short), columns.short)), "") if columns.short else "",
         group=text(columns.group),
         key=key,
+        regions=regions_of(row.get(columns.regions), find) if columns.regions else (),
+        edges=map_of(row.get(columns.edges), row.get(columns.image), find) if columns.edges else None,
     )
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from hnclip.data.records import ImageSource, Record, Region
 from hnclip.data.scenes import draw
-from hnclip.data.scenes.draw import draw_scene, thing_box
+from hnclip.data.scenes.draw import SIDE, draw_scene, thing_box
 from hnclip.data.scenes.phrase import describe
 from hnclip.data.scenes.world import STYLES, Scene, sample_family
 
@@ -43,6 +43,9 @@ class SceneImage(ImageSource):
 
     def decode(self, content: bytes) -> Image.Image:
         return draw_scene(self.scene)
+
+    def shape(self) -> tuple[int, int]:
+        return SIDE, SIDE
 
 
 @cache

@@ -6,9 +6,10 @@ found as released code finds them; docs/frameworks.md says what is different.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -85,7 +86,8 @@ def _sentences(material: Material, *, official: bool) -> Tensor:
     """[rows, 1, 2]: the tokens of each caption that are the sentence of its record's best region."""
     transform, found = material.text_transform, list[list[Span]]()
     captions = [text or "" for text in material.texts]
-    for caption, offsets, owner in zip(captions, transform.offsets(captions), material.owner):
+    every: Iterable[Sequence[Span]] = repeat(()) if official else transform.offsets(captions)
+    for caption, offsets, owner in zip(captions, every, material.owner):
         regions = material.records[owner].regions
         if not regions:
             found.append([])
