@@ -203,9 +203,8 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
 def preparation(options: Options, say: Callable[[str], None]) -> dict[str, float]:
     """Milliseconds that each kind of `hnclip prepare` takes for a picture: regions are proposed by the default and
     matched to sentences by the model of the benchmark."""
+    from hnclip.data.views.edges import edge_method
     from hnclip.data.views.lexicon import load_filter
-
-    from hnclip.prepare.edges import edge_method
     from hnclip.prepare.proposers import proposer
 
     say(f"preparing {options.pictures} pictures")

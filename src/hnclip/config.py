@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from math import inf
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -91,7 +92,7 @@ class ObjectiveConfig:
         for name, value in self.switches.items():
             _require(value in get_args(Fidelity), f"objective.switches: {name} is official or corrected, not {value!r}")
         for name, weight in self.weights.items():
-            _require(weight >= 0, f"objective.weights: {name} must not be negative, got {weight}")
+            _require(0 <= weight < inf, f"objective.weights: {name} must be a number of at least 0, got {weight}")
 
 
 @dataclass(frozen=True)
@@ -354,7 +355,8 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
                 return value
         elif get_origin(option) is dict:
             if isinstance(value, dict):
-                return value
+                kind = get_args(option)[1]
+                return {key: _convert(kind, item, f"{name}.{key}") for key, item in value.items()}
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif option in (int, str, bool, type(None)) and type(value) is option:

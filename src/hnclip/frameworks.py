@@ -9,7 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from hnclip.config import SCALE_MAX, AdaptConfig, Fidelity, Framework, GlobalLoss, ObjectiveConfig, TrainConfig
+from hnclip.config import (
+    SCALE_MAX,
+    AdaptConfig,
+    Fidelity,
+    Framework,
+    GlobalLoss,
+    ObjectiveConfig,
+    OptimConfig,
+    TrainConfig,
+)
 
 Plug = Literal["hn_clip", "long_clip", "finelip", "goal", "smartclip", "structxlip", "lora", "dora"]
 
@@ -66,7 +75,10 @@ FRAMEWORKS: dict[Framework, FrameworkSpec] = {
             Switch("finelip_patch_count", "tokens kept by 196 patches, whatever the model has", "by the model's own"),
             Switch("optim.schedule", "wrapped: micro-batches counted as steps, the rate swings", "cosine"),
         ),
-        optim={"official": {"schedule": "wrapped"}, "corrected": {"schedule": "cosine"}},
+        optim={
+            "official": {"schedule": "wrapped", "readout_lr": 2e-4},
+            "corrected": {"schedule": "cosine", "readout_lr": 2e-4},
+        },
     ),
     "goal": FrameworkSpec(
         "GOAL",
@@ -86,7 +98,13 @@ FRAMEWORKS: dict[Framework, FrameworkSpec] = {
             ),
         ),
     ),
-    "smartclip": FrameworkSpec("SmartCLIP", _both("infonce"), weights={"sparsity": 0.1}),
+    "smartclip": FrameworkSpec(
+        "SmartCLIP",
+        _both("infonce"),
+        weights={"sparsity": 0.1},
+        # At the rate of the towers the mask stays as it began.
+        optim={"official": {"readout_lr": 1e-3}, "corrected": {"readout_lr": 1e-3}},
+    ),
     "structxlip": FrameworkSpec(
         "StructXLIP",
         _both("infonce"),
@@ -132,22 +150,33 @@ def term_weights(config: ObjectiveConfig) -> dict[str, float]:
 
 def plugged(config: TrainConfig, plug: Plug, fidelity: Fidelity = "corrected") -> TrainConfig:
     """The same run with another framework, as `--objective` of `hnclip train`: its terms with their weights, its own
-    global term, and nothing else changed but what belongs to the framework itself. LoRA and DoRA have no terms beside
-    the global one: they train adapters, and keep the temperature."""
-    plain = ObjectiveConfig(global_loss="infonce", token_weight=0.0, gamma=config.objective.gamma)
+    global term, and nothing else changed but what belongs to a framework itself, the one before or the new one. LoRA
+    and DoRA have no terms beside the global one: they train adapters, with everything else and the temperature frozen.
+    """
+    config = _unplugged(config)
+    if plug == "hn_clip":
+        usual = ObjectiveConfig()
+        terms = replace(config.objective, global_loss=usual.global_loss, token_weight=usual.token_weight)
+        return replace(config, objective=terms)
     if plug == "lora" or plug == "dora":
         adapt = config.adapt if config.adapt.method != "full" else AdaptConfig(method=plug)
-        return replace(
-            config,
-            objective=plain,
-            optim=replace(config.optim, scale_lr=0.0),
-            adapt=replace(adapt, method=plug),
-        )
-    if plug == "hn_clip":
-        return replace(config, objective=ObjectiveConfig())
+        return replace(config, optim=replace(config.optim, scale_lr=0.0), adapt=replace(adapt, method=plug))
     spec = FRAMEWORKS[plug]
-    objective = replace(plain, framework=plug, global_loss=spec.own_global[fidelity], fidelity=fidelity)
+    objective = replace(config.objective, framework=plug, global_loss=spec.own_global[fidelity], fidelity=fidelity)
     return replace(config, objective=objective, optim=replace(config.optim, **spec.optim.get(fidelity, {})))
+
+
+def _unplugged(config: TrainConfig) -> TrainConfig:
+    """Plain fine-tuning: InfoNCE alone, and none of the optimiser's settings that the framework had brought along. The
+    margin's own settings stay, for whoever plugs L_HN in."""
+    old = config.objective
+    objective = replace(
+        ObjectiveConfig(global_loss="infonce", token_weight=0.0), gamma=old.gamma, margin=old.margin, center=old.center
+    )
+    usual = OptimConfig()
+    brought = FRAMEWORKS[old.framework].optim.get(old.fidelity, {})
+    back = {name: getattr(usual, name) for name, value in brought.items() if getattr(config.optim, name) == value}
+    return replace(config, objective=objective, optim=replace(config.optim, **back))
 
 
 def with_fidelity(config: TrainConfig, fidelity: Fidelity) -> TrainConfig:

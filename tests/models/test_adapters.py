@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_families import write_siglip, write_two_towers
 from torch import Tensor
 
 from hnclip.data.batches import prepare
@@ -26,6 +25,7 @@ from hnclip.models.load import load, save, stretch
 from hnclip.models.trainable import describe_trainable, linear_names
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.grad_cache import cached_backward, micro_backward
+from small_families import write_siglip, write_two_towers
 
 KINDS = ["clip", "siglip", "vision-text-dual-encoder"]
 METHODS = ["lora", "dora"]

@@ -16,8 +16,8 @@ from PIL import Image
 
 from hnclip.data.pictures import FileImage
 from hnclip.data.records import Record, Region
+from hnclip.data.views.edges import edge_method
 from hnclip.prepare import lines
-from hnclip.prepare.edges import edge_method
 from hnclip.prepare.lines import Entry, Kind, open_writer, read_manifest
 from hnclip.prepare.manifest import apply_manifest, manifest_path, mark_of
 

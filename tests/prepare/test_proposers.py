@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hnclip.data.scenes import scene_records
+from hnclip.data.views.shrink import shrunk
 from hnclip.prepare.proposal import Proposal, Proposer
 from hnclip.prepare.proposers import Felzenszwalb, Grid, Together, proposer
 from hnclip.prepare.proposers.boxes import distinct, fitting_share, mapped_back, overlap, usable
-from hnclip.prepare.shrink import shrunk
 
 DEFAULT = Together((Felzenszwalb(), Grid()))
 

@@ -182,7 +182,7 @@ def _change(
 def _edges(tool: Mapping[str, Any]) -> Callable[[ImageSource], ImageSource] | None:
     """What makes the edge map of a picture; None if the method is another version now."""
     from hnclip.data.views.derived import edges_of
-    from hnclip.prepare.edges import edge_method
+    from hnclip.data.views.edges import edge_method
 
     weights = tool.get("weights")
     method = edge_method(tool["name"], weights=None if weights is None else Path(weights))

@@ -14,9 +14,9 @@ from hnclip.data.cache import cache_directory, load_pictures
 from hnclip.data.records import BadPicture, Problem, Record
 from hnclip.data.threads import in_order
 from hnclip.data.views.derived import edges_of
+from hnclip.data.views.edges import edge_method
 from hnclip.data.views.lexicon import filter_version, load_filter
 from hnclip.options import PrepareEdges, PrepareRegions, PrepareText
-from hnclip.prepare.edges import edge_method
 from hnclip.prepare.lines import Entry, Kind, open_writer
 from hnclip.prepare.manifest import data_identity, mark_of
 from hnclip.prepare.outcome import LISTED, Outcome, counted

@@ -10,7 +10,6 @@ The directory is not one of torch.distributed.checkpoint: its index is a pickle,
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -23,7 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hnclip.files import recover_directory, replace_directory, replace_file
+from hnclip.files import only_process, recover_directory, replace_directory, replace_file
 from hnclip.models.trainable import restore_trained_tensors, trained_tensors
 from hnclip.train.distributed import agreement, gather_rows, rank, tell_everybody, world_size
 from hnclip.train.parallel import is_sharded, local_part, local_rows
@@ -232,20 +231,5 @@ def random_states(device: torch.device) -> list[dict[str, Tensor]]:
 def only_writer(run: Path) -> Iterator[None]:
     """Hold the run directory for this process; the lock ends with the process, however it ends."""
     run.mkdir(parents=True, exist_ok=True)
-    handle = os.open(run / ".lock", os.O_CREAT | os.O_RDWR)
-    try:
-        _lock(handle, run)
+    with only_process(run / ".lock", f"another process is training in {run}; wait for it or choose another --out"):
         yield
-    finally:
-        os.close(handle)
-
-
-def _lock(handle: int, run: Path) -> None:
-    try:
-        import fcntl
-    except ImportError:  # Windows: no advisory locks of this kind; two writers are then the user's care
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise ValueError(f"another process is training in {run}; wait for it or choose another --out") from error

@@ -175,6 +175,13 @@ def _announce(config: TrainConfig, model: DualEncoder, report: Callable[[str], N
             f"warning: the inverse temperature {model.scale.item():.1f} will be clamped to {highest:g}; "
             "raise --optim.scale-max or set it to None to keep it, or fix it with --optim.scale-lr 0"
         )
+    if config.objective.framework == "long_clip":
+        from hnclip.objectives.long_clip import principal_note
+
+        whole = config.optim.negatives == "batch"
+        pairs = config.optim.micro_batch * (config.optim.accumulate if whole else 1)
+        if note := principal_note(pairs):
+            report(f"note: {note}")
     if config.optim.precision != "fp32":
         report(f"the towers compute in {config.optim.precision}")
     if is_distributed():

@@ -55,7 +55,7 @@ def with_views(
         report(f"prepared views from {path}: {prepared.to_text()}")
     if EDGES in needs and not any(record.edges for record in found):
         from hnclip.data.views.derived import edges_of
-        from hnclip.prepare.edges import edge_method
+        from hnclip.data.views.edges import edge_method
 
         method = edge_method("canny")
         found = [replace(record, edges=edges_of(record.image, method)) for record in found]

@@ -19,7 +19,7 @@ from hnclip.data.problems import ERRORS
 from hnclip.data.records import BadPicture, ImageSource
 from hnclip.data.scenes import scene_records
 from hnclip.data.views.derived import crop_of, edges_of
-from hnclip.prepare.edges import Canny, EdgeMethod, LaplacianOfGaussian
+from hnclip.data.views.edges import Canny, EdgeMethod, LaplacianOfGaussian
 
 SMALL = ImageTransform(8)
 BOX = (5, 3, 25, 17)

@@ -167,6 +167,18 @@ def test_regions_are_masks_and_those_cropped_away_are_empty():
     assert torch.equal(found.view(5, 4, 4), expected)
 
 
+def test_a_region_on_a_border_that_no_patch_covers_is_empty():
+    given_ = material([record(Region((380, 0, 384, 384), "a"), shape=(384, 384))], size=384, grid=27)
+    assert not PARTS["region"].find(given_).any()
+
+
+def test_a_region_without_area_is_empty_everywhere():
+    records = [record(Region(box, "a")) for box in ((20, 5, 20, 60), (20, 60, 90, 60))]
+    for name in PARTS:
+        if name.startswith("region"):
+            assert not PARTS[name].find(material(records)).any(), name
+
+
 def test_scenes_know_their_shape_without_being_drawn(monkeypatch):
     image = scene_records("park", "train", families=1)[0].image
     assert image.shape() == ImageSource.shape(image)
@@ -324,6 +336,15 @@ def test_rows_are_captions_and_records_own_the_sentences(tokenizers):
     found = PARTS["sentence_span"].find(material(records, texts, [0, 0, 1, 2], tokenizer))
     assert PARTS["sentence_span"].view == "caption"
     assert found.tolist() == [[[4, 6]], [[0, 0]], [[0, 0]], [[4, 6]]]
+
+
+@pytest.mark.parametrize("kind", ["clip", "bert", "siglip2"])
+def test_a_mark_that_touches_a_sentence_is_not_part_of_it(kind, tokenizers):
+    given_ = material([record(Region((0, 0, 9, 9), "the cat"))], ["a dog.the cat.a tree"], [0], tokenizers[kind])
+    ((start, stop),) = PARTS["sentence_span"].find(given_)[0].tolist()
+    before = given_.text_transform.edges[0]
+    assert start - before == len(tokenizers[kind]("a dog.", add_special_tokens=False)["input_ids"])
+    assert stop - start == len(tokenizers[kind]("the cat", add_special_tokens=False)["input_ids"])
 
 
 def test_a_sentence_is_not_found_in_the_middle_of_a_word():

@@ -12,8 +12,8 @@ from PIL import Image
 
 from hnclip.data.images import flat_picture
 from hnclip.data.records import BadPicture, ImageSource
-from hnclip.prepare import edges as edge_code
-from hnclip.prepare.edges import EdgeMethod
+from hnclip.data.views import edges as edge_code
+from hnclip.data.views.edges import EdgeMethod
 
 Box = tuple[int, int, int, int]
 

@@ -9,10 +9,10 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from hnclip.prepare.needs import needs
+from hnclip.data.views.needs import needs
+from hnclip.data.views.shrink import shrunk
 from hnclip.prepare.proposal import Proposal
 from hnclip.prepare.proposers.boxes import SHARE, distinct, fitting_share, mapped_back, usable
-from hnclip.prepare.shrink import shrunk
 
 SIGMA = 0.8  # pixels that the picture is smoothed by beforehand, as the method's authors do
 

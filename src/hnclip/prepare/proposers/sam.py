@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from hnclip.data.views.fingerprint import fingerprint
+from hnclip.data.views.shrink import shrunk
 from hnclip.files import read_settings
 from hnclip.models.huggingface import open_backbone
-from hnclip.prepare.fingerprint import fingerprint
 from hnclip.prepare.proposal import Proposal
 from hnclip.prepare.proposers.boxes import Box, fitting_share, mapped_back, overlap, usable
-from hnclip.prepare.shrink import shrunk
 from hnclip.train.device import pick_device
 
 # Pictures wider or higher than this are shrunk to fit the second: frameworks.md 5.1.

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from hnclip.prepare.fingerprint import fingerprint
-from hnclip.prepare.needs import needs
+from hnclip.data.views.fingerprint import fingerprint
+from hnclip.data.views.needs import needs
 
 EDGE_METHODS = ("canny", "log", "hed")
 
@@ -152,7 +152,7 @@ class Hed:
         return fingerprint(self.weights)
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        from hnclip.prepare.hed import find_edges, opened_hed
+        from hnclip.data.views.hed import find_edges, opened_hed
 
         return find_edges(opened_hed(self.weights, self._mark(), self.device), image.convert("RGB"))
 
@@ -174,7 +174,7 @@ def edge_method(name: str, *, weights: Path | None = None, device: str = "auto")
             raise ValueError(f"hed has no settings, got {name!r}")
         if weights is None:
             raise ValueError("hed needs weights: name a file of them with --weights, or use canny")
-        from hnclip.prepare.hed import opened_hed
+        from hnclip.data.views.hed import opened_hed
 
         method = Hed(Path(weights).expanduser(), device)
         opened_hed(method.weights, method._mark(), device)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from hnclip.data.views.shrink import shrunk
 from hnclip.models.weights import read_checkpoint
-from hnclip.prepare.shrink import shrunk
 from hnclip.train.device import pick_device
 
 LONGEST = 1024  # pixels of a side that the network looks at: the first layers need 0.25 GB a tensor for its square

@@ -15,8 +15,8 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hnclip.prepare import hed
-from hnclip.prepare.edges import Canny, EdgeMethod, Hed, LaplacianOfGaussian, edge_method
+from hnclip.data.views import hed
+from hnclip.data.views.edges import Canny, EdgeMethod, Hed, LaplacianOfGaussian, edge_method
 
 
 def square(low: int = 20, high: int = 220, size: tuple[int, int] = (60, 40)) -> Image.Image:
