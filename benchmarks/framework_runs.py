@@ -38,9 +38,9 @@ class Options:
     """plain is InfoNCE on pictures and captions; of FineLIP there is a third row, with InfoNCE beside its own term."""
     epochs: int = 2
     lr: float = 1e-4
-    readout_lr: float = 1e-3
-    """Of the modules that FineLIP and SmartCLIP add."""
     gamma: float = 0.5
+    cluster: int = 4
+    """As --cluster of `hnclip train`: near-duplicates meet in batches, as many as scenes have in a family."""
     limit: int | None = None
     """Only the first so many training pairs."""
     seed: int = 42
@@ -52,11 +52,12 @@ class Options:
 def configurations(options: Options) -> dict[tuple[str, str], TrainConfig]:
     """The runs by framework and global term."""
     recipe = demo("infonce")
-    optim = replace(recipe.optim, epochs=options.epochs, lr=options.lr, readout_lr=options.readout_lr)
+    optim = replace(recipe.optim, epochs=options.epochs, lr=options.lr)
     base = replace(
         recipe,
         model=options.model,
         data=options.data,
+        cluster=options.cluster,
         limit=options.limit,
         seed=options.seed,
         device=options.device,

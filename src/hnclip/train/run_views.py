@@ -21,11 +21,12 @@ def needed_views(objective: Objective) -> set[str]:
     """What an objective needs of a record beside its picture and captions."""
     views = {*objective.image_views, *objective.text_views}
     needs = set()
-    if views & {"crop", "sentence"} or any(view.startswith("edge_crop") for view in views) or objective.parts:
+    found_in_regions = ("crop", "sentence", "edge_crop", "region")
+    if any(name.startswith(found_in_regions) for name in (*views, *objective.parts)):
         needs.add(REGIONS)
     if any(view.startswith("edge") for view in views):
         needs.add(EDGES)
-    if "filtered" in views:
+    if "filtered" in views or any(part.startswith("chunk") for part in objective.parts):
         needs.add(FILTERED)
     return needs
 
