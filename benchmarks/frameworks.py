@@ -103,10 +103,13 @@ def build_batch(model: str, objective: Objective, encoder: DualEncoder, pairs: i
     )
 
 
-def build_way(framework: str, model: str, micro_batch: int, device: str) -> Callable[[], object]:
-    """A step of one framework, ready to run."""
+def build_way(
+    framework: str, model: str, micro_batch: int, device: str, shared: DualEncoder | None = None
+) -> Callable[[], object]:
+    """A step of one framework, ready to run. `shared` lends its backbone, to save the memory of one per framework;
+    adapters change it, so they need their own."""
     config = configuration(framework)
-    encoder: DualEncoder = step.build_model(model, device)
+    encoder: DualEncoder = step.build_model(model, device) if shared is None else _around(shared)
     if config.adapt.method != "full":
         add_adapters(
             encoder,
@@ -125,6 +128,11 @@ def build_way(framework: str, model: str, micro_batch: int, device: str) -> Call
     optimizer = build_optimizer(encoder, lr=1e-6, scale_lr=1e-6, weight_decay=0.01, betas=(0.9, 0.98))
     stepper = Stepper(encoder, objective, optimizer, optim, total=100)
     return lambda: stepper(batch, 50).read()
+
+
+def _around(shared: DualEncoder) -> DualEncoder:
+    """The same backbone, with readouts of its own."""
+    return DualEncoder(shared.backbone, shared.text_transform, shared.image_transform).to(shared.device).train()
 
 
 def work_of(**arguments: Any) -> Callable[[], object]:
@@ -154,10 +162,11 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
         "micro_batch": options.micro_batch,
         "device": options.device,
     }
-    ways = {}
+    ways, shared = {}, step.build_model(options.model, options.device)
     for name in options.frameworks:
         say(f"{name}: building")
-        ways[name] = build_way(name, **fixed)
+        adapted = configuration(name).adapt.method != "full"
+        ways[name] = build_way(name, **fixed, shared=None if adapted else shared)
     say(f"{options.turns} turns of {len(ways)} frameworks")
     timings = time_ways(ways, turns=options.turns, device=options.device)
     ways.clear()

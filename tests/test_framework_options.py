@@ -1,0 +1,140 @@
+"""`--objective`, `--global`, `--fidelity` and `--recipe` of `hnclip train`, and what docs/frameworks.md says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import hnclip.train.loop as loop
+from hnclip import recipes
+from hnclip.cli import main
+from hnclip.config import TrainConfig, to_json
+from hnclip.frameworks import FRAMEWORKS, PLUGS, plugged
+
+PAGE = (Path(__file__).parents[1] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+
+
+class Caught(ValueError):
+    """Instead of a run."""
+
+
+@pytest.fixture
+def config_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The configuration that a command line comes to, or what it says."""
+    found: list[TrainConfig] = []
+
+    def catch(config: TrainConfig, **_: object) -> None:
+        found.append(config)
+        raise Caught("no run")
+
+    monkeypatch.setattr(loop, "train", catch)
+
+    def parse(*words: str) -> TrainConfig | str:
+        found.clear()
+        try:
+            code = main(["train", *words])
+        except SystemExit as error:  # the parser's own
+            code = error.code
+        assert code == (1 if found else code) != 0
+        return found[0] if found else " ".join(capsys.readouterr().err.split())
+
+    return parse
+
+
+@pytest.mark.parametrize("plug", PLUGS)
+def test_plugging_a_framework_changes_nothing_else(config_of, plug: str) -> None:
+    assert config_of("--objective", plug) == plugged(recipes.demo(), plug)  # type: ignore[arg-type]
+    swapped = config_of("--objective", plug, "--global", "fixed_margin")
+    assert swapped.objective.global_loss == "fixed_margin"
+    own = config_of("--objective", plug)
+    assert replace(swapped, objective=replace(swapped.objective, global_loss=own.objective.global_loss)) == own
+
+
+def test_options_in_any_order_and_spelling(config_of) -> None:
+    first = config_of("--objective", "goal", "--global", "hn", "--objective.gamma", "0.2", "--recipe", "tiny")
+    second = config_of("--recipe=tiny", "--objective.gamma=0.2", "--global=hn", "--objective=goal")
+    assert first == second
+    assert (first.objective.framework, first.objective.global_loss, first.objective.gamma) == ("goal", "hn", 0.2)
+    assert first.limit == recipes.tiny().limit
+
+
+def test_fidelity(config_of) -> None:
+    official = config_of("--objective", "structxlip", "--fidelity", "official")
+    assert official.objective.fidelity == "official"
+    assert official.optim.scale_max == pytest.approx(33.115)
+    assert config_of("--objective", "structxlip").optim.scale_max == 100.0
+    mended = config_of("--recipe", "finelip", "--fidelity", "corrected")
+    assert (mended.objective.global_loss, mended.optim.schedule) == ("infonce", "cosine")
+    released = config_of("--recipe", "finelip")
+    assert (released.objective.global_loss, released.optim.schedule) == ("none", "wrapped")
+    kept = config_of("--recipe", "finelip", "--fidelity", "corrected", "--global", "hn")
+    assert kept.objective.global_loss == "hn"
+    one = config_of("--objective", "goal", "--objective.switches", "goal_late_span", "official")
+    assert one.objective.switches == {"goal_late_span": "official"}
+    assert one.objective.fidelity == "corrected"
+
+
+def test_a_saved_configuration_is_where_options_start(config_of, tmp_path: Path) -> None:
+    saved = tmp_path / "config.json"
+    saved.write_text(to_json(recipes.goal()), encoding="utf-8")
+    found = config_of("--config", str(saved), "--global", "hn")
+    expected = recipes.goal()
+    assert found == replace(expected, objective=replace(expected.objective, global_loss="hn"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--objective.token-weight", "0", "--global", "none"), "none is for frameworks with terms of their own"),
+        (("--objective", "goal", "--objective.token-weight", "1"), "token_weight belongs to hn_clip"),
+        (("--objective.weights", "local", "1"), "objective.weights is for frameworks other than hn_clip"),
+    ],
+)
+def test_what_does_not_go_together_is_said(config_of, words: tuple[str, ...], said: str) -> None:
+    assert said in config_of(*words)
+
+
+def test_unknown_names_list_the_known(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    assert main(["train", "--objective", "goal", "--objective.weights", "lokal", "1", *out]) == 1
+    assert "GOAL has no term 'lokal'; it has local, patch, text" in capsys.readouterr().err
+    assert main(["train", "--objective", "goal", "--objective.switches", "goal_span", "official", *out]) == 1
+    assert "GOAL has no switch 'goal_span'; it has goal_patch_size" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as done:
+        main(["train", "--objective", "gaol"])
+    assert done.value.code == 2
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_the_page_names_every_framework_term_and_switch() -> None:
+    for plug in PLUGS:
+        assert f"`{plug}`" in PAGE
+    for spec in FRAMEWORKS.values():
+        for term, weight in spec.weights.items():
+            assert f"`{term}`" in PAGE, term
+            assert f"{weight:g}" in PAGE
+        for switch in spec.named_switches:
+            assert f"| `{switch}` |" in PAGE, switch
+
+
+@pytest.mark.parametrize("name", ["long_clip", "finelip", "goal", "smartclip", "structxlip"])
+def test_the_table_of_recipes_is_the_recipes(name: str) -> None:
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |") and "×" in line]
+    config = recipes.RECIPES[name]()
+    optim = config.optim
+    cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+    rate = "–" if optim.readout_lr is None else f"{optim.readout_lr:.0e}".replace("e-0", "e-")
+    warmup = f"{optim.warmup:g} steps" if optim.warmup else "none"
+    assert cells == [
+        f"{optim.lr:.0e}".replace("e-0", "e-"),
+        rate,
+        f"{optim.weight_decay:g}",
+        warmup,
+        f"{optim.micro_batch} × {optim.accumulate}",
+        str(optim.epochs),
+        optim.negatives,
+        str(config.seed),
+    ]
+    assert config.objective.fidelity == "official"
