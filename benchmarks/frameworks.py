@@ -28,6 +28,7 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.build import build_objective, build_readouts
 from hnclip.objectives.objective import Objective
 from hnclip.train.optimizer import build_optimizer
+from hnclip.train.run_views import needed_views
 from hnclip.train.step import Stepper
 
 PLAIN = "plain"
@@ -54,7 +55,7 @@ class Options:
     """Repetitions; the median counts."""
     memory: bool = True
     """Also measure the memory of each, in processes of their own: what the first step adds to model and batch."""
-    pictures: int = 16
+    pictures: int = 4
     """Drawn pictures on which preparation is timed; 0 leaves it out."""
     device: str = "cpu"
 
@@ -183,7 +184,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
             "over": timing.ratio(timings[HN]),
             "official": OFFICIAL.get(name),
             "inputs": extra_inputs(objective),
-            "prepare": sum(prepared.get(kind, 0.0) for kind in needed_kinds(objective)) or None,
+            "prepare": sum(prepared.get(kind, 0.0) for kind in needed_views(objective)) or None,
         }
         if options.memory:
             say(f"{name}: memory")
@@ -235,13 +236,5 @@ def preparation(options: Options, say: Callable[[str], None]) -> dict[str, float
         "edges": lambda: [find_edges(picture) for picture in pictures],
         "text": lambda: [shorten(record.captions[0]) for record in scenes],
     }
-    timings = time_ways(works, turns=1, device=options.device)
+    timings = time_ways(works, turns=1, warmup=0, device=options.device)
     return {kind: 1000 * timing.median / len(pictures) for kind, timing in timings.items()}
-
-
-def needed_kinds(objective: Objective) -> set[str]:
-    """Kinds of `hnclip prepare` that an objective needs."""
-    from hnclip.train.run_views import EDGES, FILTERED, REGIONS, needed_views
-
-    names = {REGIONS: "regions", EDGES: "edges", FILTERED: "text"}
-    return {names[need] for need in needed_views(objective)}

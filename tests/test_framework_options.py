@@ -138,3 +138,55 @@ def test_the_table_of_recipes_is_the_recipes(name: str) -> None:
         str(config.seed),
     ]
     assert config.objective.fidelity == "official"
+
+
+@pytest.mark.parametrize("flag", ["--recipe", "--config", "--objective", "--global", "--fidelity"])
+def test_a_resumed_run_keeps_its_configuration(flag: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    values = {"--recipe": "goal", "--objective": "goal", "--global": "hn", "--fidelity": "official"}
+    saved = tmp_path / "config.json"
+    saved.write_text(to_json(recipes.goal()), encoding="utf-8")
+    words = [flag, values.get(flag, str(saved))]
+    if flag == "--fidelity":
+        words += ["--objective", "goal"]
+    assert main(["train", "--resume", str(tmp_path), *words]) == 1
+    assert "--resume goes on with the run's own configuration: leave --" in capsys.readouterr().err
+
+
+def test_short_and_long_spelling_together_are_refused(config_of) -> None:
+    assert "are the same: give one" in config_of("--global", "hn", "--objective.global-loss", "infonce")
+    assert "are the same: give one" in config_of(
+        "--objective", "goal", "--fidelity", "official", "--objective.fidelity", "corrected"
+    )
+
+
+def test_fidelity_is_refused_where_there_is_none(config_of) -> None:
+    assert "nothing that is official or corrected" in config_of("--fidelity", "official")
+    assert "nothing that is official or corrected" in config_of("--objective", "lora", "--fidelity", "official")
+
+
+def test_settings_of_ones_own_outlive_a_change_of_fidelity(config_of, tmp_path: Path) -> None:
+    own = recipes.finelip()
+    own = replace(own, optim=replace(own.optim, readout_lr=1e-3))
+    saved = tmp_path / "config.json"
+    saved.write_text(to_json(own), encoding="utf-8")
+    found = config_of("--config", str(saved), "--fidelity", "corrected")
+    assert (found.optim.readout_lr, found.optim.schedule) == (1e-3, "cosine")
+    assert config_of("--config", str(saved), "--fidelity", "official") == own
+
+
+def test_a_recipe_stays_what_it_is(config_of) -> None:
+    assert config_of("--recipe", "goal", "--objective", "goal") == recipes.goal()
+
+
+def test_what_belongs_to_another_global_term_goes_with_it(config_of, tmp_path: Path) -> None:
+    frozen = recipes.demo()
+    frozen = replace(frozen, objective=replace(frozen.objective, margin_source="frozen"))
+    rival = replace(frozen.objective, global_loss="hcl", margin_source="live", parameters={"beta": 0.5})
+    for name, config in (("frozen", frozen), ("rival", replace(frozen, objective=rival))):
+        (tmp_path / f"{name}.json").write_text(to_json(config), encoding="utf-8")
+    found = config_of("--config", str(tmp_path / "frozen.json"), "--global", "infonce")
+    assert found.objective.margin_source == "live"
+    found = config_of("--config", str(tmp_path / "frozen.json"), "--objective", "goal", "--global", "hn")
+    assert (found.objective.framework, found.objective.margin_source) == ("goal", "frozen")
+    found = config_of("--config", str(tmp_path / "rival.json"), "--global", "hn")
+    assert found.objective.parameters == {}

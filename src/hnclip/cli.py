@@ -95,6 +95,9 @@ def _train(arguments: Sequence[str]) -> None:
     report = _warn if options.json or options.quiet else _say
     quiet = options.quiet or options.json
     if options.resume is not None:
+        for flag in ("--recipe", "--config", "--objective", "--global", "--fidelity"):
+            if _value(arguments, flag) is not None:
+                raise ValueError(f"--resume goes on with the run's own configuration: leave {flag} out")
         parallel = _value(arguments, "--speed.parallel")  # how many processes hold a model may change on the way
         if replace(options.run, speed=replace(options.run.speed, parallel=base.speed.parallel)) != base:
             raise ValueError(
@@ -125,16 +128,19 @@ def _plugged(base: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
     """The configuration with the framework, fidelity and global term that short options name: other options start from
     there."""
     from hnclip.config import Fidelity, GlobalLoss
-    from hnclip.frameworks import PLUGS, plugged, with_fidelity
+    from hnclip.frameworks import PLUGS, plugged, with_fidelity, with_global
 
+    for short, long in (("--global", "--objective.global-loss"), ("--fidelity", "--objective.fidelity")):
+        if _value(arguments, short) is not None and _value(arguments, long) is not None:
+            raise ValueError(f"{short} and {long} are the same: give one of them")
     fidelity = _value(arguments, "--fidelity", _value(arguments, "--objective.fidelity"), get_args(Fidelity))
+    chosen = _value(arguments, "--global", allowed=get_args(GlobalLoss))
+    source = base.objective.margin_source
     if (plug := _value(arguments, "--objective", allowed=PLUGS)) is not None:
-        base = plugged(base, plug, fidelity or "corrected")
+        base = plugged(base, plug, fidelity)
     elif fidelity is not None:
         base = with_fidelity(base, fidelity)
-    if (chosen := _value(arguments, "--global", allowed=get_args(GlobalLoss))) is not None:
-        base = replace(base, objective=replace(base.objective, global_loss=chosen))
-    return base
+    return base if chosen is None else with_global(base, chosen, margin_source=source)
 
 
 def _eval(arguments: Sequence[str]) -> None:

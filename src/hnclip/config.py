@@ -87,7 +87,8 @@ class ObjectiveConfig:
         else:
             _require(
                 self.token_weight == 0,
-                f"objective.token_weight belongs to hn_clip: set it to 0 with framework {self.framework}",
+                f"objective.token_weight belongs to hn_clip: choose {self.framework} by --objective {self.framework}, "
+                "which also brings its own settings, or set the weight to 0",
             )
         for name, value in self.switches.items():
             _require(value in get_args(Fidelity), f"objective.switches: {name} is official or corrected, not {value!r}")

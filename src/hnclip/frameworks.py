@@ -118,6 +118,11 @@ FRAMEWORKS: dict[Framework, FrameworkSpec] = {
                 "read from the filtered caption",
             ),
             Switch(
+                "structxlip_blunt_filter",
+                "colours alone, removed as they stand: articles and hyphens dangle",
+                "colours, materials and textures, with care for grammar",
+            ),
+            Switch(
                 "structxlip_local_scale",
                 "min(s / 0.07, 100), where no gradient passes",
                 "s, without gradient",
@@ -148,30 +153,37 @@ def term_weights(config: ObjectiveConfig) -> dict[str, float]:
     return {**spec.weights, **config.weights}
 
 
-def plugged(config: TrainConfig, plug: Plug, fidelity: Fidelity = "corrected") -> TrainConfig:
+def plugged(config: TrainConfig, plug: Plug, fidelity: Fidelity | None = None) -> TrainConfig:
     """The same run with another framework, as `--objective` of `hnclip train`: its terms with their weights, its own
     global term, and nothing else changed but what belongs to a framework itself, the one before or the new one. LoRA
     and DoRA have no terms beside the global one: they train adapters, with everything else and the temperature frozen.
+
+    Args:
+        fidelity: when left out that of the run if it has this framework already, else corrected.
     """
-    config = _unplugged(config)
-    if plug == "hn_clip":
-        usual = ObjectiveConfig()
-        terms = replace(config.objective, global_loss=usual.global_loss, token_weight=usual.token_weight)
-        return replace(config, objective=terms)
-    if plug == "lora" or plug == "dora":
-        adapt = config.adapt if config.adapt.method != "full" else AdaptConfig(method=plug)
-        return replace(config, optim=replace(config.optim, scale_lr=0.0), adapt=replace(adapt, method=plug))
-    spec = FRAMEWORKS[plug]
-    objective = replace(config.objective, framework=plug, global_loss=spec.own_global[fidelity], fidelity=fidelity)
-    return replace(config, objective=objective, optim=replace(config.optim, **spec.optim.get(fidelity, {})))
+    if plug == "hn_clip" or plug == "lora" or plug == "dora":
+        if fidelity is not None:
+            raise ValueError(f"{plug} has nothing that is official or corrected: leave the fidelity out")
+        plain = _unplugged(config)
+        if plug == "hn_clip":
+            usual = ObjectiveConfig()
+            terms = replace(plain.objective, global_loss=usual.global_loss, token_weight=usual.token_weight)
+            return replace(plain, objective=terms)
+        adapt = plain.adapt if plain.adapt.method != "full" else AdaptConfig(method=plug)
+        return replace(plain, optim=replace(plain.optim, scale_lr=0.0), adapt=replace(adapt, method=plug))
+    if fidelity is None:
+        fidelity = config.objective.fidelity if config.objective.framework == plug else "corrected"
+    spec, plain = FRAMEWORKS[plug], _unplugged(config)
+    objective = replace(plain.objective, framework=plug, global_loss=spec.own_global[fidelity], fidelity=fidelity)
+    return replace(plain, objective=objective, optim=replace(plain.optim, **spec.optim.get(fidelity, {})))
 
 
 def _unplugged(config: TrainConfig) -> TrainConfig:
-    """Plain fine-tuning: InfoNCE alone, and none of the optimiser's settings that the framework had brought along. The
-    margin's own settings stay, for whoever plugs L_HN in."""
+    """Plain fine-tuning: InfoNCE alone, and none of the optimiser's settings that the framework had brought along. γ,
+    margin and centre stay, for whoever plugs L_HN in."""
     old = config.objective
-    objective = replace(
-        ObjectiveConfig(global_loss="infonce", token_weight=0.0), gamma=old.gamma, margin=old.margin, center=old.center
+    objective = ObjectiveConfig(
+        global_loss="infonce", token_weight=0.0, gamma=old.gamma, margin=old.margin, center=old.center
     )
     usual = OptimConfig()
     brought = FRAMEWORKS[old.framework].optim.get(old.fidelity, {})
@@ -180,16 +192,35 @@ def _unplugged(config: TrainConfig) -> TrainConfig:
 
 
 def with_fidelity(config: TrainConfig, fidelity: Fidelity) -> TrainConfig:
-    """The same run of the same framework as it was released, or with its mistakes mended. A global term that is not the
-    framework's own stays."""
+    """The same run of the same framework as it was released, or with its mistakes mended. What is not as the framework
+    would have it, a global term or a rate of the user's own, stays."""
     spec, objective = FRAMEWORKS[config.objective.framework], config.objective
+    if objective.framework == "hn_clip":
+        raise ValueError("hn_clip has nothing that is official or corrected: leave the fidelity out")
     own = objective.global_loss == spec.own_global[objective.fidelity]
     chosen = spec.own_global[fidelity] if own else objective.global_loss
+    before, after = (spec.optim.get(which, {}) for which in (objective.fidelity, fidelity))
+    changed = {name: value for name, value in after.items() if getattr(config.optim, name) == before[name]}
     return replace(
         config,
         objective=replace(objective, fidelity=fidelity, global_loss=chosen),
-        optim=replace(config.optim, **spec.optim.get(fidelity, {})),
+        optim=replace(config.optim, **changed),
     )
+
+
+def with_global(
+    config: TrainConfig, chosen: GlobalLoss, *, margin_source: Literal["live", "frozen"] | None = None
+) -> TrainConfig:
+    """The same run with another global term. Parameters of the term before go with it.
+
+    Args:
+        margin_source: of L_HN, if that is chosen; as it is when left out.
+    """
+    old = config.objective
+    source = (margin_source or old.margin_source) if chosen == "hn" else "live"
+    parameters = old.parameters if chosen == old.global_loss else {}
+    objective = replace(old, global_loss=chosen, margin_source=source, parameters=parameters)
+    return replace(config, objective=objective)
 
 
 PLUGS: tuple[Plug, ...] = get_args(Plug)

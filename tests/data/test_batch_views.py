@@ -112,6 +112,17 @@ def test_parts_travel_with_their_view(
         assert half.to(torch.device("cpu")).parts.keys() == {"full", "caption"}
 
 
+def test_texts_that_no_model_can_read_are_absent(records: list[Record], text_transform: TextTransform) -> None:
+    blank = [
+        replace(record, filtered=("",) * len(record.captions)) if row == 2 else record
+        for row, record in enumerate(records)
+    ]
+    sentence = replace(blank[0], regions=(replace(blank[0].regions[0], sentence=" \n "), *blank[0].regions[1:]))
+    data = made([sentence, *blank[1:]], text_transform)
+    assert data.present["filtered"].tolist() == [True, True, False, True, True]
+    assert data.present["sentence"].tolist() == [False, False, True, True]
+
+
 def test_texts_of_a_view_must_fit_the_captions(records: list[Record], text_transform: TextTransform) -> None:
     wrong = [replace(record, filtered=("one", "two", "three")) for record in records]
     with pytest.raises(ValueError, match="3 texts of view 'filtered' for 1"):

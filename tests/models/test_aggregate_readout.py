@@ -51,7 +51,7 @@ def literal(aggregator, tokens):
 def test_shapes_of_the_parameters():
     aggregator = Aggregator(768, 39)
     assert {name: tuple(p.shape) for name, p in aggregator.named_parameters()} == {
-        "scale": (1, 1, 1),
+        "scale": (1,),
         "weigh.0.weight": (768,),
         "weigh.0.bias": (768,),
         "weigh.1.weight": (153, 768),
@@ -110,7 +110,7 @@ def test_a_text_of_one_token_has_the_end_token_alone():
     """A tokenizer without a start token makes one of an empty caption."""
     inside = torch.tensor([[True, False, False], [True, True, False]])
     hidden = torch.randn(2, 3, 8, requires_grad=True)
-    seen = Seen(torch.randn(2, 8), hidden, inside, inside, None, lambda x: x, lambda x: x)
+    seen = Seen(torch.randn(2, 8), hidden, inside, None, lambda x: x, lambda x: x)
     tokens, mask = AggregateText(8, 2)(seen)
     assert mask.tolist() == [[False, False, True], [True, True, True]]
     torch.testing.assert_close(tokens[1, 0], F.normalize(hidden[1, 0], dim=0))  # of one token the mixture is itself

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from transformers import (
 )
 
 from hnclip.data.batches import Batch, TextBatch
+from hnclip.models.families.dual_tower import DualTower
 from hnclip.models.families.siglip import look_at_each, place
 from hnclip.models.load import load, save
 from small_families import WRITERS, bert_tokenizer, write_bert, write_dinov2
@@ -329,3 +331,12 @@ def test_a_tower_without_a_pooled_output_is_refused(tmp_path):
     tokenizer.save_pretrained(tmp_path / "distil")
     with pytest.raises(ValueError, match="distil cannot be a tower: a dual encoder reads a pooled output"):
         load(f"{image}+{tmp_path / 'distil'}")
+
+
+@pytest.mark.parametrize(
+    ("vision", "grid"), [({"patch_size": 14}, 16), ({"patch_size": 4, "depths": [2, 2]}, None), ({}, None)]
+)
+def test_only_towers_of_one_stage_say_their_grid(vision: dict, grid: int | None) -> None:
+    """Patches of a tower in stages grow from stage to stage: those of the last are not those of `patch_size`."""
+    backbone = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(**vision)))
+    assert DualTower().grid(backbone, 224) == grid

@@ -22,7 +22,7 @@ def make_seen(width=16, hidden=12, length=7, dtype=torch.float64, seed=0):
     weight = torch.randn(width, hidden, generator=generator, dtype=dtype)
     inside = torch.arange(length)[None] < LENGTHS[:, None]
     vectors = torch.randn(3, width, generator=generator, dtype=dtype)
-    return Seen(vectors, states, inside, inside, None, lambda states: states @ weight.T, lambda states: states)
+    return Seen(vectors, states, inside, None, lambda states: states @ weight.T, lambda states: states)
 
 
 def make_mask(width=16, dtype=torch.float64, spread=True):
@@ -111,7 +111,7 @@ def test_neither_pad_length_nor_pad_contents_matter():
     grow = torch.full((3, 4, 12), 50.0, dtype=torch.float64)
     hidden = torch.where(seen.inside[:, :, None], seen.hidden, 50.0)
     inside = torch.arange(11)[None] < LENGTHS[:, None]
-    longer = replace(seen, hidden=torch.cat([hidden, grow], dim=1), inside=inside, mask=inside)
+    longer = replace(seen, hidden=torch.cat([hidden, grow], dim=1), inside=inside)
     soft = twin_sigmoid(readout, longer)
     assert (soft - 0.5).abs().min() > 1e-6  # nothing on the threshold: rounding cannot tip it
     assert torch.equal(readout(longer)[0], tokens)

@@ -127,7 +127,7 @@ def test_normed_once_and_twice_differ(model, captions):
 def test_weights_of_chunks_carry_no_gradient():
     hidden = torch.randn(1, 3, 4, dtype=torch.float64, requires_grad=True)
     inside = torch.ones(1, 3, dtype=torch.bool)
-    seen = Seen(hidden[:, 0], hidden, inside, inside, torch.tensor([[[0, 3]]]), lambda h: h, lambda h: h)
+    seen = Seen(hidden[:, 0], hidden, inside, torch.tensor([[[0, 3]]]), lambda h: h, lambda h: h)
     tokens, _ = PoolChunks(double_norm=False)(seen)
     direction = torch.randn(4, dtype=torch.float64)
     got = torch.autograd.grad((tokens[0, 0] * direction).sum(), hidden)[0]
@@ -213,7 +213,7 @@ def test_masks_say_which_parts_are_there(data):
     inside = torch.arange(6)[None] < lengths[:, None]
     hidden = torch.randn(2, 6, 4, requires_grad=True)
     for readout in (PoolSpan(), PoolChunks(False), PoolChunks(True)):
-        seen = Seen(hidden[:, 0], hidden, inside, inside, spans.to(torch.int16), norm, norm)
+        seen = Seen(hidden[:, 0], hidden, inside, spans.to(torch.int16), norm, norm)
         tokens, mask = readout(seen)
         for b, length in enumerate(lengths.tolist()):
             for k, (start, stop) in enumerate(spans[b].tolist()):

@@ -99,7 +99,7 @@ def test_the_fine_term_rises_through_the_first_epoch():
     e = make_embeddings()
     made = FineLip(GlobalTerm(clip_loss), 0.5)
     whole = made(e)
-    for step, share in ((0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0), (5, 1.0), (11, 1.0)):
+    for step, share in ((0, 0.125), (1, 0.375), (3, 0.875), (4, 1.0), (5, 1.0), (11, 1.0)):
         now = made.at(Moment(step, epoch_steps=4, epochs=3))
         assert now.tokens
         terms = now(e)
@@ -153,8 +153,7 @@ def small_model(side, width=10):
         family=SimpleNamespace(grid=lambda backbone, size: side),
         backbone=None,
         image_size=48,
-        tokenize=lambda texts: texts,
-        encode_texts=lambda texts: ViewEmbeddings(torch.zeros(len(texts), width)),
+        width=width,
     )
 
 

@@ -22,6 +22,7 @@ from hnclip.data.records import DataSet, Record
 from hnclip.data.scenes import scene_records
 from hnclip.frameworks import FRAMEWORKS, plugged
 from hnclip.models.load import load
+from hnclip.objectives.build import build_objective
 from hnclip.train.checkpoint import load_state
 from hnclip.train.distributed import process_group
 from hnclip.train.log import read_metrics
@@ -222,3 +223,26 @@ def test_half_precision(framework: str, model_directory: Path, tmp_path: Path) -
     assert found["bf16"]["loss"] != found["fp32"]["loss"]
     for term in ("global", *FRAMEWORKS[framework].weights):  # type: ignore[index]
         assert found["bf16"][term] == pytest.approx(found["fp32"][term], rel=0.1, abs=2e-3), term
+
+
+def test_views_are_part_of_what_a_run_has_seen(model_directory: Path, tmp_path: Path, monkeypatch) -> None:
+    """Other edges or short captions between stopping and going on are other data."""
+    config = config_for("structxlip", model_directory, tmp_path / "run")
+    marks = set()
+    for change in ({}, {"short": "another"}, {"edges": scenes("a").records[0].image}):
+        changed = [replace(record, **change) for record in scenes("a").records]
+        monkeypatch.setattr(run_data, "open_data", lambda *_, changed=changed, **__: DataSet("b", tuple(changed)))
+        objective = build_objective(config.objective)
+        data = run_data.open_run_data(config, load(str(model_directory)), objective, quiet=True, report=lambda _: None)
+        marks.add(data.fingerprint())
+    assert len(marks) == 3
+
+
+def test_a_warm_up_as_long_as_the_run_is_said(model_directory: Path, tmp_path: Path) -> None:
+    patch = small(double=False)
+    config = config_for("long_clip", model_directory, tmp_path / "run")
+    said: list[str] = []
+    train(replace(config, optim=replace(config.optim, epochs=1, warmup=200)), quiet=True, report=said.append)
+    patch.undo()
+    assert any("warm-up of 200 steps is as long as the run of 2" in line for line in said)
+    assert any(line.startswith("note: ") and "32" in line for line in said)  # PCA of 4 pairs changes nothing

@@ -12,7 +12,7 @@ from hnclip.data.records import Record, Region
 from hnclip.data.scenes import scene_records
 from hnclip.objectives.build import build_objective
 from hnclip.objectives.objective import Objective
-from hnclip.train.run_views import EDGES, FILTERED, REGIONS, needed_views, with_views
+from hnclip.train.run_views import needed_views, with_views
 
 
 def objective_of(framework: str, **changes: object) -> Objective:
@@ -40,8 +40,8 @@ def completed(framework: str, records: list[Record], **read: object) -> tuple[tu
         ("long_clip", set()),
         ("finelip", set()),
         ("smartclip", set()),
-        ("goal", {REGIONS}),
-        ("structxlip", {REGIONS, EDGES, FILTERED}),
+        ("goal", {"regions"}),
+        ("structxlip", {"regions", "edges", "text"}),
     ],
 )
 def test_what_frameworks_need(framework: str, needs: set[str], records: list[Record]) -> None:
@@ -56,7 +56,7 @@ def test_terms_that_are_left_out_need_nothing() -> None:
     weights = {"local": 0.0, "patch": 0.0, "text": 0.0}
     assert needed_views(objective_of("goal", weights=weights)) == set()
     only = objective_of("structxlip", weights={"structure": 0.0, "chunks": 0.0})
-    assert needed_views(only) == {EDGES}
+    assert needed_views(only) == {"edges"}
 
 
 def test_edges_and_filtered_captions_are_made(records: list[Record]) -> None:

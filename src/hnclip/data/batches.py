@@ -246,6 +246,8 @@ def prepare(
         if name not in TEXT_VIEWS:
             raise ValueError(f"unknown text view {name!r}; known: {', '.join(TEXT_VIEWS)}")
     said = {name: _said(records, name) for name in dict.fromkeys(("caption", *text_views))}
+    for name in said.keys() - {"caption"}:
+        said[name] = _readable(said[name], text_transform)
     tokenized = {
         name: text_transform([FILLER if text is None else text for text in texts]) for name, texts in said.items()
     }
@@ -285,6 +287,18 @@ def _said(records: Sequence[Record], view: str) -> list[str | None]:
         if len(found) != (count := len(record.captions) if kind.by_caption else 1):
             raise ValueError(f"record {record.id} has {len(found)} texts of view {view!r} for {count}")
         texts += found
+    return texts
+
+
+def _readable(texts: list[str | None], transform: TextTransform) -> list[str | None]:
+    """The texts, but None for those in which a model finds no word."""
+    try:
+        transform([text for text in texts if text is not None])
+    except ValueError:
+        if len(texts) == 1:
+            return [None]
+        half = len(texts) // 2
+        return _readable(texts[:half], transform) + _readable(texts[half:], transform)
     return texts
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -81,6 +81,12 @@ class DualEncoder(nn.Module):
         """The longest caption in tokens, special tokens included."""
         return self.text_transform.context
 
+    @cached_property
+    def width(self) -> int:
+        """D of the joint space: families of models name it differently, so a text is encoded."""
+        with torch.no_grad():
+            return self.encode_texts(self.tokenize(["a photo"])).vectors.shape[1]
+
     @property
     def device(self) -> torch.device:
         return self.backbone.logit_scale.device
@@ -134,17 +140,14 @@ class DualEncoder(nn.Module):
         vectors = self._unit(vectors)  # [B, D]
         if words is None:
             return ViewEmbeddings(vectors)
-        return ViewEmbeddings(vectors, self._unit(words), self._words(texts))
+        before, after = self.text_transform.edges
+        position = torch.arange(texts.ids.shape[1], device=words.device)[None]  # [1, T]
+        mask = (position >= before) & (position < texts.lengths[:, None] - after)  # [B, T]
+        return ViewEmbeddings(vectors, self._unit(words), mask)
 
     def _check_length(self, texts: TextBatch) -> None:
         if texts.ids.shape[1] > self.context:
             raise ValueError(f"texts have {texts.ids.shape[1]} tokens, the model takes at most {self.context}")
-
-    def _words(self, texts: TextBatch) -> Tensor:
-        """[B, T] bool: what stands between the special tokens at either end."""
-        before, after = self.text_transform.edges
-        position = torch.arange(texts.ids.shape[1], device=texts.ids.device)[None]  # [1, T]
-        return (position >= before) & (position < texts.lengths[:, None] - after)
 
     def _unit(self, features: Tensor) -> Tensor:
         """Length 1 in the type of the weights: autocast leaves features in half precision, where lengths would be off
@@ -174,9 +177,9 @@ class DualEncoder(nn.Module):
             return _split(self.encode_images(together, tokens=tokens), sizes)
         want: Wanted = "hidden" if self._reads(sizes) else "vectors"
         vectors, hidden = self.family.image_features(self.backbone, self.normalize_pixels(together), want=want)
-        mask = None if hidden is None else torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+        inside = None if hidden is None else torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
         project = partial(self.family.patch_vectors, self.backbone)
-        return self._read_out(sizes, batch.parts, vectors, hidden, mask, mask, project, _as_it_is)
+        return self._read_out(sizes, batch.parts, vectors, hidden, inside, project, _as_it_is)
 
     def _encode_text_views(self, batch: Batch, tokens: bool) -> dict[str, ViewEmbeddings]:
         sizes = {name: len(view.lengths) for name, view in batch.texts.items()}
@@ -190,7 +193,7 @@ class DualEncoder(nn.Module):
         inside = position < together.lengths[:, None]  # [B, T]
         project = partial(self.family.word_vectors, self.backbone)
         norm = partial(self.family.text_norm, self.backbone)
-        return self._read_out(sizes, batch.parts, vectors, hidden, self._words(together), inside, project, norm)
+        return self._read_out(sizes, batch.parts, vectors, hidden, inside, project, norm)
 
     def _reads(self, names: Iterable[str]) -> bool:
         return any(name in self.readouts for name in names)
@@ -201,7 +204,6 @@ class DualEncoder(nn.Module):
         parts: Mapping[str, Tensor],
         vectors: Tensor,
         hidden: Tensor | None,
-        mask: Tensor | None,
         inside: Tensor | None,
         project: Callable[[Tensor], Tensor],
         norm: Callable[[Tensor], Tensor],
@@ -212,8 +214,8 @@ class DualEncoder(nn.Module):
             rows = slice(start, start + size)
             start += size
             found[name] = ViewEmbeddings(self._unit(vectors[rows]))
-            if name in self.readouts and hidden is not None and mask is not None and inside is not None:
-                seen = Seen(vectors[rows], hidden[rows], mask[rows], inside[rows], parts.get(name), project, norm)
+            if name in self.readouts and hidden is not None and inside is not None:
+                seen = Seen(vectors[rows], hidden[rows], inside[rows], parts.get(name), project, norm)
                 tokens, counts = self.readouts[name](seen)  # [B, K, D], [B, K]
                 found[name] = replace(found[name], tokens=tokens.to(self.dtype), mask=counts)
         return found

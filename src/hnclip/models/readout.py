@@ -22,7 +22,6 @@ class Seen:
         vectors: [B, D], global vectors in the joint space: of CLIP those of the class token, of the end token.
         hidden: [B, T, W], the tower's last hidden states of patches, or of every position of the text. Of CLIP they
             stand before the final norm.
-        mask: [B, T] bool, True for patches and words; False for special tokens and pads.
         inside: [B, T] bool, True for patches and all tokens; False for pads.
         parts: what the batch says of this view, if the objective asked for it: of a picture [B, K, P] bool, the patches
             of each part; of a text [B, K, 2], where each part starts and stops. None of either is an absent part.
@@ -33,7 +32,6 @@ class Seen:
 
     vectors: Tensor
     hidden: Tensor
-    mask: Tensor
     inside: Tensor
     parts: Tensor | None
     project: Callable[[Tensor], Tensor]

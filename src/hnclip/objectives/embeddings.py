@@ -54,6 +54,11 @@ class Embeddings:
     offset: int = 0
     rows: int | None = None
 
+    @property
+    def own(self) -> slice:
+        """This process's queries among the N pairs."""
+        return slice(self.offset, None if self.rows is None else self.offset + self.rows)
+
 
 def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
     """Consecutive parts of a batch as one, with gradient. The scale is the first part's: it counts once."""

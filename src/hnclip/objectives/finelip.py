@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from hnclip.losses.hard_negative import check_non_negative
@@ -92,10 +91,8 @@ def readouts(choice: Choice, model: DualEncoder) -> Mapping[str, Readout]:
     from hnclip.models.readouts.aggregate import AggregateImage, AggregateText
 
     patches = OFFICIAL_PATCHES if "finelip_patch_count" in choice.official else _patches(model)
-    with torch.no_grad():  # families of models name the width of the joint space differently
-        dim = model.encode_texts(model.tokenize(["a"])).vectors.shape[1]
     keep = kept_tokens(patches)
-    return {"full": AggregateImage(dim, keep), "caption": AggregateText(dim, keep)}
+    return {"full": AggregateImage(model.width, keep), "caption": AggregateText(model.width, keep)}
 
 
 def kept_tokens(patches: int) -> int:

@@ -104,10 +104,9 @@ def _inside(whole: ViewEmbeddings, part: ViewEmbeddings, embeddings: Embeddings)
     """How far a part of the whole is from the part by itself, over the pairs that have both."""
     if whole.tokens is None or whole.mask is None:
         raise ValueError("GOAL's patch and text terms need what readouts make of whole pictures and captions")
-    rows = len(part.vectors) if embeddings.rows is None else embeddings.rows
-    own = slice(embeddings.offset, embeddings.offset + rows)
-    gaps = squared_gap(whole.tokens[own, 0], part.vectors[own])  # [R]
-    return mean_of_present(gaps, present_in_all(whole.mask[:, 0], part.present), embeddings.offset, rows)
+    gaps = squared_gap(whole.tokens[embeddings.own, 0], part.vectors[embeddings.own])  # [R]
+    present = present_in_all(whole.mask[:, 0], part.present)  # [N]
+    return mean_of_present(gaps, present, embeddings.offset, embeddings.rows)
 
 
 def objective(choice: Choice) -> Goal:

@@ -25,8 +25,9 @@ class Moment:
 
     @property
     def within(self) -> float:
-        """Share of the present epoch that is done."""
-        return self.step % self.epoch_steps / self.epoch_steps
+        """Share of the present epoch that is done in the middle of the step to come, so that an epoch of one step is
+        not all beginning."""
+        return (self.step % self.epoch_steps + 0.5) / self.epoch_steps
 
 
 class Objective(Protocol):

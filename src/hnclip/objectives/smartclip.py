@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Tensor
 
 from hnclip.losses.hard_negative import at_least_float32, check_non_negative
@@ -59,9 +58,8 @@ class SmartClip:
         text, masks = embeddings.texts["caption"].vectors, _masks(embeddings)  # [N, D] each
         terms = {"global": self.global_term(embeddings, text=masks * text)}
         if self.sparsity_weight > 0:
-            stop = len(masks) if embeddings.rows is None else embeddings.offset + embeddings.rows
             # A mean of the masks and not of their absolute values, whose gradient would end where one is 0.
-            terms["sparsity"] = self.sparsity_weight * masks[embeddings.offset : stop].mean()
+            terms["sparsity"] = self.sparsity_weight * masks[embeddings.own].mean()
         return terms
 
 
@@ -87,6 +85,4 @@ def readouts(choice: Choice, model: DualEncoder) -> Mapping[str, Readout]:
     """SmartCLIP's mask network, on the view `caption`."""
     from hnclip.models.readouts.mask import CaptionMask
 
-    with torch.no_grad():  # families of models name the width of the joint space differently
-        width = model.encode_texts(model.tokenize(["a"])).vectors.shape[1]
-    return {"caption": CaptionMask(width)}
+    return {"caption": CaptionMask(model.width)}

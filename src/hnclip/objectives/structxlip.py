@@ -127,10 +127,8 @@ class StructXlip:
 
     def _consistency(self, embeddings: Embeddings) -> Tensor:
         full, edge = embeddings.images["full"], embeddings.images["edge"]
-        rows = len(full.vectors) if embeddings.rows is None else embeddings.rows
-        own = slice(embeddings.offset, embeddings.offset + rows)
-        gaps = cosine_gap(full.vectors[own], edge.vectors[own])  # [R]
-        return mean_of_present(gaps, edge.present, embeddings.offset, rows)
+        gaps = cosine_gap(full.vectors[embeddings.own], edge.vectors[embeddings.own])  # [R]
+        return mean_of_present(gaps, edge.present, embeddings.offset, embeddings.rows)
 
     def _chunks(self, embeddings: Embeddings) -> Tensor:
         text = embeddings.texts["caption" if self.misaligned else "filtered"]

@@ -311,12 +311,6 @@ def _items(records: Sequence[Record], options: Encode) -> int:
     return pictures + (0 if options.only == "images" else sum(len(record.captions) for record in records))
 
 
-def _width(model: DualEncoder) -> int:
-    """Of its vectors; families of models name it differently."""
-    with torch.no_grad():
-        return model.encode_texts(model.tokenize(["a photo"])).vectors.shape[1]
-
-
 def _job(options: Encode, data: DataSet, model: DualEncoder) -> Job:
     return Job(
         model=options.model,
@@ -329,7 +323,7 @@ def _job(options: Encode, data: DataSet, model: DualEncoder) -> Job:
         records=len(data.records),
         only=options.only,
         dtype=options.dtype,
-        width=_width(model),
+        width=model.width,
         batch=options.batch,
         shard_size=options.shard_size,
     )

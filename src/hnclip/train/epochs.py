@@ -120,6 +120,11 @@ class Run:
             betas=(optim.beta1, optim.beta2),
         )
         self.stepper = Stepper(model, objective, self.optimizer, optim, total=self.total, parallel=self.parallel)
+        if self.stepper.warmup >= self.total:
+            report(
+                f"warning: the warm-up of {self.stepper.warmup} steps is as long as the run of {self.total}, so the "
+                "learning rate never falls: set --optim.warmup to a share, for example 0.05"
+            )
         gamma = config.objective.gamma if config.objective.global_loss == "hn" else ObjectiveConfig().gamma
         self.probe = GradientProbe(model, optim, gamma=gamma, parallel=self.parallel)
         self.step = 0

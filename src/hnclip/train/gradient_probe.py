@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -72,6 +73,9 @@ class GradientProbe:
                 batch) below `SATURATED`.
             gamma, negatives, dtype (of the losses), towers ("fp32" or "bf16"): how this was computed.
         """
+        # Of a framework's views both losses see two.
+        images, texts = {"full": batch.images["full"]}, {"caption": batch.texts["caption"]}
+        batch = replace(batch, images=images, texts=texts, present={}, parts={})
         infonce, first = self._gradient(self._infonce, batch, share)
         hn, second = self._gradient(self._hn, batch, share)
         squares = self._inner_products(first, second).tolist()

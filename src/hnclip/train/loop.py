@@ -144,7 +144,7 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
         objective = build_objective(config.objective)
         model.readouts.update(build_readouts(config.objective, model))
         report(describe_trainable(model))
-        _announce(config, model, report)
+        _announce(config, model, objective, report)
         if config.speed.recompute:
             recompute_activations(model)
         if config.speed.compile:
@@ -167,7 +167,7 @@ def _check_processes(config: TrainConfig) -> None:
         )
 
 
-def _announce(config: TrainConfig, model: DualEncoder, report: Callable[[str], None]) -> None:
+def _announce(config: TrainConfig, model: DualEncoder, objective: Objective, report: Callable[[str], None]) -> None:
     highest = config.optim.scale_max
     trains = model.backbone.logit_scale.requires_grad
     if trains and highest is not None and model.scale.item() > highest * 1.01:
@@ -175,7 +175,7 @@ def _announce(config: TrainConfig, model: DualEncoder, report: Callable[[str], N
             f"warning: the inverse temperature {model.scale.item():.1f} will be clamped to {highest:g}; "
             "raise --optim.scale-max or set it to None to keep it, or fix it with --optim.scale-lr 0"
         )
-    if config.objective.framework == "long_clip":
+    if "short" in objective.text_views:
         from hnclip.objectives.long_clip import principal_note
 
         whole = config.optim.negatives == "batch"

@@ -14,7 +14,7 @@ from torch import Tensor
 from hnclip.config import OptimConfig, TrainConfig
 from hnclip.data.batches import PairData, prepare
 from hnclip.data.cache import cache_directory
-from hnclip.data.records import DataSet, Problem, Record, fraction_of
+from hnclip.data.records import DataSet, ImageSource, Problem, Record, fraction_of
 from hnclip.data.sampler import Deal, cluster_order, deal_batches, epoch_order, nearest_captions, share
 from hnclip.data.sound import check_rows, check_share, sound_records
 from hnclip.data.sources import open_data
@@ -52,8 +52,9 @@ class RunData:
             content.update(repr((record.id, record.captions)).encode("utf-8", "surrogatepass"))
         if len(self.pairs.images) + len(self.pairs.texts) > 2:  # views beside picture and caption
             for record in self.pairs.records:
-                regions = [(region.box, region.sentence) for region in record.regions]
-                content.update(repr((regions, record.filtered)).encode("utf-8", "surrogatepass"))
+                regions = [(region.box, region.sentence, _way(region.edges, record)) for region in record.regions]
+                views = (record.short, regions, record.filtered, _way(record.edges, record))
+                content.update(repr(views).encode("utf-8", "surrogatepass"))
         return (
             f"{len(self.pairs)} pairs, {len(self.validation.records)} validation pictures, {content.hexdigest()[:16]}"
         )
@@ -66,6 +67,11 @@ class RunData:
         else:
             order = cluster_order(self.neighbours, config.cluster, config.seed, epoch)
         return pairs, deal_batches(order, pairs.ids, batch_sizes(len(pairs), config))
+
+
+def _way(edges: ImageSource | None, record: Record) -> str | None:
+    """How a map was made of its picture, or the name of its file; not where they lie."""
+    return None if edges is None else edges.key.removeprefix(record.image.key).rpartition("/")[2]
 
 
 def batch_sizes(pairs: int, config: TrainConfig) -> list[int]:

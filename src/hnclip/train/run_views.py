@@ -12,22 +12,22 @@ from hnclip.config import TrainConfig
 from hnclip.data.batches import PairData
 from hnclip.data.cache import cache_directory
 from hnclip.data.records import Record
+from hnclip.frameworks import official_switches
 from hnclip.objectives.objective import Objective
+from hnclip.prepare.lines import Kind
 
-REGIONS, EDGES, FILTERED = "regions", "edges", "filtered captions"
 
-
-def needed_views(objective: Objective) -> set[str]:
-    """What an objective needs of a record beside its picture and captions."""
+def needed_views(objective: Objective) -> set[Kind]:
+    """What an objective needs of a record beside its picture and captions: kinds of `hnclip prepare`."""
     views = {*objective.image_views, *objective.text_views}
-    needs = set()
+    needs = set[Kind]()
     found_in_regions = ("crop", "sentence", "edge_crop", "region")
     if any(name.startswith(found_in_regions) for name in (*views, *objective.parts)):
-        needs.add(REGIONS)
+        needs.add("regions")
     if any(view.startswith("edge") for view in views):
-        needs.add(EDGES)
+        needs.add("edges")
     if "filtered" in views or any(part.startswith("chunk") for part in objective.parts):
-        needs.add(FILTERED)
+        needs.add("text")
     return needs
 
 
@@ -52,27 +52,37 @@ def with_views(
             raise ValueError(f"--read.prepared {path} does not exist: hnclip prepare writes it")
     found = list(records)
     if path.exists():
-        found, prepared = apply_manifest(records, path)
-        report(f"prepared views from {path}: {prepared.to_text()}")
-    if EDGES in needs and not any(record.edges for record in found):
+        found, prepared = apply_manifest(records, path, needs)
+        report(prepared.to_text())
+        for kind in sorted(needs):
+            # Otherwise a default would silently take the place of what somebody prepared.
+            if prepared.stale[kind] and not (prepared.found[kind] or prepared.own[kind]):
+                raise ValueError(
+                    f"all {kind} in {path} are of other pictures or captions, or made by another version of the tool: "
+                    f"run hnclip prepare {kind} {config.data} again, or delete the file"
+                )
+    if "edges" in needs and not any(record.edges for record in found):
         from hnclip.data.views.derived import edges_of
         from hnclip.data.views.edges import edge_method
 
         method = edge_method("canny")
         found = [replace(record, edges=edges_of(record.image, method)) for record in found]
         report(f"edges are made here: {method.name}, {method.version}")
-    if FILTERED in needs and not any(record.filtered for record in found):
+    if "text" in needs and not any(record.filtered for record in found):
         from hnclip.data.views.lexicon import load_filter
 
-        shorten = load_filter("lexicon")
+        blunt = "structxlip_blunt_filter" in official_switches(config.objective)
+        name = "blunt:colours" if blunt else "lexicon"
+        shorten = load_filter(name)
         found = [replace(record, filtered=tuple(shorten(text) for text in record.captions)) for record in found]
-        report("captions are filtered here, by the word lists")
-    if REGIONS in needs:
+        report(f"captions are filtered here: {name}")
+    if "regions" in needs:
         count = sum(bool(record.regions) for record in found)
         if not count:
             raise ValueError(
-                f"{config.objective.framework} needs regions and no record of {config.data} has any: "
-                f"run hnclip prepare regions {config.data} first, with the same --read options"
+                f"{config.objective.framework} needs regions and no record of {config.data} has any: run "
+                f"hnclip prepare regions {config.data} first, with the same --read options; if that found none, with "
+                "another --model or --proposer"
             )
         report(f"{count} of {len(found)} training records have regions")
     return tuple(found)

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from hnclip.data.batches import TextBatch
 from hnclip.data.texts import TextTransform
 from hnclip.models.families.wanted import Wanted
 from hnclip.models.packing import allow_packing, packed_text_features, worth_packing
+
+
+@contextmanager
+def _given_to(module: nn.Module) -> Iterator[list[Tensor]]:
+    """What a module is called with inside the block."""
+    given: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    try:
+        yield given
+    finally:
+        hook.remove()
 
 
 class Clip:
@@ -37,8 +50,10 @@ class Clip:
             return packed_text_features(backbone, texts, want=want)
         # Attention is causal and pads follow the end token, so no attention mask is needed for what we read.
         if want == "hidden":
-            output = backbone.get_text_features(input_ids=texts.ids, output_hidden_states=True)
-            return output.pooler_output, output.hidden_states[-1]  # [B, T, W], before the final norm
+            # Asked for hidden states, transformers would keep those of all blocks, and hooks that compiling stops at.
+            with _given_to(backbone.text_model.final_layer_norm) as given:
+                output = backbone.get_text_features(input_ids=texts.ids)
+            return output.pooler_output, given[0]  # [B, D], [B, T, W]
         output = backbone.get_text_features(input_ids=texts.ids)
         words = backbone.text_projection(output.last_hidden_state) if want == "tokens" else None  # [B, T, D]
         return output.pooler_output, words

@@ -29,8 +29,10 @@ class DualTower:
         return size
 
     def grid(self, backbone: Any, side: int) -> int | None:
-        patch = getattr(backbone.config.vision_config, "patch_size", None)
-        return side // patch if isinstance(patch, int) else None
+        vision = backbone.config.vision_config
+        patch = getattr(vision, "patch_size", None)
+        in_stages = hasattr(vision, "depths")  # Swin, ConvNeXt: their patches grow from stage to stage
+        return side // patch if isinstance(patch, int) and not in_stages else None
 
     def image_features(self, backbone: Any, pixels: Tensor, *, want: Wanted) -> tuple[Tensor, Tensor | None]:
         output = backbone.vision_model(pixel_values=pixels)

@@ -31,7 +31,7 @@ class Aggregator(nn.Module):
         super().__init__()
         hidden = max(1, int(HIDDEN * dim))
         self.weigh = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, keep))
-        self.scale = nn.Parameter(torch.ones(1, 1, 1))
+        self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         logits = self.weigh(x).transpose(1, 2) * self.scale  # [B, keep, T]
