@@ -1,0 +1,85 @@
+"""`hnclip bench frameworks` and `framework_runs` in miniature: every row is there, ratios are those of the times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hnclip.bench import open_benchmark
+from hnclip.config import ReadConfig
+from hnclip.frameworks import FRAMEWORKS, PLUGS
+
+
+def test_frameworks_take_a_step_each() -> None:
+    module = open_benchmark("frameworks")
+    names = ("plain", "hn_clip", "finelip", "goal", "structxlip", "lora")
+    options = module.Options(model="small", micro_batch=2, frameworks=names, turns=1, memory=False, pictures=1)
+    found = json.loads(json.dumps(module.run(options, lambda _: None).to_dict(), allow_nan=False))
+    rows = {row["framework"]: row for row in found["rows"]}
+    assert tuple(rows) == names
+    for row in rows.values():
+        assert row["times"] == pytest.approx(row["seconds"]["median"] / rows["plain"]["seconds"]["median"])
+        assert row["over"] == pytest.approx(row["seconds"]["median"] / rows["hn_clip"]["seconds"]["median"])
+        assert row["pictures"] == pytest.approx(2 / row["seconds"]["median"])
+    assert {name: row["official"] for name, row in rows.items() if row["official"]} == {"goal": 2.4, "structxlip": 5.4}
+    inputs = {name: row["inputs"] for name, row in rows.items()}
+    assert inputs["hn_clip"] == inputs["finelip"] == inputs["lora"] == "none"
+    assert (inputs["goal"], inputs["structxlip"]) == ("1 picture, 1 text", "3 pictures, 1 text")
+    assert rows["structxlip"]["prepare"] > rows["goal"]["prepare"] > 0
+    assert rows["hn_clip"]["prepare"] is None
+
+
+def test_wrong_names_are_said() -> None:
+    module = open_benchmark("frameworks")
+    with pytest.raises(ValueError, match="there is no framework 'gaol'"):
+        module.run(module.Options(frameworks=("plain", "hn_clip", "gaol")), print)
+    with pytest.raises(ValueError, match="the ratios need plain and hn_clip"):
+        module.run(module.Options(frameworks=("plain", "goal")), print)
+    with pytest.raises(ValueError, match="model must be one of"):
+        module.run(module.Options(model="huge"), print)
+
+
+def test_runs_differ_in_the_framework_and_the_global_term_alone() -> None:
+    module = open_benchmark("framework_runs")
+    made = module.configurations(module.Options(gamma=0.3, epochs=7))
+    assert {name for name, _ in made} == {"plain", *PLUGS}
+    assert [term for name, term in made if name == "finelip"] == ["none", "infonce", "hn"]
+    for (name, term), config in made.items():
+        assert (config.objective.global_loss, config.optim.epochs, config.cluster) == (term, 7, 4)
+        assert config.objective.gamma == 0.3
+        assert config.objective.framework == (name if name in FRAMEWORKS else "hn_clip")
+        assert ("hn" in dict.fromkeys(t for n, t in made if n == name)) is True
+
+
+def test_two_runs_beside_their_start(model_directory: Path, tmp_path: Path) -> None:
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for number in range(60):
+        Image.new("RGB", (48, 48), (4 * number, 100, 255 - 4 * number)).save(pictures / f"{number}.png")
+        (pictures / f"{number}.txt").write_text(f"a park with {number} trees and {60 - number} birds")
+    assert ReadConfig().validation_share == 0.05
+    module = open_benchmark("framework_runs")
+    options = module.Options(
+        model=str(model_directory),
+        data=str(pictures),
+        frameworks=("plain",),
+        epochs=1,
+        cluster=0,
+        runs=tmp_path / "runs",
+        device="cpu",
+    )
+    found = module.run(options, lambda _: None).to_dict()["rows"]
+    assert [(row["framework"], row["term"]) for row in found] == [
+        ("before training", "–"),
+        ("plain", "infonce"),
+        ("plain", "hn"),
+    ]
+    assert all(0 <= row["validation_t2i"] <= 100 and 0 <= row["train_i2t"] <= 100 for row in found)
+    assert "validation_t2i_change" not in found[0]
+    assert found[1]["validation_t2i_change"].count("[") == 1
+    again: list[str] = []
+    module.run(options, again.append)
+    assert sum("using the finished run" in line for line in again) == 2
