@@ -163,6 +163,12 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
         "micro_batch": options.micro_batch,
         "device": options.device,
     }
+    # Before models fill the memory of this process.
+    megabytes = {}
+    for name in options.frameworks if options.memory else ():
+        say(f"{name}: memory")
+        megabytes[name] = peak_memory(__file__, "work_of", framework=name, **fixed) / 1e6
+    prepared = preparation(options, say) if options.pictures else {}
     ways, shared = {}, step.build_model(options.model, options.device)
     for name in options.frameworks:
         say(f"{name}: building")
@@ -170,8 +176,6 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
         ways[name] = build_way(name, **fixed, shared=None if adapted else shared)
     say(f"{options.turns} turns of {len(ways)} frameworks")
     timings = time_ways(ways, turns=options.turns, device=options.device)
-    ways.clear()
-    prepared = preparation(options, say) if options.pictures else {}
     rows = []
     for name, timing in timings.items():
         objective = build_objective(configuration(name).objective)
@@ -187,13 +191,8 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
             "prepare": sum(prepared.get(kind, 0.0) for kind in needed_views(objective)) or None,
         }
         if options.memory:
-            say(f"{name}: memory")
-            row["megabytes"] = peak_memory(__file__, "work_of", framework=name, **fixed) / 1e6
+            row |= {"megabytes": megabytes[name], "memory": megabytes[name] / megabytes[PLAIN]}
         rows.append(row)
-    if options.memory:
-        least = next(row["megabytes"] for row in rows if row["framework"] == PLAIN)
-        for row in rows:
-            row["memory"] = row["megabytes"] / least
     columns = {
         "framework": "framework",
         "pictures": "pictures/s",
