@@ -77,9 +77,9 @@ def recover_directory(path: Path) -> None:
 def only_process(path: Path, busy: str) -> Iterator[None]:
     """Hold a lock file for this process, or say `busy`; the lock ends with the process, however it ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_CREAT | os.O_RDWR)
+    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)  # less what the umask takes; os.open's own 0o777 runs
     try:
-        _lock(handle, busy)
+        _lock(handle, path, busy)
         yield
     finally:
         os.close(handle)
@@ -96,15 +96,20 @@ def read_settings(file: Path) -> dict[str, Any]:
     return settings
 
 
-def _lock(handle: int, busy: str) -> None:
+def _lock(handle: int, path: Path, busy: str) -> None:
     try:
         import fcntl
     except ImportError:  # Windows: no advisory locks of this kind; two writers are then the user's care
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         raise ValueError(busy) from error
+    except OSError as error:  # some network file systems know no locks
+        raise ValueError(
+            f"{path} cannot be locked ({error.strerror or error}), and without a lock two processes could write at "
+            "once: use a directory on another file system"
+        ) from error
 
 
 def _beside(path: Path, mark: str) -> Path:

@@ -302,7 +302,7 @@ class PrepareRegions:
     proposer: str = "auto"
     """Who proposes regions: sam, felzenszwalb, grid, felzenszwalb+grid, or truth for those that the data bring along.
     auto: truth for scenes, nothing where the data bring regions along, else sam if --weights are given, else
-    felzenszwalb+grid."""
+    felzenszwalb+grid, but not in place of what another proposer found."""
     weights: Path | None = None
     """Directory of SAM's weights, as transformers saves them."""
     model: str = "bundled"
@@ -312,7 +312,8 @@ class PrepareRegions:
     split: str | None = None
     """Of which split; those for training when left out, all where there are none."""
     out: Path | None = None
-    """The manifest to write, or to go on with; in the cache directory, by the name of the data, when left out."""
+    """The manifest to write, or to go on with; that of --read.prepared, or else in the cache directory, by the name of
+    the data, when left out."""
     batch: int = 128
     """Crops or sentences encoded at once."""
     workers: int | None = None
@@ -330,14 +331,17 @@ class PrepareRegions:
 
 @dataclass(frozen=True)
 class PrepareEdges:
-    """Make the edge maps of the pictures, in the size that a model sees, so that training finds them in the cache."""
+    """Make the edge maps of whole pictures, in the size that a model sees, so that training finds them in the cache.
+    Their crops are made in training."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     read: ReadConfig
-    method: str = "canny"
-    """canny, canny:LOW,HIGH with thresholds of its own, log (Laplacian of Gaussian), or hed, which needs --weights."""
+    method: str = "auto"
+    """canny, canny:LOW,HIGH with thresholds of its own, log (Laplacian of Gaussian), log:SIGMA or log:SIGMA,CONTRAST,
+    or hed, which needs --weights. auto: canny, or hed if --weights are given; nothing where the data bring maps along,
+    and canny not in place of another method's."""
     weights: Path | None = None
     """Weights of HED."""
     model: str = "bundled"
@@ -345,7 +349,8 @@ class PrepareEdges:
     split: str | None = None
     """Of which split; those for training when left out, all where there are none."""
     out: Path | None = None
-    """The manifest to write, or to go on with; in the cache directory, by the name of the data, when left out."""
+    """The manifest to write, or to go on with; that of --read.prepared, or else in the cache directory, by the name of
+    the data, when left out."""
     workers: int | None = None
     """Threads; as many as processors when left out."""
     device: str = "auto"
@@ -366,13 +371,15 @@ class PrepareText:
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
     read: ReadConfig
-    filter: str = "lexicon"
+    filter: str = "auto"
     """lexicon, lexicon:colours and the like for some of its lists, blunt for plain removal of words, or
-    package.module:function for one of your own, which takes a caption and returns one."""
+    package.module:function for one of your own, which takes a caption and returns one. auto: lexicon, but not in place
+    of another filter's."""
     split: str | None = None
     """Of which split; those for training when left out, all where there are none."""
     out: Path | None = None
-    """The manifest to write, or to go on with; in the cache directory, by the name of the data, when left out."""
+    """The manifest to write, or to go on with; that of --read.prepared, or else in the cache directory, by the name of
+    the data, when left out."""
     workers: int = 1
     """Captions that are filtered at once, for a filter of your own that waits for a service."""
     json: bool = False

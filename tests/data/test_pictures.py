@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import tarfile
+import tracemalloc
 import zlib
 from pathlib import Path
 
@@ -126,6 +127,38 @@ def test_shapes_are_read_from_the_head_of_a_file(monkeypatch: pytest.MonkeyPatch
     content = turned("JPEG")
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     assert CellImage("a", "v1", lambda: content[:-400]).shape() == (30, 40)
+
+
+def test_shapes_of_files_cost_their_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = turned("JPEG") + b"x" * 10_000_000
+    (tmp_path / "a.jpg").write_bytes(content)
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(tmp_path / "a.jpg", "a.jpg")
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        place = tar.getmember("a.jpg")
+    sources = [
+        FileImage(tmp_path / "a.jpg"),
+        TarImage(tmp_path / "a.tar", "a.jpg", place.offset_data, place.size),
+    ]
+    monkeypatch.setattr(FileImage, "read", lambda self: pytest.fail("read as a whole"))
+    monkeypatch.setattr(TarImage, "read", lambda self: pytest.fail("read as a whole"))
+    for source in sources:
+        tracemalloc.start()
+        assert source.shape() == (30, 40)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        tracemalloc.stop()
+    for missing in (FileImage(tmp_path / "no.jpg"), TarImage(tmp_path / "no.tar", "a", 0, 1), FileImage(tmp_path)):
+        with pytest.raises(BadPicture) as caught:
+            missing.shape()
+        assert caught.value.kind == "missing image"
+
+
+def test_a_shape_inside_a_tar_ends_with_its_picture(tmp_path: Path) -> None:
+    """What comes behind a truncated picture is another file's."""
+    for cut in (0, 10):
+        (tmp_path / "a.bin").write_bytes(b"before" + turned("JPEG")[:cut] + turned("JPEG"))
+        with pytest.raises(BadPicture, match=r"a\.bin!a"):
+            TarImage(tmp_path / "a.bin", "a", 6, cut).shape()
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no picture", encoded("PNG")[:-900], bomb(60_000, 60_000)])

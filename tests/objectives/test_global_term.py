@@ -35,9 +35,7 @@ def test_it_is_the_loss_of_whole_pictures_and_captions(name: str) -> None:
     found = GlobalTerm(GLOBAL_LOSSES[name], margins=name == "hn")(e)
     assert found == GLOBAL_LOSSES[name](image, text, e.scale, ids=IDS)
     part = replace(e, offset=1, rows=2)
-    assert GlobalTerm(GLOBAL_LOSSES[name])(part) == GLOBAL_LOSSES[name](
-        image, text, e.scale, ids=IDS, offset=1, rows=2
-    )
+    assert GlobalTerm(GLOBAL_LOSSES[name])(part) == GLOBAL_LOSSES[name](image, text, e.scale, ids=IDS, offset=1, rows=2)
 
 
 def test_margins_stay_those_of_whole_captions() -> None:

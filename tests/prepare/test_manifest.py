@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +117,61 @@ def test_edges_of_another_version_are_stale(records: list[Record], path: Path) -
     made, prepared = apply_manifest(records, path)
     assert made[0].edges is None
     assert prepared.stale["edges"] == 1
+
+
+HED = {"name": "hed", "version": "torch", "weights": "/nowhere/hed.pth"}
+
+
+def test_only_the_kinds_that_are_asked_for_are_looked_at(records: list[Record], path: Path) -> None:
+    write(path, "regions", GRID, {"r0": [BOX]}, records)
+    write(path, "edges", HED, {"r0": "hed", "r1": "hed"}, records)
+    write(path, "text", FILTER, {"r0": ["a", "b"]}, records)
+    made, prepared = apply_manifest(records, path, {"regions"})
+    assert (bool(made[0].regions), made[0].filtered, made[0].edges) == (True, (), None)
+    for counts in (prepared.found, prepared.own, prepared.stale, prepared.missing):
+        assert counts["edges"] == counts["text"] == 0
+    assert prepared.to_text() == f"prepared: regions 1 of 3 records by grid ({path})"
+    with pytest.raises(ValueError, match=rf"edges in {path} are by hed.*nowhere/hed.pth.*hnclip prepare edges"):
+        apply_manifest(records, path, {"edges", "text"})
+
+
+def test_edges_of_the_manifest_take_the_place_of_all_own_maps(records: list[Record], path: Path) -> None:
+    whole, part = FileImage(Path("whole.png")), FileImage(Path("part.png"))
+    regions = (Region((0, 0, 4, 4), "A cat.", 2.0, part), Region((0, 0, 5, 5), "A dog.", 1.0))
+    records = [replace(record, edges=whole, regions=regions) for record in records]
+    write(path, "edges", canny(), {"r0": "canny:50,150"}, records)
+    made, prepared = apply_manifest(records, path)
+    assert (prepared.found["edges"], prepared.own["edges"]) == (1, 2)
+    assert made[0].edges not in (None, whole)
+    assert made[0].regions == tuple(replace(region, edges=None) for region in regions)
+    assert made[1:] == records[1:]
+    assert apply_manifest(records, path, {"regions"})[0] == records
+
+
+def test_who_made_what_is_stale(records: list[Record], path: Path) -> None:
+    write(path, "regions", GRID, {"r0": [BOX]}, records)
+    write(path, "regions", {"name": "sam", "version": "1"}, {"r1": [BOX]}, records)
+    changed = [replace(record, captions=("Other.",)) for record in records]
+    prepared = apply_manifest(changed, path)[1]
+    assert [tool["name"] for tool in prepared.stale_tools["regions"]] == ["grid", "sam"]
+    reason = "regions of 2 of 3 records, by grid and sam, are stale: their pictures or captions have changed since"
+    assert prepared.stale_reason("regions") == f"{reason} ({path})"
+    assert prepared.stale_reason("edges") == ""
+    assert apply_manifest(records, path)[1].stale_tools["regions"] == ()
+
+
+def test_data_may_be_moved_with_their_times(records: list[Record], path: Path, tmp_path: Path) -> None:
+    write(path, "regions", GRID, {record.id: [BOX] for record in records}, records)
+    (tmp_path / "elsewhere").mkdir()
+    moved = []
+    for record in records:
+        copy = shutil.copy2(record.image.path, tmp_path / "elsewhere")
+        moved.append(replace(record, image=FileImage(Path(copy))))
+    assert apply_manifest(moved, path)[1].found["regions"] == 3
+    os.utime(moved[0].image.path)  # as a copy without its time
+    other = moved[1].image.path.rename(tmp_path / "elsewhere" / "another.png")
+    moved[1] = replace(moved[1], image=FileImage(other))
+    assert apply_manifest(moved, path)[1].stale["regions"] == 2
 
 
 def test_own_regions_are_kept_unless_the_manifest_has_some(records: list[Record], path: Path) -> None:
@@ -241,6 +300,52 @@ def test_a_full_disk_leaves_what_was_there(records: list[Record], path: Path) ->
     assert list(read_manifest(path).entries["regions"]) == ["r0", *(f"n{number}" for number in range(9))]
 
 
+def test_an_interruption_leaves_what_was_there(
+    records: list[Record], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, "regions", GRID, {"r0": [BOX]}, records)
+    before = path.read_bytes()
+
+    def interrupted(handle: int) -> None:
+        raise KeyboardInterrupt
+
+    with open_writer(path, "mine") as writer:
+        entries = [Entry("n", "m", writer.tool("regions", GRID), [BOX])]
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                writer.add("regions", entries)
+        assert path.read_bytes() == before
+        writer.add("regions", entries)
+    assert list(read_manifest(path).entries["regions"]) == ["r0", "n"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from hnclip.prepare.lines import Entry, open_writer
+
+with open_writer(Path(sys.argv[1]), "mine") as writer:
+    key = writer.tool("text", {"name": "lexicon", "version": "1"})
+    for number in range(3):
+        writer.add("text", [Entry(str(number), "m", key, ["a"])])
+    writer._file.write(b'{"kind": "text", "id": "half')
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_costs_half_a_line_and_no_lock(path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=environment, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert path.read_bytes().endswith(b'"half')
+    assert list(read_manifest(path).entries["text"]) == ["0", "1", "2"]
+    with open_writer(path, "mine") as writer:  # nobody holds it any more
+        assert path.read_bytes().endswith(b"}\n")
+        writer.add("text", [Entry("3", "m", writer.tool("text", FILTER), ["a"])])
+    assert list(read_manifest(path).entries["text"]) == ["0", "1", "2", "3"]
+
+
 def test_superseded_lines_are_dropped_when_they_are_most(
     records: list[Record], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,6 +411,7 @@ def test_one_file_per_data_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my photos.csv").touch()
     (tmp_path / "b").mkdir()
+    (tmp_path / "scenes" / "park").mkdir(parents=True)  # `--data scenes/park` are the generated ones nevertheless
     (tmp_path / "b" / "my photos.csv").touch()
 
     def where(data: str) -> Path:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +19,11 @@ from hnclip.data.scenes import FAMILIES, scene_records
 from hnclip.data.sources import open_data
 from hnclip.models.load import load
 from hnclip.prepare import work
-from hnclip.prepare.lines import open_writer, read_manifest
+from hnclip.prepare.lines import Entry, Kind, ManifestWriter, open_writer, read_manifest
 from hnclip.prepare.manifest import apply_manifest, manifest_path
+from hnclip.prepare.proposers import Felzenszwalb, Grid
 
-PICTURES, MANY = 6, 16
+PICTURES = 6
 
 
 @pytest.fixture(autouse=True)
@@ -228,6 +225,8 @@ def test_regions_that_the_data_bring_along_are_left_to_them(
     assert main(["prepare", *regions(folder, model_directory)]) == 0
     said = capsys.readouterr().out
     assert "4 records with regions of the data's own: nothing to prepare\n  name a --proposer" in said
+    assert main(["prepare", *regions(folder, model_directory, "--weights", str(folder))]) == 1
+    assert "--weights are of no use" in capsys.readouterr().err
     # Where some lack them, these alone are prepared; by name all of them.
     own[0] = replace(own[0], regions=())
     assert main(["prepare", *regions(folder, model_directory, "--proposer", "truth")]) == 1
@@ -237,46 +236,145 @@ def test_regions_that_the_data_bring_along_are_left_to_them(
     assert run(capsys, *regions(folder, model_directory, "--proposer", "grid"))["made"] == 4
 
 
-def test_after_a_kill_the_same_command_goes_on(
-    folder: Path, model_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_after_an_end_in_the_middle_the_same_command_goes_on(
+    folder: Path,
+    model_directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for number in range(PICTURES, MANY):
-        draw(folder / f"{number}.png", number)
-        (folder / f"{number}.txt").write_text("A car is on the left. A tree stands beside it.\n", encoding="utf-8")
-    killed, whole = tmp_path / "killed.jsonl", tmp_path / "whole.jsonl"
-    words = regions(folder, model_directory, "--proposer", "felzenszwalb+grid")
-    command = [sys.executable, "-m", "hnclip", "prepare", *words, "--workers", "2", "--out", str(killed), "--quiet"]
-    process = subprocess.Popen(command)
-    try:
-        deadline = time.monotonic() + 100
-        while not killed.exists() or killed.read_bytes().count(b'{"kind": "regions"') < 4:
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        workers = [int(pid) for pid in children.read_text().split()] if children.exists() else []
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    done = len(read_manifest(killed).entries["regions"])
-    assert 4 <= done < MANY
-    with killed.open("ab") as file:
+    ended, whole = tmp_path / "ended.jsonl", tmp_path / "whole.jsonl"
+    words = regions(folder, model_directory, "--proposer", "grid")
+    monkeypatch.setattr("hnclip.prepare.regions.CROPS", 1)  # each record by itself, whoever was there before
+    add, calls = ManifestWriter.add, []
+
+    def sometimes(writer: ManifestWriter, kind: Kind, found: Sequence[Entry]) -> None:
+        calls.append(found)
+        if len(calls) == 3:
+            raise RuntimeError("the machine is gone")
+        add(writer, kind, found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ManifestWriter, "add", sometimes)
+        assert main(["prepare", *words, "--out", str(ended)]) == 1
+    assert "the machine is gone" in capsys.readouterr().err
+    done = len(read_manifest(ended).entries["regions"])
+    assert 2 <= done < PICTURES
+    with ended.open("ab") as file:
         file.write(b'{"kind": "regions", "id": "half')
-    found = run(capsys, *words, "--out", str(killed))
-    assert (found["made"], found["kept"]) == (MANY - done, done)
+    found = run(capsys, *words, "--out", str(ended))
+    assert (found["made"], found["kept"]) == (PICTURES - done, done)
     run(capsys, *words, "--out", str(whole))
-    assert entries(killed) == entries(whole)
-    while any(is_running(pid) for pid in workers):  # none is left behind
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert entries(ended) == entries(whole)
 
 
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
+def test_where_to_write_is_carried_on(
+    folder: Path, model_directory: Path, tmp_path: Path, picture_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "my views.jsonl"
+    found = run(capsys, "text", str(folder), "--out", str(out))
+    assert found["manifest"] == str(out)
+    assert found["next"] == f"hnclip train --objective structxlip --data {folder} --read.prepared '{out}'"
+    edges = run(capsys, "edges", str(folder), "--model", str(model_directory), "--out", str(out))
+    assert edges["next"] == f"hnclip prepare text {folder} --out '{out}'"
+    # Where training would look, preparing writes; but --out goes before.
+    again = run(capsys, "text", str(folder), "--read.prepared", str(out))
+    assert (again["manifest"], again["made"], again["next"]) == (str(out), 0, found["next"])
+    other = tmp_path / "other.jsonl"
+    assert run(capsys, "text", str(folder), "--read.prepared", str(out), "--out", str(other))["manifest"] == str(other)
+    assert run(capsys, "text", str(folder))["next"] == f"hnclip train --objective structxlip --data {folder}"
+
+
+def test_a_home_directory_is_found(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run(capsys, "text", str(folder), "--out=~/mine.jsonl")["manifest"] == str(tmp_path / "mine.jsonl")
+    assert (tmp_path / "mine.jsonl").exists()
+
+
+def test_without_a_name_the_work_of_others_is_kept(
+    folder: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Felzenszwalb, "__call__", lambda self, image: [])  # which takes its time
+    run(capsys, *regions(folder, model_directory, "--proposer", "grid"))
+    (folder / "1.txt").write_text("A car. A tree.\n", encoding="utf-8")  # its regions are stale, and made by anyone
+    found = run(capsys, *regions(folder, model_directory))
+    assert (found["made"], found["kept"]) == (1, PICTURES - 1)
+    note = f"regions of {PICTURES - 1} records by grid are kept; name --proposer to make them again"
+    assert found["note"].startswith(note)
+    tools = read_manifest(Path(found["manifest"])).tools
+    assert [tools[tool]["name"] for _, tool, _ in entries(found["manifest"]).values()].count("grid") == PICTURES - 1
+    assert main(["prepare", *regions(folder, model_directory)]) == 0
+    assert note in capsys.readouterr().err  # before the work begins
+    named = run(capsys, *regions(folder, model_directory, "--proposer", "felzenszwalb+grid"))
+    assert (named["made"], named["kept"]) == (PICTURES - 1, 1)
+    assert f"regions of {PICTURES - 1} records by grid are replaced" in named["note"]
+
+    run(capsys, "text", str(folder), "--filter", "blunt")
+    text = run(capsys, "text", str(folder))
+    assert (text["made"], text["kept"]) == (0, PICTURES)
+    assert text["note"] == f"text of {PICTURES} records by blunt are kept; name --filter to make them again"
+    assert run(capsys, "text", str(folder), "--filter", "lexicon")["made"] == PICTURES
+
+    words = ["edges", str(folder), "--model", str(model_directory)]
+    run(capsys, *words, "--method", "canny:50,150")
+    edges = run(capsys, *words)
+    assert (edges["made"], edges["kept"]) == (0, PICTURES)
+    assert edges["note"] == f"edges of {PICTURES} records by canny:50,150 are kept; name --method to make them again"
+    assert run(capsys, *words, "--method", "canny")["made"] == PICTURES
+    assert run(capsys, *words)["note"] == ""
+
+
+def test_scenes_keep_what_was_asked_for_by_name(model_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "regions", "scenes/park", "--model", str(model_directory), "--proposer", "grid")
+    found = run(capsys, "regions", "scenes")
+    assert (found["made"], found["kept"]) == (0, 8)
+    assert "by grid are kept" in found["note"]
+    assert run(capsys, "regions", "scenes", "--proposer", "truth")["made"] == 8
+
+
+def test_maps_that_the_data_bring_along_are_left_to_them(
+    folder: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = list(open_data(str(folder)).records)
+    own = [replace(record, edges=records[0].image) for record in records]
+    monkeypatch.setattr(work, "open_data", lambda source, read, splits: DataSet(source, tuple(own)))
+    words = ["edges", str(folder), "--model", str(model_directory)]
+    found = run(capsys, *words)
+    assert (found["own"], found["made"], found["note"]) == (
+        PICTURES,
+        0,
+        "name a --method to prepare others in their place",
+    )
+    assert not Path(found["manifest"]).exists()
+    own[2] = records[2]
+    some = run(capsys, *words)
+    assert (some["own"], some["made"], some["counts"]) == (PICTURES - 1, 1, {"maps": 1})
+    made, prepared = apply_manifest(own, Path(some["manifest"]))
+    assert (prepared.own["edges"], prepared.found["edges"]) == (PICTURES - 1, 1)
+    assert made[0].edges == own[0].edges
+    assert run(capsys, *words, "--method", "canny")["made"] == PICTURES - 1
+
+
+def test_no_regions_at_all_are_told(
+    folder: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Grid, "__call__", lambda self, image: [])
+    found = run(capsys, *regions(folder, model_directory, "--proposer", "grid"))
+    assert found["counts"]["regions"] == 0
+    assert "try another --model or --proposer" in found["note"]
+
+
+def test_a_folder_called_scenes_is_a_folder(
+    folder: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Felzenszwalb, "__call__", lambda self, image: [])  # which takes its time
+    (folder.parent / "scenes").mkdir()
+    folder.rename(folder.parent / "scenes" / "mine")
+    monkeypatch.chdir(folder.parent)
+    found = run(capsys, *regions(Path("scenes/mine"), model_directory, "--proposer", "auto"))
+    assert (found["made"], found["tool"]["name"]) == (PICTURES, "felzenszwalb+grid")
 
 
 def test_wrong_calls_are_answered(
@@ -295,16 +393,21 @@ def test_wrong_calls_are_answered(
     assert main(["prepare", "regions", "scenes/park", "--out", str(out)]) == 1
     assert f"line 2 of {out} is damaged" in capsys.readouterr().err
     for words, message in (
-        (["regions", str(folder), "--proposer", "nobody"], "no proposer is called 'nobody'"),
+        (["regions", str(folder), "--proposer", "nobody"], "felzenszwalb+grid or truth"),
+        (["regions", "scenes/park", "--weights", str(tmp_path)], "--weights are of no use"),
+        (["regions", "scenes/park", "--proposer", "truth", "--weights", str(tmp_path)], "--weights are of no use"),
+        (["regions", str(folder), "--out", str(tmp_path)], f"{tmp_path} is a directory: name the file"),
+        (["text", str(folder), "--out", str(folder / "0.txt" / "m")], f"{folder / '0.txt'} is not a directory"),
         (["regions", str(folder), "--proposer", "truth"], f"{PICTURES} of {PICTURES} records"),
         (["regions", str(folder), "--out", str(folder / "0.txt")], "is not a manifest"),
-        (["edges", str(folder), "--method", "nothing"], "nothing"),
-        (["text", str(folder), "--filter", "nothing"], "nothing"),
+        (["edges", str(folder), "--method", "nothing"], "no edge method is called 'nothing'"),
+        (["text", str(folder), "--filter", "nothing"], "there is no filter 'nothing'"),
         (["text", str(folder), "--split", "test"], "no split 'test'"),
         (["text", str(tmp_path / "nowhere.csv")], "no such file"),
     ):
         assert main(["prepare", *words]) == 1
         assert message in capsys.readouterr().err
+    assert not list(tmp_path.parent.glob(f".{tmp_path.name}.lock"))
     with pytest.raises(SystemExit, match="2"):
         main(["prepare", "regions", str(folder), "--batch", "0"])
     assert "--batch must be at least 1" in capsys.readouterr().err

@@ -16,8 +16,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hnclip.data.views.boxes import mapped
 from hnclip.prepare.proposers import proposer, sam
-from hnclip.prepare.proposers.boxes import mapped_back, overlap
+from hnclip.prepare.proposers.boxes import overlap
 from hnclip.prepare.proposers.sam import Mask, Sam, best_boxes, model_input, opened_sam
 
 SIDE = 64
@@ -232,7 +233,7 @@ def test_large_pictures_are_looked_at_smaller(discs: Sam, monkeypatch: pytest.Mo
         assert seen.pop() == small
         reduced = [proposal.box for proposal in discs(picture(*small))]
         assert seen.pop() == small
-        assert boxes == [mapped_back(box, small, size) for box in reduced]
+        assert boxes == [mapped(box, small, size) for box in reduced]
         assert max(box[2] for box in boxes) >= size[0] - 1
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, Any, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
@@ -30,7 +30,7 @@ def is_image_name(name: str) -> bool:
 
 def decode_picture(content: bytes, where: str) -> Image.Image:
     """The picture in these bytes, decoded to its last pixel; BadPicture says what is wrong with it and where it is."""
-    image = _opened(content, where)
+    image = _opened(io.BytesIO(content), where)
     try:
         image.load()
     except Exception as error:
@@ -38,9 +38,9 @@ def decode_picture(content: bytes, where: str) -> Image.Image:
     return image
 
 
-def picture_shape(content: bytes, where: str) -> tuple[int, int]:
-    """Width and height of the upright picture in these bytes, by their head wherever that says it all."""
-    image = _opened(content, where)
+def picture_shape(file: IO[bytes], where: str) -> tuple[int, int]:
+    """Width and height of the upright picture in a file, of which only the head is read wherever that says it all."""
+    image = _opened(file, where)
     try:
         if image.format == "TIFF":
             image.load()  # Pillow turns these itself, and only then says so
@@ -49,15 +49,16 @@ def picture_shape(content: bytes, where: str) -> tuple[int, int]:
         raise BadPicture(_damage(error), f"{where} cannot be decoded: {error}") from error
 
 
-def _opened(content: bytes, where: str) -> Image.Image:
-    """The picture in these bytes, not decoded yet."""
-    if not content:
+def _opened(file: IO[bytes], where: str) -> Image.Image:
+    """The picture in a file, not decoded yet."""
+    if not file.read(1):
         raise BadPicture("corrupt image", f"{where} is empty")
+    file.seek(0)
     try:
         with warnings.catch_warnings():
             # The size is checked here, so that the answer does not hang on the warning filter of the process.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(content))
+            image = Image.open(file)
     except Image.DecompressionBombError as error:
         raise BadPicture("oversized image", f"{where}: {error}") from error
     except UnidentifiedImageError as error:
@@ -97,7 +98,11 @@ class FileImage(ImageSource):
         return decode_picture(content, str(self.path))
 
     def shape(self) -> tuple[int, int]:
-        return picture_shape(self.read(), str(self.path))
+        def look() -> tuple[int, int]:
+            with self.path.open("rb") as file:
+                return picture_shape(file, str(self.path))
+
+        return _reading(self.path, look)
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,11 @@ class TarImage(ImageSource):
         return decode_picture(content, f"{self.tar}!{self.name}")
 
     def shape(self) -> tuple[int, int]:
-        return picture_shape(self.read(), f"{self.tar}!{self.name}")
+        def look() -> tuple[int, int]:
+            with self.tar.open("rb") as file, io.BufferedReader(_Part(file, self.offset, self.size)) as part:
+                return picture_shape(part, f"{self.tar}!{self.name}")
+
+        return _reading(self.tar, look)
 
 
 @dataclass(frozen=True)
@@ -160,7 +169,36 @@ class CellImage(ImageSource):
         return decode_picture(content, self.name)
 
     def shape(self) -> tuple[int, int]:
-        return picture_shape(self.read(), self.name)
+        return picture_shape(io.BytesIO(self.read()), self.name)
+
+
+class _Part(io.RawIOBase):
+    """A stretch of a file as a file of its own, for readers that need only its beginning."""
+
+    def __init__(self, file: IO[bytes], offset: int, size: int) -> None:
+        self._file, self._offset, self._size, self._at = file, offset, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = max(0, min(len(buffer), self._size - self._at))
+        self._file.seek(self._offset + self._at)
+        found = self._file.read(wanted)
+        buffer[: len(found)] = found
+        self._at += len(found)
+        return len(found)
 
 
 def _stat(path: Path) -> os.stat_result:

@@ -13,6 +13,9 @@ from PIL import Image
 SPLIT_NAMES = {"training": "train", "restval": "train", "val": "validation", "valid": "validation", "dev": "validation"}
 
 
+Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom exclusive
+
+
 class ImageSource(ABC):
     """Where a picture comes from. `key` names it: two records with the same key show the same picture."""
 
@@ -65,7 +68,7 @@ class Region:
     part alone that the source brings along.
     """
 
-    box: tuple[int, int, int, int]
+    box: Box
     sentence: str
     score: float | None = None
     edges: ImageSource | None = None

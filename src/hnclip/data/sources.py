@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hnclip.data.benchmarks import Benchmark
 
 _AS_IT_IS = ReadConfig()
-_SCENES = {"scenes": "park", **{f"scenes/{style}": style for style in STYLES}}
+SCENES = {"scenes": "park", **{f"scenes/{style}": style for style in STYLES}}
 
 
 def open_data(source: str, read: ReadConfig = _AS_IT_IS, *, splits: Collection[str] | None = None) -> DataSet:
@@ -33,7 +33,7 @@ def open_data(source: str, read: ReadConfig = _AS_IT_IS, *, splits: Collection[s
     Raises:
         ValueError: the source is not known, cannot be read, or holds no record.
     """
-    if source in _SCENES:
+    if source in SCENES:
         return DataSet(source, tuple(open_records(source, "all")))
 
     from hnclip.data.benchmarks import BENCHMARKS, open_benchmark
@@ -56,7 +56,7 @@ def open_data(source: str, read: ReadConfig = _AS_IT_IS, *, splits: Collection[s
         found = read_hub(source, read)
     else:
         missing = ", and there is no such file or directory" if path.name != source or is_data_name(source) else ""
-        close = get_close_matches(name, [*_SCENES, *BENCHMARKS], 1)
+        close = get_close_matches(name, [*SCENES, *BENCHMARKS], 1)
         meant = f" Did you mean {close[0]}?" if close else ""
         raise ValueError(f"data {source!r} is not known{missing}.{meant} {_understood(list(BENCHMARKS))}")
     records = found.records if read.splits else tuple(replace(record, split=None) for record in found.records)
@@ -65,10 +65,10 @@ def open_data(source: str, read: ReadConfig = _AS_IT_IS, *, splits: Collection[s
 
 def open_records(source: str, split: str, read: ReadConfig = _AS_IT_IS) -> list[Record]:
     """The records of one split; "all" is every record. Of generated scenes no other split is made."""
-    if source not in _SCENES:
+    if source not in SCENES:
         return list(open_data(source, read, splits={split}).part(split, validation_share=read.validation_share))
     splits = list(FAMILIES) if split == "all" else [split]
-    return [record for name in splits for record in scene_records(_SCENES[source], name)]
+    return [record for name in splits for record in scene_records(SCENES[source], name)]
 
 
 def _benchmark_splits(benchmark: Benchmark, splits: Collection[str]) -> set[str]:
@@ -84,7 +84,7 @@ def _benchmark_splits(benchmark: Benchmark, splits: Collection[str]) -> set[str]
 
 def _understood(benchmarks: list[str]) -> str:
     return (
-        f"Data are one of: generated scenes ({', '.join(_SCENES)}); a benchmark as NAME or NAME=FOLDER "
+        f"Data are one of: generated scenes ({', '.join(SCENES)}); a benchmark as NAME or NAME=FOLDER "
         f"({', '.join(benchmarks)}); a folder of pictures with .txt captions; a table (.csv, .tsv, .jsonl, .json, "
         ".parquet) or a folder with one; WebDataset shards (.tar, a folder or a pattern of them); a Hugging Face "
         "dataset, saved to disk or as owner/name"

@@ -191,9 +191,11 @@ class ManifestWriter:
             while content:
                 content = content[self._file.write(content) :]  # a disk that fills up takes a part
             os.fsync(self._file.fileno())
-        except OSError as error:
+        except BaseException as error:  # Ctrl-C too: behind half a line the next one would be damage
             self._file.truncate(before)
-            raise OSError(f"could not write {self._path} ({error}); what it held before is intact") from error
+            if isinstance(error, OSError):
+                raise OSError(f"could not write {self._path} ({error}); what it held before is intact") from error
+            raise
 
 
 @contextmanager

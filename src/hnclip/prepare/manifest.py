@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,9 @@ class Prepared:
         stale: those whose picture or captions have changed since, or whose method of edges is another version now.
         missing: those of which nothing was prepared.
         tools: the settings that the found ones were made with.
+        stale_tools: those that the stale ones were made with.
+
+    Kinds that nobody asked for count nothing.
     """
 
     path: Path
@@ -37,6 +40,7 @@ class Prepared:
     stale: Mapping[Kind, int]
     missing: Mapping[Kind, int]
     tools: Mapping[Kind, tuple[Mapping[str, Any], ...]]
+    stale_tools: Mapping[Kind, tuple[Mapping[str, Any], ...]]
 
     def to_text(self) -> str:
         """One line for people; kinds of which there is nothing are left out."""
@@ -45,12 +49,29 @@ class Prepared:
             counts = [self.found[kind], self.own[kind], self.stale[kind], self.missing[kind]]
             if not any(counts[:3]):
                 continue
-            by = " and ".join(dict.fromkeys(str(tool["name"]) for tool in self.tools[kind]))
+            by = _names(self.tools[kind])
             words = [f"{counts[0]:,} of {sum(counts):,} records{f' by {by}' if by else ''}"]
             words += [f"{self.own[kind]:,} bring their own"] if self.own[kind] else []
             words += [f"{self.stale[kind]:,} stale"] if self.stale[kind] else []
             parts.append(f"{kind} {', '.join(words)}")
         return f"prepared: {'; '.join(parts) or 'nothing'} ({self.path})"
+
+    def stale_reason(self, kind: Kind) -> str:
+        """Who prepared what is stale of a kind, and why it does not count; "" if nothing is."""
+        if not self.stale[kind]:
+            return ""
+        total = sum(counts[kind] for counts in (self.found, self.own, self.stale, self.missing))
+        changed = {
+            "regions": "their pictures or captions have changed since",
+            "edges": "their pictures, or the version of the method, have changed since",
+            "text": "their captions have changed since",
+        }
+        by = _names(self.stale_tools[kind])
+        return f"{kind} of {self.stale[kind]:,} of {total:,} records, by {by}, are stale: {changed[kind]} ({self.path})"
+
+
+def _names(tools: Iterable[Mapping[str, Any]]) -> str:
+    return " and ".join(dict.fromkeys(str(tool["name"]) for tool in tools))
 
 
 def manifest_path(cache: Path, data: str) -> Path:
@@ -68,12 +89,13 @@ def data_identity(data: str) -> str:
     """One name for one data source, wherever the command is called."""
     from hnclip.data.benchmarks import BENCHMARKS
     from hnclip.data.readers.paths import is_pattern
+    from hnclip.data.sources import SCENES
 
+    if data in SCENES:
+        return f"scenes/{SCENES[data]}"
     name, _, folder = data.partition("=")
     if name in BENCHMARKS:
         return f"{name}={_absolute(folder)}" if folder else name
-    if data == "scenes":
-        return "scenes/park"
     return _absolute(data) if Path(data).expanduser().exists() or is_pattern(data) else data
 
 
@@ -84,12 +106,15 @@ def _absolute(path: str) -> str:
 def mark_of(kind: Kind, record: Record) -> str:
     """What an entry depends on beside its tool, as a short name: the picture as it is now, unread, and the captions.
 
+    Of the picture size and time count, and its own name but not the directories before it: data may be moved, if their
+    times are kept.
+
     Raises:
         BadPicture: there is no picture.
     """
     parts: list[Any] = []
     if kind != "text":
-        parts.append((record.image.key, record.image.stamp()))
+        parts.append((re.split(r"[/\\]", record.image.key)[-1], record.image.stamp()))
     if kind != "edges":
         parts.append(record.captions)
     return short_hash(repr(parts))
@@ -103,16 +128,20 @@ def region_content(regions: Iterable[Region], sources: Iterable[str]) -> list[di
     ]
 
 
-def apply_manifest(records: Sequence[Record], path: Path) -> tuple[list[Record], Prepared]:
+def apply_manifest(
+    records: Sequence[Record], path: Path, kinds: Collection[Kind] = KINDS
+) -> tuple[list[Record], Prepared]:
     """The records with what was prepared of them: `regions`, `edges`, `filtered`.
 
     Entries count where picture and captions are still those that they were made from. A record that brings regions or
-    an edge map of its own keeps them unless the manifest has some for it. Edge maps are not stored: they are made
-    when they are looked at, by the same method, and then lie in the picture cache. A manifest that does not exist has
+    an edge map of its own keeps them unless the manifest has some for it; with edges of the manifest its regions give
+    up their own maps too, so that the maps of a record are of one kind. Edge maps are not stored: they are made when
+    they are looked at, by the same method, and then lie in the picture cache. A manifest that does not exist has
     nothing.
 
     Args:
         records: of any split. One that lost a caption since it was read counts as changed.
+        kinds: that are looked at; what is wrong with another one does not matter.
 
     Raises:
         ValueError: the file is damaged or no manifest, or a method of edges cannot be used here.
@@ -120,11 +149,13 @@ def apply_manifest(records: Sequence[Record], path: Path) -> tuple[list[Record],
     manifest = read_manifest(path)
     counts = {name: dict.fromkeys(KINDS, 0) for name in ("found", "own", "stale", "missing")}
     used: dict[Kind, dict[str, Mapping[str, Any]]] = {kind: {} for kind in KINDS}
-    edges = cache(lambda tool: _edges(manifest.tools[tool]))
+    stale: dict[Kind, dict[str, Mapping[str, Any]]] = {kind: {} for kind in KINDS}
+    edges = cache(lambda tool: _edges(path, manifest.tools[tool]))
     made = []
     for record in records:
         changes: dict[str, Any] = {}
-        for kind in KINDS:
+        for kind in (kind for kind in KINDS if kind in kinds):
+            there = manifest.entries[kind].get(record.id)
             entry = _current(manifest, kind, record)
             change = None if entry is None else _change(kind, record, entry, manifest.tools[entry.tool], edges)
             if entry is not None and change is not None:
@@ -133,12 +164,22 @@ def apply_manifest(records: Sequence[Record], path: Path) -> tuple[list[Record],
                 outcome = "found"
             elif getattr(record, _FIELDS[kind]):
                 outcome = "own"
+            elif there is not None:
+                stale[kind][there.tool] = manifest.tools[there.tool]
+                outcome = "stale"
             else:
-                outcome = "stale" if record.id in manifest.entries[kind] else "missing"
+                outcome = "missing"
             counts[outcome][kind] += 1
-        made.append(replace(record, **changes) if changes else record)
-    tools = {kind: tuple(found.values()) for kind, found in used.items()}
-    return made, Prepared(path, **counts, tools=tools)
+        made.append(_changed(record, changes) if changes else record)
+    tools, stale_tools = ({kind: tuple(found.values()) for kind, found in each.items()} for each in (used, stale))
+    return made, Prepared(path, **counts, tools=tools, stale_tools=stale_tools)
+
+
+def _changed(record: Record, changes: Mapping[str, Any]) -> Record:
+    made = replace(record, **changes)
+    if "edges" in changes and any(region.edges for region in made.regions):
+        made = replace(made, regions=tuple(replace(region, edges=None) for region in made.regions))
+    return made
 
 
 def current_entry(manifest: Manifest, kind: Kind, record: Record) -> Entry | None:
@@ -179,11 +220,17 @@ def _change(
     return {"regions": tuple(regions)}
 
 
-def _edges(tool: Mapping[str, Any]) -> Callable[[ImageSource], ImageSource] | None:
+def _edges(path: Path, tool: Mapping[str, Any]) -> Callable[[ImageSource], ImageSource] | None:
     """What makes the edge map of a picture; None if the method is another version now."""
     from hnclip.data.views.derived import edges_of
     from hnclip.data.views.edges import edge_method
 
     weights = tool.get("weights")
-    method = edge_method(tool["name"], weights=None if weights is None else Path(weights))
+    try:
+        method = edge_method(tool["name"], weights=None if weights is None else Path(weights))
+    except ValueError as error:
+        raise ValueError(
+            f"the edges in {path} are by {tool['name']}, which cannot be used here: {error}. Bring that back, or "
+            "prepare others in their place: hnclip prepare edges DATA --method canny"
+        ) from error
     return (lambda image: edges_of(image, method)) if method.version == tool["version"] else None

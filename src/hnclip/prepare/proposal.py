@@ -7,12 +7,14 @@ from typing import Protocol
 
 from PIL import Image
 
+from hnclip.data.records import Box
+
 
 @dataclass(frozen=True)
 class Proposal:
     """A box, (left, top, right, bottom) in pixels of the picture, right and bottom exclusive, and who proposed it."""
 
-    box: tuple[int, int, int, int]
+    box: Box
     source: str
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hnclip.data.images import checked_shape, flat_picture
 from hnclip.data.records import BadPicture, Problem, Record
+from hnclip.data.sources import SCENES
 from hnclip.data.threads import decoding_threads, in_order, processors
 from hnclip.data.views.sentences import split_sentences
 from hnclip.models.dual_encoder import DualEncoder
@@ -16,7 +17,7 @@ from hnclip.prepare.manifest import TRUTH, data_identity, mark_of, region_conten
 from hnclip.prepare.matching import Candidates, crop_candidates, match_sentences, readable_sentences
 from hnclip.prepare.outcome import Outcome
 from hnclip.prepare.proposers import proposer
-from hnclip.prepare.work import Work, done_records, load_model, pending_records
+from hnclip.prepare.work import Work, done_records, load_model, plan
 from hnclip.prepare.workers import Propose, proposing
 from hnclip.search.fingerprint import model_fingerprint
 from hnclip.train.device import pick_device
@@ -28,15 +29,20 @@ CROPS = 4  # batches of crops that are encoded, and their records written, toget
 def prepare_regions(options: PrepareRegions, work: Work, *, quiet: bool, report: Callable[[str], None]) -> Outcome:
     """Write what the manifest lacks, a few batches of crops at a time: whatever ends the process costs so much."""
     own = [record for record in work.records if record.regions]
-    truth = options.proposer == TRUTH or (options.proposer == "auto" and work.data.partition("/")[0] == "scenes")
+    auto = options.proposer == "auto"
+    truth = options.proposer == TRUTH or (auto and work.data in SCENES)
+    if options.weights is not None and (truth or (auto and len(own) == len(work.records))):
+        raise ValueError(
+            f"--weights are of no use for regions that {work.data} brings along: leave them out, or name --proposer sam"
+        )
     if truth:
         if len(own) < len(work.records):
             lacking = f"{len(work.records) - len(own)} of {len(work.records)} records of {work.data} have none"
             raise ValueError(f"--proposer {TRUTH} takes the regions that the data bring along, but {lacking}")
         report("regions are those that the data bring along (--proposer truth)")
-        return _true_regions(work)
+        return _true_regions(work, named=not auto, report=report)
     # Asked for by name, a proposer works on every record.
-    records = [record for record in work.records if options.proposer != "auto" or not record.regions]
+    records = [record for record in work.records if not auto or not record.regions]
     if not records:
         note = "name a --proposer to prepare others in their place"
         return work.outcome("regions", 0, 0, {}, {}, [], own=len(own), note=note)
@@ -50,11 +56,15 @@ def prepare_regions(options: PrepareRegions, work: Work, *, quiet: bool, report:
     problems: list[Problem] = []
     with open_writer(work.manifest, data_identity(work.data)) as writer:
         key = writer.tool("regions", tool)
-        pending = pending_records(writer.manifest, "regions", records, key)
+        named = not auto or options.weights is not None
+        todo = plan(writer.manifest, "regions", records, key, named=named, option="--proposer")
+        pending = todo.pending
         report(f"regions by {asked.name}, matched by {model.source}")
+        if todo.note:
+            report(todo.note)
         with (
             progress_bar("pictures", len(records), len(records) - len(pending), quiet=quiet) as bar,
-            proposing(asked, options.proposer, options.weights, workers=workers) as propose,
+            proposing(asked, workers=workers) as propose,
         ):
             for chunk in _seen(pending, model, options, propose, workers):
                 good = [one for one in chunk if isinstance(one, Seen)]
@@ -72,9 +82,14 @@ def prepare_regions(options: PrepareRegions, work: Work, *, quiet: bool, report:
     found = sum(len(entry.content) for _, entry in done)
     said = sum(len(_sentences(record, options)) for record, _ in done)
     counts = {"regions": found, "sentences": said, "dropped": said - found}
-    note = "" if "sam" in asked.name else "these proposals are not SAM's, which GOAL was published with"
+    notes = [todo.note] if todo.note else []
+    if done and not found:
+        notes.append("no sentence fits a part better than the whole picture: try another --model or --proposer")
+    if done and "sam" not in asked.name:
+        notes.append("these proposals are not SAM's, which GOAL was published with")
     made, own_only = len(pending) - len(problems), len(work.records) - len(records)
-    return work.outcome("regions", len(done), made, counts, tool, problems, own=own_only, note=note)
+    there = len(done) + len(todo.kept)
+    return work.outcome("regions", there, made, counts, tool, problems, own=own_only, note="; ".join(notes))
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,7 @@ def _seen(
     chunk: list[Seen | Problem] = []
     crops = 0
     with decoding_threads(workers) as pool:
-        for one in in_order(pool, look, said(), 4 * workers):
+        for one in in_order(pool, look, said(), workers + 2):  # each may hold a large picture
             chunk.append(one)
             crops += len(one.candidates.pixels) if isinstance(one, Seen) else 0
             if crops >= CROPS * options.batch:
@@ -129,17 +144,22 @@ def _sentences(record: Record, options: PrepareRegions) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def _true_regions(work: Work) -> Outcome:
+def _true_regions(work: Work, *, named: bool, report: Callable[[str], None]) -> Outcome:
     tool = {"name": TRUTH, "version": "as the data have them"}
     with open_writer(work.manifest, data_identity(work.data)) as writer:
         key = writer.tool("regions", tool)
+        todo = plan(writer.manifest, "regions", work.records, key, named=named, option="--proposer")
+        if todo.note:
+            report(todo.note)
+        left = {record.id for record, _ in todo.kept}
+        records = [record for record in work.records if record.id not in left]
         entries = []
-        for record in work.records:
+        for record in records:
             content = region_content(record.regions, [TRUTH] * len(record.regions))
             found = writer.manifest.entries["regions"].get(record.id)
             entry = Entry(record.id, mark_of("regions", record), key, content)
             if entry != found:
                 entries.append(entry)
         writer.add("regions", entries)
-    counts = {"regions": sum(len(record.regions) for record in work.records)}
-    return work.outcome("regions", len(work.records), len(entries), counts, tool, [])
+    counts = {"regions": sum(len(record.regions) for record in records)}
+    return work.outcome("regions", len(work.records), len(entries), counts, tool, [], note=todo.note)

@@ -21,9 +21,10 @@ from hnclip.prepare.lines import Entry, Kind, open_writer
 from hnclip.prepare.manifest import data_identity, mark_of
 from hnclip.prepare.outcome import LISTED, Outcome, counted
 from hnclip.prepare.regions import prepare_regions
-from hnclip.prepare.work import Options, Work, done_records, load_model, open_work, pending_records
+from hnclip.prepare.work import Options, Work, done_records, load_model, open_work, plan
 from hnclip.train.log import progress_bar
 
+AUTO = "auto"  # whatever is usual, where nobody else has been before
 CHUNK = 256  # records whose captions enter the manifest together
 
 
@@ -35,56 +36,75 @@ def prepare(options: Options, *, quiet: bool = False, report: Callable[[str], No
     if isinstance(options, PrepareRegions):
         made = prepare_regions(options, work, quiet=quiet, report=report)
     elif isinstance(options, PrepareEdges):
-        made = _edges(options, work, quiet)
+        made = _edges(options, work, quiet, report)
     else:
-        made = _text(options, work, quiet)
+        made = _text(options, work, quiet, report)
     if made.problems and not made.made + made.kept + made.own:
         shown = "\n".join(f"  {found.kind}: {found.where}: {found.detail}" for found in made.problems[:LISTED])
         raise ValueError(f"nothing of {work.data} could be prepared:\n{shown}")
-    words = tuple(differences(options.read, ReadConfig(), "read."))
-    return replace(made, seconds=time.monotonic() - start, options=words)
+    words = differences(replace(options.read, prepared=None), ReadConfig(), "read.")
+    if options.out is not None or options.read.prepared is not None:
+        words += ["--out" if made.kind == "edges" else "--read.prepared", str(work.manifest)]  # as `next` calls it
+    return replace(made, seconds=time.monotonic() - start, options=tuple(words))
 
 
-def _edges(options: PrepareEdges, work: Work, quiet: bool) -> Outcome:
-    method = edge_method(options.method, weights=options.weights, device=options.device)
+def _edges(options: PrepareEdges, work: Work, quiet: bool, report: Callable[[str], None]) -> Outcome:
+    named = options.method != AUTO or options.weights is not None
+    name = ("canny" if options.weights is None else "hed") if options.method == AUTO else options.method
+    # Asked for by name, a method works on every record.
+    asked = [record for record in work.records if named or record.edges is None]
+    own = len(work.records) - len(asked)
+    if not asked:
+        note = "name a --method to prepare others in their place"
+        return work.outcome("edges", 0, 0, {}, {}, [], own=own, note=note)
+    method = edge_method(name, weights=options.weights, device=options.device)
     transform = load_model(options).image_transform
-    tool = {"name": options.method, "version": method.version}
+    tool = {"name": name, "version": method.version}
     if options.weights is not None:
         tool["weights"] = os.path.abspath(options.weights.expanduser())
     with open_writer(work.manifest, data_identity(work.data)) as writer:
         key = writer.tool("edges", tool)
-        pending = {record.id for record in pending_records(writer.manifest, "edges", work.records, key)}
-        marks = [_mark("edges", record) for record in work.records]
+        todo = plan(writer.manifest, "edges", asked, key, named=named, option="--method")
+        if todo.note:
+            report(todo.note)
+        pending, kept = {record.id for record in todo.pending}, {record.id for record, _ in todo.kept}
+        records = [record for record in asked if record.id not in kept]
+        marks = [_mark("edges", record) for record in records]
         # All of them: the cache may lack maps that an earlier call made, or made in the size of another model. After a
         # kill it has those that were made before, and only lines are missing.
-        maps = [edges_of(record.image, method) for record in work.records]
+        maps = [edges_of(record.image, method) for record in records]
         with progress_bar("edge maps", quiet=quiet) as bar:
             cache = cache_directory(options.read.cache)
             loaded = load_pictures(maps, transform, cache=cache, workers=options.workers, progress=bar.walk)
-        problems = [replace(bad, where=work.records[index].id) for index, bad in loaded.problems.items()]
+        problems = [replace(bad, where=records[index].id) for index, bad in loaded.problems.items()]
         entries = [
-            Entry(work.records[index].id, mark, key, options.method)
+            Entry(records[index].id, mark, key, name)
             for index in loaded.kept
-            if work.records[index].id in pending and (mark := marks[index]) is not None
+            if records[index].id in pending and (mark := marks[index]) is not None
         ]
         writer.add("edges", entries)
-    return work.outcome("edges", len(loaded.kept), len(entries), {"maps": len(loaded.kept)}, tool, problems)
+    counts, there = {"maps": len(loaded.kept)}, len(loaded.kept) + len(kept)
+    return work.outcome("edges", there, len(entries), counts, tool, problems, own=own, note=todo.note)
 
 
-def _text(options: PrepareText, work: Work, quiet: bool) -> Outcome:
-    change = load_filter(options.filter)
-    tool = {"name": options.filter, "version": filter_version(options.filter)}
+def _text(options: PrepareText, work: Work, quiet: bool, report: Callable[[str], None]) -> Outcome:
+    name = "lexicon" if options.filter == AUTO else options.filter
+    change = load_filter(name)
+    tool = {"name": name, "version": filter_version(name)}
     problems: list[Problem] = []
 
     def filtered(record: Record) -> Entry | Problem:
         if not record.captions:
             return Problem("no caption", record.id, "the record has no caption")
-        made = [_filtered(change, caption, options.filter, record) for caption in record.captions]
+        made = [_filtered(change, caption, name, record) for caption in record.captions]
         return Entry(record.id, mark_of("text", record), key, made)
 
     with open_writer(work.manifest, data_identity(work.data)) as writer:
         key = writer.tool("text", tool)
-        pending = pending_records(writer.manifest, "text", work.records, key)
+        todo = plan(writer.manifest, "text", work.records, key, named=options.filter != AUTO, option="--filter")
+        if todo.note:
+            report(todo.note)
+        pending = todo.pending
         ready: list[Entry] = []
 
         def commit() -> None:
@@ -109,7 +129,8 @@ def _text(options: PrepareText, work: Work, quiet: bool) -> Outcome:
     captions = sum(len(record.captions) for record, _ in done)
     changed = sum(new != old for record, entry in done for old, new in zip(record.captions, entry.content))
     counts = {"captions": captions, "changed": changed}
-    return work.outcome("text", len(done), len(pending) - len(problems), counts, tool, problems)
+    there, made_now = len(done) + len(todo.kept), len(pending) - len(problems)
+    return work.outcome("text", there, made_now, counts, tool, problems, note=todo.note)
 
 
 def _filtered(change: Callable[[str], str], caption: str, name: str, record: Record) -> str:

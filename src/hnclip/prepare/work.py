@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hnclip.models.load import load
 from hnclip.options import PrepareEdges, PrepareRegions, PrepareText
 from hnclip.prepare.lines import Entry, Kind, Manifest
 from hnclip.prepare.manifest import current_entry, manifest_path
-from hnclip.prepare.outcome import Outcome
+from hnclip.prepare.outcome import Outcome, counted
 from hnclip.train.runs import models_of
 
 Options = PrepareRegions | PrepareEdges | PrepareText
@@ -67,8 +68,21 @@ def open_work(options: Options) -> Work:
     # Unless the split was named, nothing is held out: training may hold out others another time.
     share = 0.0 if options.split is None else options.read.validation_share
     records = data.part(split, validation_share=share)
-    path = options.out or manifest_path(cache_directory(options.read.cache), options.data)
-    return Work(options.data, split, records, path)
+    return Work(options.data, split, records, _manifest(options))
+
+
+def _manifest(options: Options) -> Path:
+    """Where to write: as --out says, or --read.prepared, which is where training would look."""
+    named = options.out or options.read.prepared
+    if named is None:
+        return manifest_path(cache_directory(options.read.cache), options.data)
+    path = Path(named).expanduser()
+    if path.is_dir():
+        raise ValueError(f"{path} is a directory: name the file in it that is to be written, as {path / 'views.jsonl'}")
+    inside = next((place for place in path.parents if place.exists()), path)
+    if not inside.is_dir():
+        raise ValueError(f"{path} cannot be written: {inside} is not a directory")
+    return path
 
 
 def load_model(options: PrepareRegions | PrepareEdges) -> DualEncoder:
@@ -76,20 +90,67 @@ def load_model(options: PrepareRegions | PrepareEdges) -> DualEncoder:
     return load(models_of(options.model)[0][1], **vars(options.opening)).eval()
 
 
-def pending_records(manifest: Manifest, kind: Kind, records: Sequence[Record], tool: str) -> list[Record]:
-    """Records of which the manifest has nothing, or nothing that this tool made of what they are now."""
-    done = {record.id for record, _ in done_records(manifest, kind, records, tool)}
-    return [record for record in records if record.id not in done]
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done.
+
+    Args:
+        pending: records of which the manifest has nothing, or nothing that counts.
+        kept: those of which it has what others made and nobody asked to replace, with what it has.
+        note: what becomes of the work of others, for people.
+    """
+
+    pending: list[Record]
+    kept: list[tuple[Record, Entry]]
+    note: str
+
+
+def plan(manifest: Manifest, kind: Kind, records: Sequence[Record], tool: str, *, named: bool, option: str) -> Plan:
+    """Which records a tool has to work on.
+
+    Args:
+        tool: its key in the manifest.
+        named: the user named it. One that was chosen for want of a name does not replace what another one made, which
+            may have cost much; its own work with other settings it does.
+        option: that names tools.
+    """
+    name = manifest.tools[tool]["name"]
+    pending: list[Record] = []
+    kept: list[tuple[Record, Entry]] = []
+    others: Counter[str] = Counter()
+    replaced: Counter[str] = Counter()
+    current = {record.id: entry for record, entry in _current(manifest, kind, records)}
+    for record in records:
+        entry = current.get(record.id)
+        by = None if entry is None else str(manifest.tools[entry.tool]["name"])
+        if entry is None or by is None:
+            pending.append(record)
+        elif entry.tool == tool:
+            continue
+        elif named or by == name:
+            replaced[by] += 1
+            pending.append(record)
+        else:
+            others[by] += 1
+            kept.append((record, entry))
+    notes = [f"{kind} of {counted(count, 'record')} by {by} are replaced" for by, count in replaced.items()]
+    notes += [
+        f"{kind} of {counted(count, 'record')} by {by} are kept; name {option} to make them again"
+        for by, count in others.items()
+    ]
+    return Plan(pending, kept, "; ".join(notes))
 
 
 def done_records(manifest: Manifest, kind: Kind, records: Sequence[Record], tool: str) -> list[tuple[Record, Entry]]:
-    """Those of which it has that, and what it has."""
-    done = []
+    """Records of which the manifest has what this tool made of what they are now, and what it has."""
+    return [(record, entry) for record, entry in _current(manifest, kind, records) if entry.tool == tool]
+
+
+def _current(manifest: Manifest, kind: Kind, records: Sequence[Record]) -> Iterator[tuple[Record, Entry]]:
     for record in records:
         try:
             entry = current_entry(manifest, kind, record)
         except BadPicture:
             continue
-        if entry is not None and entry.tool == tool:
-            done.append((record, entry))
-    return done
+        if entry is not None:
+            yield record, entry

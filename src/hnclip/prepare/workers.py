@@ -9,31 +9,26 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from threading import Lock, Thread
-from typing import TYPE_CHECKING
 
 from PIL import Image
 
-if TYPE_CHECKING:
-    from hnclip.prepare.proposal import Proposal, Proposer
+from hnclip.prepare.proposal import Proposal, Proposer
+from hnclip.prepare.proposers import Felzenszwalb, Together
 
-Propose = Callable[[Image.Image], "list[Proposal]"]
-
-_own: Proposer | None = None  # the proposer of a worker process
+Propose = Callable[[Image.Image], list[Proposal]]
 
 
 @contextmanager
-def proposing(proposer: Proposer, name: str, weights: Path | None, *, workers: int) -> Iterator[Propose]:
+def proposing(proposer: Proposer, *, workers: int) -> Iterator[Propose]:
     """What asks a proposer for the regions of a picture, and may be called by `workers` threads at once.
 
     Felzenszwalb runs in as many processes. Any other proposer runs here, one picture at a time: grids cost nothing, and
     SAM keeps its device busy by itself.
-
-    Args:
-        name, weights: what makes the same proposer in another process.
     """
-    if workers == 1 or "felzenszwalb" not in proposer.name:
+    parts = proposer.proposers if isinstance(proposer, Together) else (proposer,)
+    if workers == 1 or not any(isinstance(part, Felzenszwalb) for part in parts):
         lock = Lock()
 
         def ask(image: Image.Image) -> list[Proposal]:
@@ -47,32 +42,42 @@ def proposing(proposer: Proposer, name: str, weights: Path | None, *, workers: i
         workers,
         mp_context=multiprocessing.get_context("spawn"),  # a fork of a process with threads may hang
         initializer=_begin,
-        initargs=(name, weights),
     )
+    try:
+        yield Together(tuple(_Elsewhere(part, pool) if isinstance(part, Felzenszwalb) else part for part in parts))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
-    def submit(image: Image.Image) -> list[Proposal]:
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """Felzenszwalb in another process, which is sent only the small picture that it looks at."""
+
+    proposer: Felzenszwalb
+    pool: ProcessPoolExecutor
+
+    @property
+    def name(self) -> str:
+        return self.proposer.name
+
+    @property
+    def version(self) -> str:
+        return self.proposer.version
+
+    def __call__(self, image: Image.Image) -> list[Proposal]:
         try:
-            return pool.submit(_propose, image).result()
+            return self.pool.submit(self.proposer.segments, self.proposer.small(image), image.size).result()
         except BrokenProcessPool as error:
             raise RuntimeError(
                 "a process that looked for regions was ended; if memory is short, use fewer --workers. The same "
                 "command continues where it was"
             ) from error
 
-    try:
-        yield submit
-    finally:
-        pool.shutdown(cancel_futures=True)
 
-
-def _begin(name: str, weights: Path | None) -> None:
+def _begin() -> None:
     """In a worker, before its first picture."""
-    from hnclip.prepare.proposers import proposer
-
-    global _own
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too, but its parent says what that means
     Thread(target=_end_with_parent, daemon=True).start()
-    _own = proposer(name, weights=weights)
 
 
 def _end_with_parent() -> None:
@@ -81,8 +86,3 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _propose(image: Image.Image) -> list[Proposal]:
-    assert _own is not None
-    return _own(image)

@@ -165,7 +165,7 @@ def test_what_is_no_parquet_is_an_error(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hnclip.data.readers import needs
+    from hnclip.data import needs
 
     def absent(module: str) -> Any:
         raise ModuleNotFoundError(module)

@@ -99,7 +99,17 @@ def test_goals_test_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "segments", [None, "text", 3, [None, 3, "x"], [{}], [segment(" ", 1)], [segment("A", 1, (2, 1, 2, 3))]]
+    "segments",
+    [
+        None,
+        "text",
+        3,
+        [None, 3, "x"],
+        [{}],
+        [segment(" ", 1)],
+        [segment("&nbsp; ", 1)],
+        [segment("A", 1, (2, 1, 2, 3))],
+    ],
 )
 def test_what_is_no_region_is_left_out(segments: Any) -> None:
     assert regions_of(segments, nothing) == ()
@@ -115,8 +125,9 @@ def test_scores_that_are_none_come_last() -> None:
 @pytest.mark.parametrize(
     ("files", "written", "expected"),
     [
-        (["photos/1.png", "edges/1.png"], "/there/canny/1.png", "edges/1.png"),  # renamed, but not the picture
-        (["photos/1.png", "a/1.png", "b/1.png"], "/there/canny/1.png", None),  # either
+        (["photos/1.png", "edges/1.png"], "/there/canny/1.png", None),  # the base name alone may be anything
+        (["photos/1.png", "edges/canny/1.png"], "/there/canny/1.png", "edges/canny/1.png"),
+        (["photos/1.png", "a/canny/1.png", "b/canny/1.png"], "/there/canny/1.png", None),  # either
         (["photos/1.png", "a/1.png", "b/1.png"], "/there/b/1.png", "b/1.png"),  # the longer end
         (["photos/1.png"], "/there/canny/1.png", None),
         (["photos/1.png", "old/there/photos/1.png"], "/there/canny/1.png", None),  # a copy of the picture
@@ -136,7 +147,46 @@ def test_the_picture_is_never_its_own_map(tmp_path: Path) -> None:
     picture = FileImage(write_png(tmp_path / "photos" / "1.png"))
     find = map_finder([Pictures(tmp_path)], picture)
     assert find("/there/canny/1.png", "") is None
-    write_png(tmp_path / "edges" / "1.png")
+    write_png(tmp_path / "canny" / "1.png")
     again = map_finder([Pictures(tmp_path)], picture)("/there/canny/1.png", "")
     assert again is not None
-    assert again.key == str(tmp_path / "edges" / "1.png")
+    assert again.key == str(tmp_path / "canny" / "1.png")
+
+
+def test_outside_the_pictures_the_base_name_is_enough(tmp_path: Path) -> None:
+    picture = FileImage(write_png(tmp_path / "photos" / "train" / "1.png"))
+    write_png(tmp_path / "photos" / "val" / "1.png")
+    places = [Pictures(tmp_path / "photos"), Pictures(tmp_path)]
+    assert map_finder(places, picture)("/there/canny/1.png", "/there/train/1.png") is None
+    edges = write_png(tmp_path / "edges" / "1.png")
+    found = map_finder([Pictures(tmp_path / "photos"), Pictures(tmp_path)], picture)
+    assert found("/there/canny/1.png", "/there/train/1.png") == FileImage(edges)
+    # Of a tar what lies in it is among the pictures, and what lies beside it is not.
+    tar = write_tar(tmp_path / "p.tar", {"photos/1.png": png(1), "val/1.png": png(2)})
+    inside = Pictures(tar)
+    first = inside.exact("photos/1.png")
+    assert first is not None
+    assert map_finder([inside], first)("/there/canny/1.png", "") is None
+    assert map_finder([inside, Pictures(tmp_path / "edges")], first)("/there/canny/1.png", "") == FileImage(edges)
+
+
+@pytest.mark.parametrize("maps", ["/there/canny/{}/1.png", "/there/canny/1.png"])
+def test_another_rows_picture_is_no_map(tmp_path: Path, maps: str) -> None:
+    """Before and after the row whose picture it is."""
+    rows = []
+    for name, other in (("train", "val"), ("val", "train")):
+        write_png(tmp_path / "photos" / name / "1.png")
+        written = maps.format(other)
+        rows.append(
+            row(
+                f"{name}/1.png",
+                segment("A roof", 1, filename_structure_cropped=written),
+                original_filename_structure=written,
+            )
+        )
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    for images in (None, str(tmp_path / "photos")):
+        records = read_path(tmp_path / "list.json", ReadConfig(images=images)).records
+        assert [record.edges for record in records] == [None, None]
+        assert [record.regions[0].edges for record in records] == [None, None]
+        assert len({record.image.key for record in records}) == 2

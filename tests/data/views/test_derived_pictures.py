@@ -16,10 +16,11 @@ from hnclip.data.cache import load_pictures
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.pictures import CellImage, FileImage
 from hnclip.data.problems import ERRORS
-from hnclip.data.records import BadPicture, ImageSource
+from hnclip.data.records import BadPicture, ImageSource, Record, Region
 from hnclip.data.scenes import scene_records
-from hnclip.data.views.derived import crop_of, edges_of
+from hnclip.data.views.derived import crop_of, edges_of, grey_of, map_crop_of
 from hnclip.data.views.edges import Canny, EdgeMethod, LaplacianOfGaussian
+from hnclip.data.views.named import IMAGE_VIEWS
 
 SMALL = ImageTransform(8)
 BOX = (5, 3, 25, 17)
@@ -269,3 +270,74 @@ def test_scenes_and_cells_are_bases_too(tmp_path: Path) -> None:
     assert torch.equal(loaded.pixels[:], torch.stack([preprocess_image(source.load(), SMALL) for source in sources]))
     assert pickle.loads(pickle.dumps(crop)) == crop
     assert crop.stamp() == record.image.stamp()
+
+
+def test_grey_pictures(tmp_path: Path) -> None:
+    file = saved(tmp_path / "a.png", noise())
+    grey = grey_of(file)
+    assert np.array_equal(np.asarray(grey.load()), np.asarray(noise().convert("L")))
+    assert torch.equal(preprocess_image(grey.load(), SMALL)[0], preprocess_image(grey.load(), SMALL)[2])
+    assert grey.key != file.key
+    assert grey.read() != file.read()
+
+
+@pytest.mark.parametrize("size", [(40, 30), (80, 60), (20, 15), (26, 20), (27, 20), (13, 10)])
+def test_crops_of_maps_of_another_size(tmp_path: Path, size: tuple[int, int]) -> None:
+    """White where the box of the picture is: also in the crop of the map, but for what its coarser pixels show."""
+    picture = saved(tmp_path / "a.png", noise())
+    shown = Image.new("L", (40, 30))
+    shown.paste(255, BOX)
+    large = shown.resize((40 * 12, 30 * 12), Image.Resampling.NEAREST)
+    edges = saved(tmp_path / "map.png", large.resize(size, Image.Resampling.BOX))
+    crop = map_crop_of(edges, BOX, picture).load()
+    for side, (start, stop) in enumerate(((5, 25), (3, 17))):
+        exact = (stop - start) * size[side] / (40, 30)[side]
+        assert exact <= crop.size[side] < exact + 2
+    inner = np.asarray(crop.convert("L"))[1:-1, 1:-1]
+    assert inner.min() > 200
+    rest = (
+        np.asarray(Image.open(tmp_path / "map.png"), dtype=int).sum() - np.asarray(crop.convert("L"), dtype=int).sum()
+    )
+    assert abs(rest) <= 255  # nothing of the box is outside, but for rounding of grey levels
+
+
+@pytest.mark.parametrize("size", [(40, 40), (30, 40), (41, 28), (20, 17)])
+def test_a_map_of_another_shape_is_a_bad_picture(tmp_path: Path, size: tuple[int, int]) -> None:
+    edges, picture = saved(tmp_path / "map.png", noise(*size)), saved(tmp_path / "a.png", noise())
+    with pytest.raises(BadPicture, match=rf"map\.png.*{size[0]} × {size[1]} .*40 × 30") as caught:
+        map_crop_of(edges, BOX, picture).load()
+    assert caught.value.kind in ERRORS
+
+
+def test_crops_of_maps_know_both_files(tmp_path: Path) -> None:
+    """The cache must see when either changes, and look at neither as long as nothing does."""
+    edges, picture = saved(tmp_path / "map.png", noise(20, 15)), saved(tmp_path / "a.png", noise())
+    crop = map_crop_of(edges, BOX, picture)
+    stamp, content = crop.stamp(), crop.read()
+    saved(tmp_path / "a.png", noise(80, 60))
+    os.utime(tmp_path / "a.png", ns=(1, 1))
+    assert crop.stamp() != stamp
+    assert crop.read() != content
+    assert crop.load().size == (6, 5)  # BOX is a quarter as large now: 1.25 … 6.25 and 0.75 … 4.25
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    assert str(picture.path) in crop.key  # which reads nothing
+
+
+def test_views_of_maps_that_the_source_brings_along(tmp_path: Path) -> None:
+    picture = saved(tmp_path / "a.png", noise())
+    whole = saved(tmp_path / "map.png", painting(80, 60))
+    part = saved(tmp_path / "part.png", noise(9, 7))
+    regions = (Region(BOX, "One."), Region(BOX, "Two.", edges=part))
+    record = Record("a", picture, ("A.",), None, regions=regions, edges=whole)
+    grey = painting(80, 60).convert("L")
+    shown = {name: IMAGE_VIEWS[name](record) for name in ("edge", "edge_crop_1", "edge_crop_2")}
+    expected = (grey, grey.crop((10, 6, 50, 34)), noise(9, 7).convert("L"))
+    for view, right in zip(shown.values(), expected):
+        assert view is not None
+        assert np.array_equal(array(view.load()), array(right))
+    assert IMAGE_VIEWS["edge_crop_3"](record) is None
+    # Maps that are made here have the size of the picture, whose file nobody has to look at for that.
+    made = edges_of(picture, Canny())
+    derived = Record("a", picture, ("A.",), None, regions=regions[:1], edges=made)
+    assert IMAGE_VIEWS["edge"](derived) == made
+    assert IMAGE_VIEWS["edge_crop_1"](derived) == crop_of(made, BOX)

@@ -11,6 +11,7 @@ from pathlib import Path
 from hnclip.data.benchmarks.benchmark import Benchmark, Split, Way
 from hnclip.data.benchmarks.folder import Folder, find_below
 from hnclip.data.readers.locate import Pictures
+from hnclip.data.readers.segments import without_pictures
 from hnclip.data.records import DataSet, Problem, Record
 
 SHOWN = 3  # ids or problems that a message names
@@ -58,7 +59,7 @@ def read_benchmark(
     unread = {name: f"it was not read, only {', '.join(wanted)}" for name in benchmark.splits if name not in wanted}
     return DataSet(
         name=benchmark.name,
-        records=tuple(_grouped(benchmark, place, records)),
+        records=tuple(without_pictures(_grouped(benchmark, place, records))),
         problems=tuple(dict.fromkeys(problems)),
         exact=True,
         absent={

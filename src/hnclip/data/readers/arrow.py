@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hnclip.data.readers.needs import needs
+from hnclip.data.needs import needs
 
 
 def picture_columns(schema: Any) -> list[str]:
     """The columns that hold pictures: bytes, or Hugging Face's struct of bytes and path."""
-    types = needs("pyarrow", "Parquet files").types
+    types = needs("pyarrow", "Parquet files need", "data").types
 
     def is_bytes(kind: Any) -> bool:
         return types.is_binary(kind) or types.is_large_binary(kind)

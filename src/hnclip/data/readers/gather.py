@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hnclip.data.readers.cells import bad_text
-from hnclip.data.readers.segments import best_first
+from hnclip.data.readers.segments import best_first, without_pictures
 from hnclip.data.records import ImageSource, Problem, Record, Region
 
 SHOWN = 5  # problems that an error message shows
@@ -122,7 +122,7 @@ class Gather:
             shown = "".join(f"\n  {found.kind}: {found.where}: {found.detail}" for found in self.problems[:SHOWN])
             more = f"\n  and {len(self.problems) - SHOWN} more" if len(self.problems) > SHOWN else ""
             raise ValueError(f"no record found; looked for {looked_for}{':' if shown else ''}{shown}{more}")
-        return Found(tuple(records.values()), tuple(self.problems))
+        return Found(tuple(without_pictures(records.values())), tuple(self.problems))
 
     def _usable(self, text: str, where: str) -> bool:
         if not text:

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from hnclip.config import ReadConfig
+from hnclip.data.needs import needs
 from hnclip.data.pictures import CellImage
 from hnclip.data.readers.arrow import picture_columns, plain_rows
 from hnclip.data.readers.cells import picture_bytes
 from hnclip.data.readers.columns import Columns, Row
 from hnclip.data.readers.gather import Found, Gather
 from hnclip.data.readers.locate import Pictures
-from hnclip.data.readers.needs import needs
 from hnclip.data.readers.places import Places, named_pictures
 from hnclip.data.readers.tables import HEAD, Table, add_table
 from hnclip.data.records import BadPicture, Problem, normal_split
 
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(:[\w.-]+)?")
 _ROWS = 4096  # of text that are read at once
-_WHAT = "Hugging Face datasets"
+_WHO = "Hugging Face datasets need"
 
 
 def is_saved(directory: Path) -> bool:
@@ -35,7 +35,7 @@ def is_saved(directory: Path) -> bool:
 
 def read_saved(directory: Path, read: ReadConfig) -> Found:
     """A Dataset or DatasetDict that was saved to disk."""
-    datasets = needs("datasets", _WHAT)
+    datasets = needs("datasets", _WHO, "data")
     try:
         loaded = datasets.load_from_disk(str(directory))
     except Exception as error:  # whatever a half-written directory makes the library stumble over
@@ -52,7 +52,7 @@ def read_hub(source: str, read: ReadConfig) -> Found:
     """A dataset on the hub, fetched once and then from the local cache. No code of the dataset is run."""
     from huggingface_hub import HfApi, constants
 
-    datasets = needs("datasets", _WHAT)
+    datasets = needs("datasets", _WHO, "data")
     repository, _, config = source.partition(":")
     offline = constants.HF_HUB_OFFLINE
     try:
@@ -127,6 +127,6 @@ class _Cell:
         where = f"row {self.row + 1} of {self.pictures.column_names[0]}"
         try:
             cell = self.pictures[self.row].column(0)[0].as_py()
-        except (needs("pyarrow", "Hugging Face data sets").ArrowException, OSError, IndexError) as error:
+        except (needs("pyarrow", "Hugging Face data sets need", "data").ArrowException, OSError, IndexError) as error:
             raise BadPicture("missing image", f"{where} cannot be read: {error}") from error
         return picture_bytes(cell, self.folder, where)

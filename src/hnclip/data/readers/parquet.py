@@ -12,11 +12,11 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from hnclip.data.needs import needs
 from hnclip.data.pictures import CellImage
 from hnclip.data.readers.arrow import picture_columns, plain_rows
 from hnclip.data.readers.cells import picture_bytes
 from hnclip.data.readers.columns import Columns, Row
-from hnclip.data.readers.needs import needs
 from hnclip.data.readers.tables import HEAD, Table
 from hnclip.data.records import BadPicture, Problem
 
@@ -99,7 +99,7 @@ class _RowGroup:
     def cell(self, row: int) -> Any:
         with self._lock, _arrow_errors(self._path):
             if not self._recent or row < self._recent[0][0]:
-                file = needs("pyarrow.parquet", "Parquet files").ParquetFile(self._path, memory_map=True)
+                file = needs("pyarrow.parquet", "Parquet files need", "data").ParquetFile(self._path, memory_map=True)
                 self._batches = file.iter_batches(_PICTURES, row_groups=[self._group], columns=[self._column])
                 self._recent.clear()
                 self._recent.append((0, next(self._batches).column(0)))
@@ -112,7 +112,7 @@ class _RowGroup:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    parquet = needs("pyarrow.parquet", "Parquet files")
+    parquet = needs("pyarrow.parquet", "Parquet files need", "data")
     with _arrow_errors(path), parquet.ParquetFile(path) as file:
         yield file
 
@@ -121,5 +121,5 @@ def _opened(path: Path) -> Iterator[Any]:
 def _arrow_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (needs("pyarrow", "Parquet files").ArrowException, OSError) as error:
+    except (needs("pyarrow", "Parquet files need", "data").ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from error

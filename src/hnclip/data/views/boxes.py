@@ -1,13 +1,27 @@
-"""Boxes in pixels of a picture into patches of what a model sees of it."""
+"""Boxes in pixels of a picture into those of another size of it, and into patches of what a model sees of it."""
 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from hnclip.data.images import ImageTransform
+from hnclip.data.records import Box
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom; right and bottom exclusive
-Placed = tuple[Fraction, Fraction, Fraction, Fraction]  # the same in pixels of the model's picture
+if TYPE_CHECKING:
+    from hnclip.data.images import ImageTransform
+
+Placed = tuple[Fraction, Fraction, Fraction, Fraction]  # a box in pixels of the model's picture
+
+
+def mapped(box: Box, size: tuple[int, int], other: tuple[int, int]) -> Box:
+    """The box of a picture of this width and height in the pixels of another size of it: all that show some of it."""
+    left, top, right, bottom = box
+    return (
+        left * other[0] // size[0],
+        top * other[1] // size[1],
+        -(-right * other[0] // size[0]),
+        -(-bottom * other[1] // size[1]),
+    )
 
 
 def model_box(box: Box, shape: tuple[int, int], transform: ImageTransform) -> Placed | None:

@@ -1,4 +1,4 @@
-"""Pictures made from pictures: crops and edge maps, as sources of their own."""
+"""Pictures made from pictures: crops, grey ones and edge maps, as sources of their own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from hnclip.data.images import flat_picture
-from hnclip.data.records import BadPicture, ImageSource
+from hnclip.data.records import BadPicture, Box, ImageSource
 from hnclip.data.views import edges as edge_code
+from hnclip.data.views.boxes import mapped
 from hnclip.data.views.edges import EdgeMethod
-
-Box = tuple[int, int, int, int]
 
 
 def crop_of(image: ImageSource, box: Box) -> ImageSource:
@@ -37,6 +35,25 @@ def edges_of(image: ImageSource, method: EdgeMethod) -> ImageSource:
     return EdgeImage(image, method)
 
 
+def grey_of(image: ImageSource) -> ImageSource:
+    """A picture without its colours: how edge maps that somebody published are read.
+
+    Reference:
+        StructXLIP reads its maps as greyscale.
+    """
+    return GreyImage(image)
+
+
+def map_crop_of(edges: ImageSource, box: Box, image: ImageSource) -> ImageSource:
+    """The part of a picture's edge map that shows a box of the picture, for a map that may be smaller or larger.
+
+    Args:
+        edges: the map; one whose sides have another ratio than the picture's is a BadPicture when it is looked at.
+        box: in pixels of the picture, as of `crop_of`.
+    """
+    return MapCropImage(edges, box, image)
+
+
 @dataclass(frozen=True)
 class DerivedImage(ImageSource):
     """A picture that is another one, changed.
@@ -56,6 +73,10 @@ class DerivedImage(ImageSource):
     def change(self, picture: Image.Image) -> Image.Image:
         """What is done to the picture, which is upright RGB. Raises BadPicture if it cannot be done."""
 
+    def recipe(self) -> str:
+        """The same, where it takes a look at other pictures to say it all: asked for only when the picture is made."""
+        return self.tag
+
     @property
     def key(self) -> str:
         return f"{self.base.key}{self.tag}"
@@ -64,10 +85,12 @@ class DerivedImage(ImageSource):
         return self.base.stamp()
 
     def read(self) -> bytes:
-        return self.base.read() + self.tag.encode()
+        return self.base.read() + self.recipe().encode()
 
     def decode(self, content: bytes) -> Image.Image:
-        picture = self.base.decode(content.removesuffix(self.tag.encode()))
+        from hnclip.data.images import flat_picture  # torch comes with it
+
+        picture = self.base.decode(content.removesuffix(self.recipe().encode()))
         try:
             flat = flat_picture(picture)
         except ValueError as error:
@@ -100,6 +123,47 @@ class CropImage(DerivedImage):
 
 
 @dataclass(frozen=True)
+class GreyImage(DerivedImage):
+    """A picture without its colours; see `grey_of`."""
+
+    @property
+    def tag(self) -> str:
+        return "#grey"
+
+    def change(self, picture: Image.Image) -> Image.Image:
+        return picture.convert("L")
+
+
+@dataclass(frozen=True)
+class MapCropImage(DerivedImage):
+    """A part of an edge map; see `map_crop_of`."""
+
+    box: Box
+    image: ImageSource
+
+    @property
+    def tag(self) -> str:
+        return "#crop={},{},{},{} of ".format(*self.box) + self.image.key
+
+    def recipe(self) -> str:
+        return "#crop={},{},{},{} of {},{}".format(*self.box, *self.image.shape())
+
+    def stamp(self) -> str:
+        return f"{self.base.stamp()} {self.image.stamp()}"
+
+    def change(self, picture: Image.Image) -> Image.Image:
+        size, shape = picture.size, self.image.shape()
+        # A side of the map may be off by the pixel that rounding costs.
+        if abs(size[0] * shape[1] - size[1] * shape[0]) > max(shape):
+            raise BadPicture(
+                "unusual image",
+                f"{self.base.key}: an edge map of {size[0]} × {size[1]} pixels is not of the shape of its picture of "
+                f"{shape[0]} × {shape[1]}",
+            )
+        return CropImage(self.base, mapped(self.box, shape, size)).change(picture)
+
+
+@dataclass(frozen=True)
 class EdgeImage(DerivedImage):
     """The edge map of a picture; see `edges_of`."""
 
@@ -117,5 +181,5 @@ class EdgeImage(DerivedImage):
 def _edge_code() -> str:
     """The store must not keep maps that another state of the code made."""
     file = Path(edge_code.__file__)
-    code = file.read_bytes() + file.with_name("hed.py").read_bytes()  # which is heavy to import
+    code = b"".join(file.with_name(name).read_bytes() for name in (file.name, "hed.py", "shrink.py"))  # hed is heavy
     return blake2b(code, digest_size=4).hexdigest()

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from hnclip.data.needs import needs
 from hnclip.data.views.fingerprint import fingerprint
-from hnclip.data.views.needs import needs
 
 EDGE_METHODS = ("canny", "log", "hed")
 
@@ -99,11 +99,11 @@ class LaplacianOfGaussian:
 
     @property
     def version(self) -> str:
-        scipy = needs("scipy", "the Laplacian of Gaussian")
+        scipy = needs("scipy", "the Laplacian of Gaussian needs", "views")
         return f"scipy {scipy.__version__} sigma={self.sigma} contrast={self.contrast}"
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        ndimage = needs("scipy.ndimage", "the Laplacian of Gaussian")
+        ndimage = needs("scipy.ndimage", "the Laplacian of Gaussian needs", "views")
         grey = np.asarray(image.convert("L"), dtype=np.float32)  # [H, W]
         response = ndimage.gaussian_laplace(grey, self.sigma, mode="nearest")  # [H, W]
         least = self.contrast / (self.sigma**3 * math.sqrt(2 * math.pi))
@@ -204,4 +204,4 @@ def _as_floats(method: object, *names: str) -> None:
 
 
 def _cv2() -> Any:
-    return needs("cv2", "Canny")
+    return needs("cv2", "Canny needs", "views")

@@ -1,7 +1,7 @@
 """The views of a record by name: which pictures and which texts an objective may ask for.
 
-A view that a record does not have is None. `hnclip.data.views.complete` fills in what can be made of picture and
-caption alone.
+A view that a record does not have is None. `hnclip.train.run_views` fills in what can be made of picture and caption
+alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hnclip.data.records import ImageSource, Record
-from hnclip.data.views.derived import crop_of
+from hnclip.data.views.derived import EdgeImage, crop_of, grey_of, map_crop_of
 from hnclip.data.views.sentences import first_sentence
 
 CROPS = 3  # most edge crops of a picture
@@ -34,10 +34,19 @@ def _region_edges(number: int) -> Callable[[Record], ImageSource | None]:
             return None
         region = record.regions[number - 1]
         if region.edges is not None:
-            return region.edges
-        return None if record.edges is None else crop_of(record.edges, region.box)
+            return _grey(region.edges)
+        if record.edges is None:
+            return None
+        if isinstance(record.edges, EdgeImage):  # made here, of the picture's own size
+            return crop_of(record.edges, region.box)
+        return map_crop_of(_grey(record.edges), region.box, record.image)
 
     return view
+
+
+def _grey(edges: ImageSource) -> ImageSource:
+    """Maps that are made here are grey already."""
+    return edges if isinstance(edges, EdgeImage) else grey_of(edges)
 
 
 def _captions(record: Record) -> tuple[str, ...]:
@@ -49,7 +58,7 @@ def _captions(record: Record) -> tuple[str, ...]:
 IMAGE_VIEWS: dict[str, Callable[[Record], ImageSource | None]] = {
     "full": lambda record: record.image,
     "crop": _region_picture,
-    "edge": lambda record: record.edges,
+    "edge": lambda record: None if record.edges is None else _grey(record.edges),
     **{f"edge_crop_{number}": _region_edges(number) for number in range(1, CROPS + 1)},
 }
 TEXT_VIEWS: dict[str, TextView] = {

@@ -68,21 +68,13 @@ def split_sentences(text: str, how: Splitting = "careful") -> list[str]:
     return [text[start:stop] for start, stop in sentence_spans(text, how)]
 
 
-def first_sentence(text: str, how: Splitting = "dots") -> str:
-    """The short caption of a long one: its beginning.
-
-    Args:
-        how: "dots" is all before the first dot with a space after it, without the dot; "careful" is the first sentence.
+def first_sentence(text: str) -> str:
+    """The short caption of a long one: all before the first dot with a space after it, without the dot.
 
     Reference:
         Long-CLIP's released trainer cuts at ". ", after lines were joined by spaces.
     """
-    if how == "careful":
-        start, stop = next(_careful(text), (0, len(text)))
-        return text[start:stop].strip()
-    if how == "dots":
-        return text.replace("\n", " ").split(". ")[0].strip() or text.strip()
-    raise ValueError(f"sentences are split by one of {', '.join(SPLITTERS)}, not {how!r}")
+    return text.replace("\n", " ").split(". ")[0].strip() or text.strip()
 
 
 def _careful(text: str) -> Iterator[tuple[int, int]]:

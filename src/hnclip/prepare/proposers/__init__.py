@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hnclip.prepare.manifest import TRUTH
 from hnclip.prepare.proposal import Proposer
 from hnclip.prepare.proposers.felzenszwalb import Felzenszwalb
 from hnclip.prepare.proposers.grid import Grid
@@ -20,7 +21,7 @@ def proposer(name: str, *, weights: Path | None = None, device: str = "auto") ->
     One whose packages or weights are not there is refused now, not at its first picture.
     """
     if name not in PROPOSERS:
-        raise ValueError(f"no proposer is called {name!r}: use {', '.join(PROPOSERS)}")
+        raise ValueError(f"no proposer is called {name!r}: use {', '.join(PROPOSERS)} or {TRUTH}")
     if name == "auto":
         name = "felzenszwalb+grid" if weights is None else "sam"
     if name == "sam":

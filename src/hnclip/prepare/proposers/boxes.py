@@ -1,12 +1,11 @@
-"""Boxes: which of them are regions, how they overlap, and their way back to the pixels of the original."""
+"""Boxes: which of them are regions, and how they overlap."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hnclip.data.records import Box
 from hnclip.prepare.proposal import Proposal
-
-Box = tuple[int, int, int, int]
 
 SMALLEST_SIDE = 2  # pixels; a crop of one row or column shows nothing
 SHARE = (0.01, 0.80)  # of the picture's area that a region may have: frameworks.md 5.1
@@ -49,15 +48,3 @@ def distinct(proposals: Iterable[Proposal]) -> list[Proposal]:
         if all(overlap(proposal.box, other.box) < SAME for other in kept):
             kept.append(proposal)
     return kept
-
-
-def mapped_back(box: Box, small: tuple[int, int], size: tuple[int, int]) -> Box:
-    """The box of a picture that was shrunk to `small`, in the pixels of its original `size`: all pixels that went into
-    those of the box."""
-    left, top, right, bottom = box
-    return (
-        left * size[0] // small[0],
-        top * size[1] // small[1],
-        -(-right * size[0] // small[0]),
-        -(-bottom * size[1] // small[1]),
-    )

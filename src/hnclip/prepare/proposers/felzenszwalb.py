@@ -9,10 +9,11 @@ import numpy as np
 import PIL
 from PIL import Image
 
-from hnclip.data.views.needs import needs
+from hnclip.data.needs import needs
+from hnclip.data.views.boxes import mapped
 from hnclip.data.views.shrink import shrunk
 from hnclip.prepare.proposal import Proposal
-from hnclip.prepare.proposers.boxes import SHARE, distinct, fitting_share, mapped_back, usable
+from hnclip.prepare.proposers.boxes import SHARE, distinct, fitting_share, usable
 
 SIGMA = 0.8  # pixels that the picture is smoothed by beforehand, as the method's authors do
 
@@ -49,15 +50,22 @@ class Felzenszwalb:
 
     @property
     def version(self) -> str:
-        skimage = needs("skimage", "felzenszwalb")
+        skimage = needs("skimage", "felzenszwalb needs", "views")
         scales = ",".join(map(str, self.scales))
         tools = f"scikit-image {skimage.__version__} Pillow {PIL.__version__}"
         return f"{tools} scales={scales} longest={self.longest} sigma={SIGMA}"
 
     def __call__(self, image: Image.Image) -> list[Proposal]:
-        segmentation = needs("skimage.segmentation", "felzenszwalb")
-        find_objects = needs("scipy.ndimage", "felzenszwalb").find_objects
-        small = shrunk(image.convert("RGB"), (self.longest, self.longest), Image.Resampling.BILINEAR)
+        return self.segments(self.small(image), image.size)
+
+    def small(self, image: Image.Image) -> Image.Image:
+        """All that it looks at of a picture."""
+        return shrunk(image.convert("RGB"), (self.longest, self.longest), Image.Resampling.BILINEAR)
+
+    def segments(self, small: Image.Image, size: tuple[int, int]) -> list[Proposal]:
+        """What it finds there, in the pixels of the picture of this size."""
+        segmentation = needs("skimage.segmentation", "felzenszwalb needs", "views")
+        find_objects = needs("scipy.ndimage", "felzenszwalb needs", "views").find_objects
         pixels = np.asarray(small)  # [H, W, 3]
         least = math.ceil(SHARE[0] * small.width * small.height)  # smaller segments join a neighbour
         boxes = []
@@ -67,5 +75,5 @@ class Felzenszwalb:
             for count, (rows, columns) in zip(areas, find_objects(labels + 1)):
                 if fitting_share(count, small.size):
                     box = (columns.start, rows.start, columns.stop, rows.stop)
-                    boxes.append(mapped_back(box, small.size, image.size))
-        return distinct(Proposal(box, self.name) for box in boxes if usable(box, image.size))
+                    boxes.append(mapped(box, small.size, size))
+        return distinct(Proposal(box, self.name) for box in boxes if usable(box, size))

@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from hnclip.data.records import Box
+from hnclip.data.views.boxes import mapped
 from hnclip.data.views.fingerprint import fingerprint
 from hnclip.data.views.shrink import shrunk
 from hnclip.files import read_settings
 from hnclip.models.huggingface import open_backbone
 from hnclip.prepare.proposal import Proposal
-from hnclip.prepare.proposers.boxes import Box, fitting_share, mapped_back, overlap, usable
+from hnclip.prepare.proposers.boxes import fitting_share, overlap, usable
 from hnclip.train.device import pick_device
 
 # Pictures wider or higher than this are shrunk to fit the second: frameworks.md 5.1.
@@ -104,7 +106,7 @@ class Sam:
         with torch.inference_mode():
             masks = list(self._masks(model, picture))
         boxes = [
-            mapped_back(mask.box, picture.size, image.size)
+            mapped(mask.box, picture.size, image.size)
             for mask in best_boxes(masks, self.most_overlap)
             if fitting_share(mask.area, picture.size)
         ]
