@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hnclip.cli import main
 from hnclip.config import ObjectiveConfig, ReadConfig, TrainConfig
 from hnclip.data.records import Record, Region
 from hnclip.data.scenes import scene_records
+from hnclip.data.views.lexicon import filter_caption
 from hnclip.objectives.build import build_objective
 from hnclip.objectives.objective import Objective
 from hnclip.train.run_views import needed_views, with_views
@@ -94,3 +96,18 @@ def test_without_regions_it_says_how_to_get_some(records: list[Record]) -> None:
 def test_a_manifest_that_is_not_there(records: list[Record], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist: hnclip prepare writes it"):
         completed("goal", records, prepared=str(tmp_path / "none.jsonl"))
+
+
+def test_a_manifest_is_used_as_long_as_it_fits(records: list[Record], tmp_path: Path) -> None:
+    """And what nobody can use any more is no reason to take a default in its place."""
+    path = tmp_path / "views.jsonl"
+    made = ["prepare", "text", "scenes/park", "--split", "train", "--filter", "lexicon:colours", "--out", str(path)]
+    assert main([*made, "--quiet"]) == 0
+    found, said = completed("structxlip", records, prepared=str(path))
+    assert found[0].filtered == (filter_caption(records[0].captions[0], ["colours"]),)
+    assert any("lexicon:colours" in line for line in said)
+    changed = [replace(record, captions=("Another caption.",)) for record in records]
+    with pytest.raises(ValueError, match=r"text of 4 of 4 records.* are stale.*hnclip prepare text"):
+        completed("structxlip", changed, prepared=str(path))
+    _, said = completed("goal", changed, prepared=str(path))  # which looks at no text
+    assert not any("stale" in line for line in said)

@@ -58,8 +58,7 @@ def with_views(
             # Otherwise a default would silently take the place of what somebody prepared.
             if prepared.stale[kind] and not (prepared.found[kind] or prepared.own[kind]):
                 raise ValueError(
-                    f"all {kind} in {path} are of other pictures or captions, or made by another version of the tool: "
-                    f"run hnclip prepare {kind} {config.data} again, or delete the file"
+                    f"{prepared.stale_reason(kind)}. Run hnclip prepare {kind} {config.data} again, or delete the file"
                 )
     if "edges" in needs and not any(record.edges for record in found):
         from hnclip.data.views.derived import edges_of
