@@ -13,6 +13,7 @@ import torch
 
 from hnclip.config import TrainConfig, from_json, to_json
 from hnclip.files import recover_directory, replace_file
+from hnclip.frameworks import FRAMEWORKS, term_weights
 from hnclip.models.adapters import BaseModel, add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
@@ -168,6 +169,10 @@ def _check_processes(config: TrainConfig) -> None:
 
 
 def _announce(config: TrainConfig, model: DualEncoder, objective: Objective, report: Callable[[str], None]) -> None:
+    if (chosen := config.objective).framework != "hn_clip":
+        weights = ", ".join(f"{name} {weight:g}" for name, weight in term_weights(chosen).items())
+        title = FRAMEWORKS[chosen.framework].title
+        report(f"{title}, {chosen.fidelity}: global term {chosen.global_loss}, beside it {weights}")
     highest = config.optim.scale_max
     trains = model.backbone.logit_scale.requires_grad
     if trains and highest is not None and model.scale.item() > highest * 1.01:
