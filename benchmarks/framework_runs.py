@@ -1,22 +1,32 @@
 """Every framework trained for minutes, with its own global term and with L_HN, beside the model that it starts from.
 
-The same model, data, batches, rate and epochs for all: `hnclip train --objective X --global G`. Recalls are of the last
-epoch, on the validation split and on the training pairs themselves; differences are from the model before training,
-paired, with 95 % intervals over families. One seed: a difference between two rows may be the seed's. Runs are kept and
-found again.
+The same model, data, batches, rate and epochs for all: `hnclip train --objective X --global G`. By default on the
+negatives of scenes: the same captions, every colour of the pictures turned into its opposite, one picture of each
+family. The bundled model has seen scenes, so there is little left to learn from them, but it has never seen such
+pictures. They are written as lists in GOAL's layout, with boxes and sentences.
+
+Recalls are of the last epoch, on pictures that training did not see and on those that it did; differences are from the
+model before training, paired, with 95 % intervals. One seed: a difference between two rows may be the seed's. Runs are
+kept and found again.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from PIL import ImageOps
+
 from hnclip.config import ReadConfig, TrainConfig, to_json
+from hnclip.data.records import Record
+from hnclip.data.scenes import FAMILIES, MEMBERS, scene_records
 from hnclip.evaluate.compare import Comparison
 from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
+from hnclip.files import replace_directory
 from hnclip.frameworks import PLUGS, plugged
 from hnclip.measure import Report, machine
 from hnclip.models.load import load
@@ -26,6 +36,8 @@ from hnclip.train.loop import train_or_continue
 
 START = "before training"
 PLAIN = "plain"
+NEGATIVES = "negatives"
+PLACES = {"validation": "held out", "train": "trained on"}
 
 
 @dataclass(frozen=True)
@@ -33,14 +45,17 @@ class Options:
     """What each framework learns in minutes."""
 
     model: str = "bundled"
-    data: str = "scenes/park"
+    data: str = NEGATIVES
+    """negatives, or data as for `hnclip train`, with a validation split."""
     frameworks: tuple[str, ...] = (PLAIN, *PLUGS)
     """plain is InfoNCE on pictures and captions; of FineLIP there is a third row, with InfoNCE beside its own term."""
     epochs: int = 2
-    lr: float = 1e-4
+    lr: float = 1e-3
+    micro_batch: int = 16
+    accumulate: int = 1
     gamma: float = 0.5
-    cluster: int = 4
-    """As --cluster of `hnclip train`: near-duplicates meet in batches, as many as scenes have in a family."""
+    cluster: int = 0
+    """As --cluster of `hnclip train`."""
     limit: int | None = None
     """Only the first so many training pairs."""
     seed: int = 42
@@ -52,7 +67,13 @@ class Options:
 def configurations(options: Options) -> dict[tuple[str, str], TrainConfig]:
     """The runs by framework and global term."""
     recipe = demo("infonce")
-    optim = replace(recipe.optim, epochs=options.epochs, lr=options.lr)
+    optim = replace(
+        recipe.optim,
+        epochs=options.epochs,
+        lr=options.lr,
+        micro_batch=options.micro_batch,
+        accumulate=options.accumulate,
+    )
     base = replace(
         recipe,
         model=options.model,
@@ -64,16 +85,38 @@ def configurations(options: Options) -> dict[tuple[str, str], TrainConfig]:
         optim=optim,
         objective=replace(recipe.objective, gamma=options.gamma),
     )
+    if options.data == NEGATIVES:
+        folder = options.runs / NEGATIVES
+        train, validation = (str(folder / f"{split}.json") for split in ("train", "validation"))
+        base = replace(base, data=train, validation=validation, read=ReadConfig(images=str(folder / "pictures")))
     found: dict[tuple[str, str], TrainConfig] = {}
     for name in options.frameworks:
         own = base if name == PLAIN else plugged(base, name)  # type: ignore[arg-type]
-        terms = [own.objective.global_loss, "hn"]
-        if name == "finelip":
-            terms = ["none", "infonce", "hn"]
+        terms = ["none", "infonce", "hn"] if name == "finelip" else [own.objective.global_loss, "hn"]
         for term in dict.fromkeys(terms):
             objective = replace(own.objective, global_loss=term, gamma=options.gamma)  # type: ignore[arg-type]
             found[name, term] = replace(own, objective=objective)
     return found
+
+
+def write_negatives(folder: Path, families: dict[str, int]) -> None:
+    """The negatives of scenes, one member of each family: pictures and a list for each split."""
+    with replace_directory(folder) as partial:
+        (partial / "pictures").mkdir(parents=True)
+        for split in ("train", "validation"):
+            records = scene_records("park", split, families=families[split])[::MEMBERS]
+            rows = [_row(number, split, record, partial / "pictures") for number, record in enumerate(records)]
+            (partial / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
+def _row(number: int, split: str, record: Record, pictures: Path) -> dict[str, Any]:
+    name = f"{split}-{number}.png"
+    ImageOps.invert(record.image.load().convert("RGB")).save(pictures / name)
+    segments = [
+        {"caption": region.sentence, "bbox_coordinates": dict(zip(("x1", "y1", "x2", "y2"), region.box))}
+        for region in record.regions
+    ]
+    return {"original_filename": name, "original_caption": record.captions[0], "segment": segments}
 
 
 def trained(name: str, term: str, config: TrainConfig, runs: Path, say: Callable[[str], None]) -> Path:
@@ -89,38 +132,42 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
         if name not in (PLAIN, *PLUGS):
             raise ValueError(f"there is no framework {name!r}; there are {', '.join((PLAIN, *PLUGS))}")
     device = pick_device(options.device)
-    outs = {
-        f"{name} {term}": trained(name, term, config, options.runs, say)
-        for (name, term), config in configurations(options).items()
-    }
+    if options.data == NEGATIVES and not (options.runs / NEGATIVES).exists():
+        options.runs.mkdir(parents=True, exist_ok=True)
+        write_negatives(options.runs / NEGATIVES, FAMILIES)
+    made = configurations(options)
+    outs = {f"{name} {term}": trained(name, term, config, options.runs, say) for (name, term), config in made.items()}
     say("evaluating")
     models = [(START, lambda: load(options.model).to(device))]
     models += [(name, lambda out=out: load(str(out / "last")).to(device)) for name, out in outs.items()]  # type: ignore[misc]
-    read = ReadConfig()
-    results = evaluate_models(models, [open_task(options.data, split, read) for split in ("validation", "train")], read)
-    changes: dict[tuple[str, str, str], Comparison] = {
-        (found.model, found.split, found.comparison.direction): found.comparison for found in comparisons(results)
-    }
-    rows: list[dict[str, Any]] = []
-    for result in results.results:
-        if result.split != "validation":
-            continue
-        framework, _, term = (result.model, "", "–") if result.model == START else result.model.partition(" ")
-        row: dict[str, Any] = {"framework": framework, "term": term}
-        for other in results.results:
-            if other.model != result.model:
-                continue
-            for short, direction in (("t2i", "text_to_image"), ("i2t", "image_to_text")):
-                row[f"{other.split}_{short}"] = other.metrics[direction]["R@1"]
-                if (found := changes.get((other.model, other.split, direction))) is not None:
-                    difference = found.difference
-                    row[f"{other.split}_{short}_change"] = (
-                        f"{difference.mean:+.1f} [{difference.low:+.1f}, {difference.high:+.1f}]"
-                    )
-        rows.append(row)
+    config = next(iter(made.values()))
+    parts = {"validation": (config.validation or config.data, "validation"), "train": (config.data, "train")}
+    if config.validation is not None:
+        parts = {place: (source, "all") for place, (source, _) in parts.items()}
+    tasks = {place: open_task(source, split, config.read) for place, (source, split) in parts.items()}
+    results = {place: evaluate_models(models, [task], config.read) for place, task in tasks.items()}
+    rows = [
+        {"framework": name, "term": term}
+        for name, term in [(START, "–"), *(tuple(model.split(" ", 1)) for model in outs)]
+    ]
+    for place, found in results.items():
+        changes: dict[tuple[str, str], Comparison] = {
+            (each.model, each.comparison.direction): each.comparison for each in comparisons(found)
+        }
+        for row, result in zip(rows, found.results):
+            row |= _cells(place, result.model, result.metrics, changes)
     columns = {"framework": "framework", "term": "global term"}
-    for split in ("validation", "train"):
+    for place, title in PLACES.items():
         for short, arrow in (("t2i", "T→I"), ("i2t", "I→T")):
-            columns[f"{split}_{short}"] = f"{split} {arrow}"
-            columns[f"{split}_{short}_change"] = "change"
+            columns |= {f"{place}_{short}": f"{title} {arrow}", f"{place}_{short}_change": "change"}
     return Report("framework_runs", columns, rows, machine(device))
+
+
+def _cells(place: str, model: str, metrics: Any, changes: dict[tuple[str, str], Comparison]) -> dict[str, Any]:
+    cells: dict[str, Any] = {}
+    for short, direction in (("t2i", "text_to_image"), ("i2t", "image_to_text")):
+        cells[f"{place}_{short}"] = metrics[direction]["R@1"]
+        if (model, direction) in changes:
+            change = changes[model, direction].difference
+            cells[f"{place}_{short}_change"] = f"{change.mean:+.1f} [{change.low:+.1f}, {change.high:+.1f}]"
+    return cells

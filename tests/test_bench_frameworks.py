@@ -10,6 +10,8 @@ from PIL import Image
 
 from hnclip.bench import open_benchmark
 from hnclip.config import ReadConfig
+from hnclip.data.scenes import MEMBERS, scene_records
+from hnclip.data.sources import open_data
 from hnclip.frameworks import FRAMEWORKS, PLUGS
 
 
@@ -44,7 +46,7 @@ def test_wrong_names_are_said() -> None:
 
 def test_runs_differ_in_the_framework_and_the_global_term_alone() -> None:
     module = open_benchmark("framework_runs")
-    made = module.configurations(module.Options(gamma=0.3, epochs=7))
+    made = module.configurations(module.Options(gamma=0.3, epochs=7, cluster=4))
     assert {name for name, _ in made} == {"plain", *PLUGS}
     assert [term for name, term in made if name == "finelip"] == ["none", "infonce", "hn"]
     for (name, term), config in made.items():
@@ -54,13 +56,26 @@ def test_runs_differ_in_the_framework_and_the_global_term_alone() -> None:
         assert ("hn" in dict.fromkeys(t for n, t in made if n == name)) is True
 
 
+def test_negatives_of_scenes_come_with_their_regions(tmp_path: Path) -> None:
+    module = open_benchmark("framework_runs")
+    module.write_negatives(tmp_path / "negatives", {"train": 3, "validation": 2})
+    scenes = scene_records("park", "train", families=3)[::MEMBERS]
+    read = ReadConfig(images=str(tmp_path / "negatives" / "pictures"))
+    found = open_data(str(tmp_path / "negatives" / "train.json"), read).records
+    assert len(found) == len(scenes) == 3
+    for record, scene in zip(found, scenes):
+        assert record.captions == scene.captions
+        assert {(r.box, r.sentence) for r in record.regions} == {(r.box, r.sentence) for r in scene.regions}
+        before, after = (image.load().convert("RGB").getpixel((5, 7)) for image in (scene.image, record.image))
+        assert after == tuple(255 - level for level in before)
+
+
 def test_two_runs_beside_their_start(model_directory: Path, tmp_path: Path) -> None:
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     for number in range(60):
         Image.new("RGB", (48, 48), (4 * number, 100, 255 - 4 * number)).save(pictures / f"{number}.png")
         (pictures / f"{number}.txt").write_text(f"a park with {number} trees and {60 - number} birds")
-    assert ReadConfig().validation_share == 0.05
     module = open_benchmark("framework_runs")
     options = module.Options(
         model=str(model_directory),
