@@ -73,8 +73,9 @@ class GradientProbe:
                 batch) below `SATURATED`.
             gamma, negatives, dtype (of the losses), towers ("fp32" or "bf16"): how this was computed.
         """
-        # Of a framework's views both losses see two.
-        images, texts = {"full": batch.images["full"]}, {"caption": batch.texts["caption"]}
+        # Both losses see two of a framework's views; to encode the others would be for nothing.
+        images = {name: view for name, view in batch.images.items() if name in HNClip.image_views}
+        texts = {name: view for name, view in batch.texts.items() if name in HNClip.text_views}
         batch = replace(batch, images=images, texts=texts, present={}, parts={})
         infonce, first = self._gradient(self._infonce, batch, share)
         hn, second = self._gradient(self._hn, batch, share)
