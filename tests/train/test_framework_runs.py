@@ -247,3 +247,18 @@ def test_a_warm_up_as_long_as_the_run_is_said(model_directory: Path, tmp_path: P
     assert any("warm-up of 200 steps is as long as the run of 2" in line for line in said)
     assert "Long-CLIP, corrected: global term smoothed, beside it short 1" in said
     assert any(line.startswith("note: ") and "32" in line for line in said)  # PCA of 4 pairs changes nothing
+
+
+def test_probing_gradients_changes_no_bit(model_directory: Path, tmp_path: Path) -> None:
+    """Of a framework with parts and absent views: the probe looks at whole pictures and captions alone."""
+    patch = small(double=False)
+    plain = config_for("goal", model_directory, tmp_path / "plain", global_loss="hn")
+    plain = replace(plain, optim=replace(plain.optim, epochs=1))
+    probed = replace(plain, out=tmp_path / "probed", probe_gradients="every=1")
+    for config in (plain, probed):
+        silently(config)
+    patch.undo()
+    assert steps(plain.out) == steps(probed.out)
+    assert len(read_metrics(probed.out, "gradients")) == len(steps(probed.out))
+    for name, value in weights(plain.out).items():
+        assert torch.equal(weights(probed.out)[name], value), name
