@@ -24,7 +24,7 @@ def twin_scores(images, texts, image_mask, text_mask, slope=0.1):
     return torch.stack(columns, 1)  # pictures × captions
 
 
-def twin_triplet(scores, margin=0.2, ids=None, hardest=False):
+def twin_triplet(scores, margin=0.2, ids=None):
     n = len(scores)
     rows = torch.arange(n)[:, None] if ids is None else ids
     total = scores.new_zeros(())
@@ -36,7 +36,7 @@ def twin_triplet(scores, margin=0.2, ids=None, hardest=False):
                 by_image[i].append(torch.clamp(margin + scores[i, j] - scores[i, i], min=0))
                 by_text[j].append(torch.clamp(margin + scores[i, j] - scores[j, j], min=0))
     for hinges in (*by_image, *by_text):
-        total = total + (max(hinges, key=torch.Tensor.item) if hardest else sum(hinges))
+        total = total + sum(hinges)
     return total
 
 
@@ -129,12 +129,11 @@ def test_half_precision_and_autocast_are_computed_in_float32():
     assert torch.equal(half, mixed)
 
 
-@pytest.mark.parametrize("hardest", [False, True])
 @pytest.mark.parametrize("ids", [None, IDS, IDS[:, 0]], ids=["none", "two columns", "one column"])
 @pytest.mark.parametrize("margin", [0.2, 0.7])
-def test_the_hinge_equals_the_double_loop(ids, hardest, margin):
+def test_the_hinge_equals_the_double_loop(ids, margin):
     scores = torch.randn(6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).mul_(0.3)
-    options = {"margin": margin, "ids": ids, "hardest": hardest}
+    options = {"margin": margin, "ids": ids}
     rows = ids[:, None] if ids is not None and ids.ndim == 1 else ids
     got = value_and_grads(lambda x: triplet_loss(x, x.T, **options), [scores.requires_grad_()])
     assert_equal(got, value_and_grads(lambda x: twin_triplet(x, **{**options, "ids": rows}), [scores]))
@@ -152,19 +151,17 @@ def test_it_is_a_sum():
     for n in (2, 7):
         equal = torch.ones(n, n)
         assert triplet_loss(equal, equal).item() == pytest.approx(2 * n * (n - 1) * 0.2)
-        assert triplet_loss(equal, equal, hardest=True).item() == pytest.approx(2 * n * 0.2)
     assert triplet_loss(equal, equal, ids=torch.zeros(7, dtype=torch.long)) == 0
 
 
 @pytest.mark.parametrize("sizes", [[3, 3], [1, 5], [2, 3, 1]], ids=str)
-@pytest.mark.parametrize("hardest", [False, True])
-def test_weighted_shards_are_the_whole(sizes, hardest):
+def test_weighted_shards_are_the_whole(sizes):
     """As processes do it: (W·R / N)·term, averaged over W processes."""
     leaves, masks = tokens_of()
 
     def whole(*x, **shard):
         scores = late_interaction_scores(*x, *masks, **shard)
-        return triplet_loss(*scores, ids=IDS, offset=shard.get("offset", 0), hardest=hardest)
+        return triplet_loss(*scores, ids=IDS, offset=shard.get("offset", 0))
 
     def shards(*x):
         starts = [sum(sizes[:k]) for k in range(len(sizes))]

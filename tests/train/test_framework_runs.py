@@ -14,6 +14,7 @@ import pytest
 import together
 import torch
 from safetensors.torch import load_file
+from small_runs import small_runs
 
 import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
@@ -64,20 +65,7 @@ def _poorer(row: int, record: Record) -> Record:
 
 
 def small(double: bool) -> pytest.MonkeyPatch:
-    """Small data; with `double` the model in float64 and without dropout."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(run_data, "open_data", lambda source, read, splits: scenes(source))
-
-    def opened(**options: object) -> object:
-        model = load(**options).double()
-        for module in model.modules():
-            if isinstance(getattr(module, "dropout", None), float):
-                module.dropout = 0.0
-        return model
-
-    if double:
-        patch.setattr(loop, "load", opened)
-    return patch
+    return small_runs(scenes, double=double)
 
 
 def config_for(

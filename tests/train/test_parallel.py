@@ -15,6 +15,7 @@ import pytest
 import together
 import torch
 from safetensors.torch import load_file
+from small_runs import small_runs
 
 import hnclip.train.distributed as distributed
 import hnclip.train.loop as loop
@@ -23,7 +24,6 @@ import hnclip.train.run_data as run_data
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, SpeedConfig, TrainConfig
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
-from hnclip.models.load import load
 from hnclip.train.checkpoint import load_state
 from hnclip.train.distributed import process_group, rank, world_size
 from hnclip.train.log import read_metrics
@@ -44,20 +44,7 @@ def scenes(source: str) -> DataSet:
 
 
 def plain(double: bool) -> pytest.MonkeyPatch:
-    """Small data; with `double` the model in float64 and without dropout."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr(run_data, "open_data", lambda source, read, splits: scenes(source))
-
-    def opened(**options: object) -> object:
-        model = load(**options).double()
-        for module in model.modules():
-            if isinstance(getattr(module, "dropout", None), float):
-                module.dropout = 0.0
-        return model
-
-    if double:
-        patch.setattr(loop, "load", opened)
-    return patch
+    return small_runs(scenes, double=double)
 
 
 def config_for(model: Path, out: Path, *, parallel: str = "ddp", **changes: object) -> TrainConfig:

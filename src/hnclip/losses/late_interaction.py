@@ -86,7 +86,6 @@ def triplet_loss(
     margin: float = 0.2,
     ids: Tensor | None = None,
     offset: int = 0,
-    hardest: bool = False,
 ) -> Tensor:
     """Σ_ij max(0, margin + M_ij − M_ii) + Σ_ij max(0, margin + M_ij − M_jj) over all negatives: a sum and no mean.
 
@@ -98,13 +97,9 @@ def triplet_loss(
         margin: by which a positive must beat each negative, in units of the scores.
         ids: pairs that agree in any column of ids are never negatives of each other.
         offset: the first query among the N pairs.
-        hardest: only the largest hinge of each query counts.
 
     Shape:
         image_scores, text_scores [R, N]; ids [N] or [N, K]; returns a scalar.
-
-    Relations:
-        With `hardest`, divided by N, it is the hinge of `max_hinge_loss` on other scores.
 
     Reference:
         FineLIP, Asokan et al. 2025; the hinge is that of VSE++, Faghri et al. 2018.
@@ -124,7 +119,7 @@ def triplet_loss(
     total = image_scores.new_zeros(())
     for scores in (image_scores, text_scores):
         hinges = (margin + scores - scores.diagonal(offset)[:, None]).relu().masked_fill(same, 0.0)  # [R, N]
-        total = total + (hinges.amax(1) if hardest else hinges).sum()
+        total = total + hinges.sum()
     return count / rows * total
 
 

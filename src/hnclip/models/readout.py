@@ -8,6 +8,7 @@ readouts are training's alone: a saved model has none of them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -38,11 +39,11 @@ class Seen:
     norm: Callable[[Tensor], Tensor]
 
 
-class Readout(nn.Module):
+class Readout(nn.Module, ABC):
     """`forward(seen) -> (tokens [B, K, D], mask [B, K] bool)`. Whatever is to be of length 1, the readout makes so."""
 
-    def forward(self, seen: Seen) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, seen: Seen) -> tuple[Tensor, Tensor]: ...
 
 
 def require_parts(seen: Seen) -> Tensor:
