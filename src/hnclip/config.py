@@ -67,6 +67,9 @@ class ObjectiveConfig:
     """Weight λ of the token term (hn_clip only). 0 switches it off."""
     parameters: dict[str, float] = field(default_factory=dict)
     """Parameters of a rival loss by name, for example `beta 0.5`."""
+    mask_duplicates: bool = True
+    """Pairs with the same picture or the same caption are no negatives of each other, and share no batch. The paper has
+    no such rule."""
 
     def __post_init__(self) -> None:
         _require(self.gamma >= 0, f"objective.gamma must not be negative, got {self.gamma}")
@@ -268,6 +271,8 @@ class TrainConfig:
     a Hugging Face data set, a benchmark as NAME=FOLDER, or generated `scenes/park`, `scenes/shelf` (docs/data.md)."""
     validation: str | None = None
     """Another such source to validate on, instead of the validation split of --data."""
+    watch: str | None = None
+    """Another such source whose test split, or all of it, is evaluated after every epoch. It chooses nothing."""
     read: ReadConfig = field(default_factory=ReadConfig)
     fraction: float = 1.0
     """Use only this share of the training pairs, chosen by a hash of their ids: smaller shares lie inside larger ones,
@@ -339,11 +344,11 @@ def _build(kind: type, values: Any, prefix: str) -> Any:
     names = {spec.name for spec in fields(kind)}
     for name in values:
         _require(name in names, f"configuration has an unknown field {prefix}{name}")
-    built = {name: _convert(hints[name], value, f"{prefix}{name}") for name, value in values.items()}
+    built = {name: convert(hints[name], value, f"{prefix}{name}") for name, value in values.items()}
     return kind(**built)
 
 
-def _convert(hint: Any, value: Any, name: str) -> Any:
+def convert(hint: Any, value: Any, name: str) -> Any:
     if is_dataclass(hint):
         return _build(hint, value, f"{name}.")  # type: ignore[arg-type]
     if hint is Path:
@@ -357,7 +362,7 @@ def _convert(hint: Any, value: Any, name: str) -> Any:
         elif get_origin(option) is dict:
             if isinstance(value, dict):
                 kind = get_args(option)[1]
-                return {key: _convert(kind, item, f"{name}.{key}") for key, item in value.items()}
+                return {key: convert(kind, item, f"{name}.{key}") for key, item in value.items()}
         elif option is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif option in (int, str, bool, type(None)) and type(value) is option:

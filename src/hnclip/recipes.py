@@ -103,6 +103,13 @@ def demo(global_loss: str = "hn", out: Path = Path("runs/train")) -> TrainConfig
     return TrainConfig(out=out, objective=objective, optim=OptimConfig(epochs=4, lr=1e-4, precision="fp32"))
 
 
+def miniature() -> TrainConfig:
+    """The paper in miniature: the bundled model on small `scenes`, half a minute a run on two cores. Micro-batches and
+    objective as in the paper; 16 × 2, so that a run of 512 pairs has 32 steps. The learning rate is the demo's."""
+    small = demo()
+    return replace(small, data="scenes/park/small", optim=replace(small.optim, epochs=2, accumulate=2))
+
+
 def tiny(out: Path = Path("runs/tiny")) -> TrainConfig:
     """The demo in a few seconds, to see that everything runs."""
     small = demo(out=out)
@@ -115,6 +122,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "dora": dora,
     "demo": demo,
     "tiny": tiny,
+    "miniature": miniature,
     "long_clip": long_clip,
     "finelip": finelip,
     "goal": goal,

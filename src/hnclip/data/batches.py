@@ -182,6 +182,10 @@ class PairData:
         first = counts.cumsum(0) - counts  # [N]
         return replace(self, chosen=first + choose_captions(counts, seed, epoch))
 
+    def all_different(self) -> PairData:
+        """The same data, in which no picture or caption counts as the same as another."""
+        return replace(self, image_ids=torch.arange(len(self)), caption_ids=torch.arange(len(self.owner)))
+
     def with_margin_text(self, vectors: Tensor) -> PairData:
         """The same data, carrying one frozen embedding for each caption."""
         if len(vectors) != len(self.owner):

@@ -10,23 +10,27 @@ from typing import TYPE_CHECKING
 
 from hnclip.config import ReadConfig
 from hnclip.data.records import DataSet, Record
-from hnclip.data.scenes import FAMILIES, scene_records
+from hnclip.data.scenes import FAMILIES, SMALL, scene_records, with_doubles
 from hnclip.data.scenes.world import STYLES
 
 if TYPE_CHECKING:
     from hnclip.data.benchmarks import Benchmark
 
 _AS_IT_IS = ReadConfig()
-SCENES = {"scenes": "park", **{f"scenes/{style}": style for style in STYLES}}
+SCENES = {
+    "scenes": "park",
+    **{f"scenes/{style}": style for style in STYLES},
+    **{f"scenes/{style}/{size}": style for style in STYLES for size in ("small", "doubles")},
+}
 
 
 def open_data(source: str, read: ReadConfig = _AS_IT_IS, *, splits: Collection[str] | None = None) -> DataSet:
     """What a source holds, all splits of it.
 
     Args:
-        source: in the order in which they are recognised: `scenes`, `scenes/park`, `scenes/shelf`; the name of a
-            benchmark, alone or as NAME=FOLDER; a file, a directory, or a pattern of files; a Hugging Face dataset as
-            `owner/name` or `owner/name:config`.
+        source: in the order in which they are recognised: `scenes`, `scenes/park`, `scenes/shelf`, and of either
+            style `scenes/park/small` and `scenes/park/doubles`; the name of a benchmark, alone or as NAME=FOLDER; a
+            file, a directory, or a pattern of files; a Hugging Face dataset as `owner/name` or `owner/name:config`.
         read: how to read it, where it does not say so by itself.
         splits: of a benchmark read these alone, so that no other split's files are needed.
 
@@ -68,7 +72,16 @@ def open_records(source: str, split: str, read: ReadConfig = _AS_IT_IS) -> list[
     if source not in SCENES:
         return list(open_data(source, read, splits={split}).part(split, validation_share=read.validation_share))
     splits = list(FAMILIES) if split == "all" else [split]
-    return [record for name in splits for record in scene_records(SCENES[source], name)]
+    return [record for name in splits for record in _scenes(source, name)]
+
+
+def _scenes(source: str, split: str) -> list[Record]:
+    """Of small scenes, and of those with doubles, there is less to train on; validation and test are the same."""
+    style, size = SCENES[source], source.rpartition("/")[2]
+    if split != "train" or size not in ("small", "doubles"):
+        return scene_records(style, split)
+    records = scene_records(style, split, families=SMALL)
+    return with_doubles(records) if size == "doubles" else records
 
 
 def _benchmark_splits(benchmark: Benchmark, splits: Collection[str]) -> set[str]:

@@ -8,7 +8,7 @@ against the model (evaluate/ranks.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -77,6 +77,7 @@ def evaluate_task(
     batch: int = 128,
     queries: Path | None = None,
     top: int = 10,
+    apart: Set[str] | None = None,
     progress: Progress = iter,
 ) -> Result:
     """One model on one task.
@@ -84,6 +85,8 @@ def evaluate_task(
     Args:
         name: what tables call the model.
         queries: also write every query with its rank and its `top` candidates to this file.
+        apart: ids of records that are also evaluated among themselves; those that the benchmark holds out when left
+            out.
     """
     task = usable(task, model, read, progress=progress)
     gallery = prepare_gallery(task.records, model, cache=cache_directory(read.cache))
@@ -99,7 +102,7 @@ def evaluate_task(
         found,
         skipped=task.skipped,
         unread=len(task.data.problems),
-        held_out=held_out(task.data.name, task.data),
+        held_out=held_out(task.data.name, task.data) if apart is None else apart,
         caption_similarity=alike,
     )
 

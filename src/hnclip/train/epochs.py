@@ -288,11 +288,20 @@ class Run:
                     if model is not None:
                         self._save_model(model, name, epoch, metrics)
         self._write({"kind": "evaluation", "epoch": epoch, "step": self.step, "split": "validation", **metrics})
+        self._watch(epoch)
         text, image = metrics["text_to_image"]["R@1"], metrics["image_to_text"]["R@1"]
         name = f"epoch {epoch}/{self.config.optim.epochs}" if epoch else "before training"
         self.report(
             f"{name}: validation R@1 text→image {text:.1f}, image→text {image:.1f}{'  (best)' if better else ''}"
         )
+
+    def _watch(self, epoch: int) -> None:
+        """Log what is watched; neither `best` nor anything else depends on it."""
+        if self.data.watched is None:
+            return
+        with self.parallel.encoding():
+            found = evaluate_together(self.model, self.data.watched, batch=self.config.evaluate_batch).metrics.to_dict()
+        self._write({"kind": "watched", "epoch": epoch, "step": self.step, "data": self.config.watch, **found})
 
     def _save_model(self, model: DualEncoder, name: str, epoch: int, metrics: dict[str, Any]) -> None:
         """A model directory with a card, or of an adapted model the adapters alone."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -32,8 +33,8 @@ REACH = 4  # neighbours to choose from, in cluster sizes: some of the nearest ar
 
 @dataclass(frozen=True)
 class RunData:
-    """What a run trains and validates on, the problems of the records that it leaves out, and whether there is a test
-    split beside.
+    """What a run trains and validates on, what it watches, the problems of the records that it leaves out, and whether
+    there is a test split beside.
 
     Shape:
         neighbours: [N, K], rows of the nearest captions, if batches are made of clusters
@@ -44,6 +45,7 @@ class RunData:
     problems: tuple[Problem, ...] = ()
     test_split: bool = False
     neighbours: Tensor | None = None
+    watched: Gallery | None = None
 
     def fingerprint(self) -> str:
         """The same for the same pairs and validation records in the same order, whatever became of the files."""
@@ -147,10 +149,32 @@ def open_run_data(
             progress=bar.walk,
         )
     tell_absent(pairs, report)
+    if not config.objective.mask_duplicates:
+        pairs = pairs.all_different()
     gallery = prepare_gallery(held_out.records, model, cache=cache)
     _tell(config, pairs, gallery, model.context, report)
     has_test = "test" in {*data.splits(), *data.absent}
-    return RunData(pairs, gallery, (*unread, *problems), has_test)
+    watched = None if config.watch is None else _watched(config, model, cache, quiet)
+    return RunData(pairs, gallery, (*unread, *problems), has_test, watched=watched)
+
+
+def _watched(config: TrainConfig, model: DualEncoder, cache: Path, quiet: bool) -> Gallery:
+    """What is evaluated beside validation, all records of it that the model can use."""
+    assert config.watch is not None
+    data = open_data(config.watch, config.read, splits={"test"})
+    records = data.part("test" if data.splits() else "all", validation_share=0.0)
+    with progress_bar("reading pictures", quiet=quiet) as bar:
+        found = sound_records(records, model.text_transform, model.image_transform, cache=cache, progress=bar.walk)
+    lost = len(records) - len(found.records)
+    check_share(
+        lost,
+        len(records),
+        found.problems,
+        what="records",
+        largest=config.read.max_bad,
+        name=f"{config.watch} (watched)",
+    )
+    return prepare_gallery(found.records, model, cache=cache)
 
 
 def with_similarities(data: RunData, config: TrainConfig, model: DualEncoder, *, quiet: bool) -> RunData:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +23,7 @@ from hnclip.data.scenes.world import STYLES, Scene, sample_family
 # Families per split. Four members each: 1,600 training pairs, 400 for validation, a test gallery of 1,000.
 FAMILIES = {"train": 400, "validation": 100, "test": 250}
 MEMBERS = 4
+SMALL = 128  # training families of the small ones: 512 pairs
 
 
 @dataclass(frozen=True)
@@ -85,3 +87,15 @@ def scene_records(
                 )
             )
     return records
+
+
+def with_doubles(records: Sequence[Record]) -> list[Record]:
+    """The same records, but in every second family all members have the caption of the first: one text for pictures
+    that differ, as copied captions are in collected data. What is said of their parts goes with the caption."""
+    families: dict[str | None, tuple[int, Record]] = {}
+    found = []
+    for record in records:
+        number, first = families.setdefault(record.group, (len(families), record))
+        copied = number % 2 == 1 and first is not record
+        found.append(replace(record, captions=first.captions, short=first.short, regions=()) if copied else record)
+    return found

@@ -1,0 +1,303 @@
+"""Every table and figure of the paper, and the controls that it lacks, as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hnclip.studies.study import Study
+from hnclip.studies.variant import Variant
+
+ZERO_SHOT = Variant("zero-shot", trained=False, published=("Long-CLIP", "released checkpoint"))
+HN_CLIP = Variant("HN-CLIP", plug="hn_clip", published=("HN-CLIP", ""))
+FINELIP = Variant("FineLIP", plug="finelip", published=("FineLIP", ""))
+GOAL = Variant("GOAL", plug="goal", published=("GOAL", ""))
+STRUCTXLIP = Variant("StructXLIP", plug="structxlip", published=("StructXLIP", ""))
+
+_ALONE = {"objective.token_weight": 0.0}
+
+
+def _alone(name: str, loss: Any = None, *, changes: dict[str, Any] | None = None, **more: Any) -> Variant:
+    """A global term alone, without the token term: L_HN, or the loss that is named."""
+    return Variant(name, plug="hn_clip", global_loss=loss, set={**_ALONE, **(changes or {})}, **more)
+
+
+INFONCE = _alone("InfoNCE", "infonce", published=("Long-CLIP", "fine-tuned with InfoNCE"))
+L_HN = _alone("L_HN", against=("InfoNCE",), published=("Long-CLIP", "with L_HN"))
+
+
+def _against(variant: Variant, *others: str, **more: Any) -> Variant:
+    return Variant(**{**vars(variant), "against": others, **more})
+
+
+def _plugged(variant: Variant, setting: str = "with L_HN") -> tuple[Variant, Variant]:
+    """A framework, and the same with L_HN as its global term."""
+    boosted = Variant(
+        **{
+            **vars(variant),
+            "name": f"{variant.name} + L_HN",
+            "global_loss": "hn",
+            "against": (variant.name,),
+            "published": (variant.published[0], setting) if variant.published else None,
+        }
+    )
+    return variant, boosted
+
+
+_COMPARED = ("InfoNCE", "FineLIP", "GOAL", "StructXLIP")
+MAIN = (ZERO_SHOT, INFONCE, FINELIP, GOAL, STRUCTXLIP, _against(HN_CLIP, *_COMPARED))
+
+_FRACTIONS = (0.05, 0.2, 0.5, 1.0)
+
+
+def _at(variant: Variant, fraction: float, *others: str, **more: Any) -> Variant:
+    percent = f"{100 * fraction:g} %"
+    method = None if variant.published is None else variant.published[0]
+    return Variant(
+        **{
+            **vars(variant),
+            "name": f"{variant.name}, {percent}",
+            "set": {**variant.set, "fraction": fraction, **more},
+            "against": tuple(f"{other}, {percent}" for other in others),
+            "series": variant.name,
+            "x": fraction,
+            "published": None if method is None else (method, f"{percent} of the training data"),
+        }
+    )
+
+
+def _gamma(gamma: float) -> Variant:
+    return Variant(
+        f"γ {gamma:g}",
+        plug="hn_clip",
+        set={"objective.gamma": gamma},
+        against=() if gamma == 0 else ("γ 0",),
+        series="HN-CLIP",
+        x=gamma,
+        published=("HN-CLIP", f"γ = {gamma:g}" if gamma != 1 else "γ = 1.0"),
+    )
+
+
+_STUDIES = (
+    Study(
+        "main",
+        "Main comparison",
+        "Does HN-CLIP retrieve better than other ways of fine-tuning the same model?",
+        MAIN,
+        shows=("recalls",),
+        seeds=3,
+        tables=("1", "2", "A11"),
+    ),
+    Study(
+        "plug",
+        "Plug-and-play",
+        "Does a framework gain when L_HN takes the place of its global term, and nothing else changes?",
+        (
+            *(INFONCE, _against(L_HN, "InfoNCE")),
+            *_plugged(FINELIP),
+            *_plugged(GOAL),
+            *_plugged(STRUCTXLIP),
+            *_plugged(Variant("LoRA", plug="lora", published=("LoRA", "with InfoNCE"))),
+            *_plugged(Variant("DoRA", plug="dora", published=("DoRA", "with InfoNCE"))),
+        ),
+        shows=("recalls",),
+        tables=("A4",),
+    ),
+    Study(
+        "gamma",
+        "Boost strength γ",
+        "How sensitive is HN-CLIP to γ?",
+        tuple(_gamma(gamma) for gamma in (0.0, 0.25, 0.5, 0.75, 1.0)),
+        shows=("recalls", "curve"),
+        seeds=3,
+        tables=("A6",),
+    ),
+    Study(
+        "components",
+        "Loss components",
+        "Which of the two terms brings what?",
+        (
+            _against(INFONCE, published=("HN-CLIP", "InfoNCE alone")),
+            Variant(
+                "InfoNCE + L_tok",
+                plug="hn_clip",
+                set={"objective.gamma": 0.0},
+                against=("InfoNCE",),
+                published=("HN-CLIP", "InfoNCE and L_tok"),
+            ),
+            _against(L_HN, "InfoNCE", published=("HN-CLIP", "L_HN alone")),
+            _against(HN_CLIP, "InfoNCE", "L_HN", name="L_HN + L_tok", published=("HN-CLIP", "L_HN and L_tok")),
+        ),
+        shows=("recalls",),
+        tables=("A5",),
+    ),
+    Study(
+        "frozen",
+        "Ḡ recomputed or frozen",
+        "Must caption similarities follow the encoder as it learns?",
+        (
+            _against(HN_CLIP, "Ḡ frozen", name="Ḡ recomputed", published=("HN-CLIP", "Ḡ recomputed")),
+            Variant(
+                "Ḡ frozen",
+                plug="hn_clip",
+                set={"objective.margin_source": "frozen"},
+                published=("HN-CLIP", "Ḡ frozen at the start"),
+            ),
+        ),
+        shows=("recalls", "epochs"),
+        tables=("A2",),
+    ),
+    Study(
+        "cross-domain",
+        "Cross-domain matrix",
+        "Does what was learnt on one domain hold on the other?",
+        MAIN,
+        shows=("recalls",),
+        columns="all",
+        tables=("A10",),
+    ),
+    Study(
+        "transfer",
+        "Transfer to another style of captions",
+        "Does what was learnt on one domain's captions hold for captions of another style?",
+        MAIN,
+        shows=("recalls",),
+        columns="others",
+        ks=(1, 5, 10, 25, 50),
+        tables=("A7",),
+    ),
+    Study(
+        "samples",
+        "Sample efficiency",
+        "How much of the data is needed? Smaller shares lie inside larger ones, the same for every method.",
+        tuple(
+            _at(method, fraction, *others)
+            for fraction in _FRACTIONS
+            for method, others in ((INFONCE, ()), (GOAL, ()), (HN_CLIP, ("InfoNCE", "GOAL")))
+        ),
+        shows=("recalls", "samples"),
+        tables=("A9",),
+    ),
+    Study(
+        "seeds",
+        "Seed replication",
+        "How far do results move with the seed alone?",
+        MAIN,
+        shows=("seeds",),
+        seeds=3,
+        tables=("A11",),
+    ),
+    Study(
+        "convergence",
+        "Convergence",
+        "How fast does each method get where it gets, in either direction?",
+        MAIN[1:],
+        shows=("convergence",),
+    ),
+    Study(
+        "ranks",
+        "Deeper ranks",
+        "Is the lead at rank 1 also one further down the list?",
+        MAIN,
+        shows=("recalls",),
+        ks=(1, 5, 10, 25, 50),
+        tables=("1",),
+    ),
+    Study(
+        "efficiency",
+        "Training efficiency",
+        "What does a training step cost?",
+        (INFONCE, FINELIP, GOAL, STRUCTXLIP, HN_CLIP),
+        shows=("efficiency",),
+    ),
+    Study(
+        "gradients",
+        "Gradient dynamics across data scales",
+        "Does InfoNCE run out of gradient, and does L_HN not?",
+        tuple(_at(HN_CLIP, fraction, probe_gradients="every=1") for fraction in _FRACTIONS),
+        shows=("gradients",),
+    ),
+    Study(
+        "geometry",
+        "Caption geometry",
+        "How alike are the captions to the model before training?",
+        (),
+        shows=("geometry",),
+    ),
+    Study(
+        "retrievals",
+        "Retrievals that differ",
+        "What do the differences look like?",
+        (INFONCE, _against(HN_CLIP, "InfoNCE")),
+        shows=("retrievals",),
+    ),
+    Study(
+        "fixed-margin",
+        "Control: the same margin for every negative",
+        "Is it the adaptivity of the margin, or any margin of that size?",
+        (
+            INFONCE,
+            _alone("fixed margin γ·mean(Ḡ)", "fixed_margin", matched=True, against=("InfoNCE",)),
+            _against(L_HN, "InfoNCE", "fixed margin γ·mean(Ḡ)", published=None),
+        ),
+        shows=("recalls",),
+        seeds=3,
+    ),
+    Study(
+        "rivals",
+        "Control: rival hard-negative losses",
+        "Do other losses that weigh negatives do as well?",
+        (
+            INFONCE,
+            _alone("score margin", "score_margin", against=("L_HN",)),
+            _alone("HN-NCE", "hn_nce", against=("L_HN",)),
+            _alone("HCL", "hcl", against=("L_HN",)),
+            _alone("debiased", "debiased", against=("L_HN",)),
+            _alone("max hinge", "max_hinge", against=("L_HN",)),
+            _alone("sigmoid", "siglip", against=("L_HN",)),
+            _against(L_HN, "InfoNCE", published=None),
+        ),
+        shows=("recalls",),
+    ),
+    Study(
+        "negatives",
+        "Control: negatives of the micro-batch or of the batch",
+        "Do more negatives do what the margin does?",
+        (
+            INFONCE,
+            _alone("InfoNCE, batch", "infonce", changes={"optim.negatives": "batch"}, against=("InfoNCE",)),
+            _against(L_HN, "InfoNCE", "InfoNCE, batch", published=None),
+            _alone("L_HN, batch", changes={"optim.negatives": "batch"}, against=("InfoNCE, batch", "L_HN")),
+        ),
+        shows=("recalls",),
+    ),
+    Study(
+        "duplicates",
+        "Control: masking of duplicates",
+        "Does it matter that the same caption or picture is a negative of itself?",
+        (
+            _alone("InfoNCE, not masked", "infonce", changes={"objective.mask_duplicates": False}),
+            _against(INFONCE, "InfoNCE, not masked"),
+            _alone("L_HN, not masked", changes={"objective.mask_duplicates": False}),
+            _against(L_HN, "L_HN, not masked", published=None),
+        ),
+        shows=("doubles", "recalls"),
+    ),
+    Study(
+        "held-out",
+        "Control: held-out pictures alone",
+        "How much of a recall is due to training pairs in the gallery, as in Long-DCI?",
+        (ZERO_SHOT, INFONCE, _against(HN_CLIP, "InfoNCE")),
+        shows=("held_out",),
+        whole=True,
+    ),
+    Study(
+        "selection",
+        "Control: how the epoch is chosen",
+        "How much does choosing the epoch on the test split flatter a result?",
+        (INFONCE, HN_CLIP),
+        shows=("selection",),
+        watch=True,
+    ),
+)
+
+STUDIES: dict[str, Study] = {study.name: study for study in _STUDIES}

@@ -1,0 +1,50 @@
+"""The paper in miniature: every study once, on generated scenes with the bundled model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hnclip.recipes import miniature
+from hnclip.studies.catalogue import STUDIES
+from hnclip.studies.plan import Setting
+from hnclip.studies.study import Domain, Study
+from hnclip.studies.variant import set_fields
+
+STYLES = ("park", "shelf")
+# Adapters start from nothing and train at a higher rate, as in the paper, where it is 25 times that of the towers.
+RATES = {"lora": 1e-3, "dora": 1e-3}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A study of the miniature, and what is different for it.
+
+    Args:
+        set: fields of the recipe.
+        size: which scenes, `small` or `doubles`.
+    """
+
+    study: str
+    set: Mapping[str, Any] = field(default_factory=dict)
+    size: str = "small"
+
+
+# 15 against 127 negatives takes batches of 128, and twice the epochs to have some steps of them.
+_DIFFERENT = (
+    Entry("negatives", {"optim.accumulate": 8, "optim.epochs": 4}),
+    Entry("duplicates", size="doubles"),
+)
+
+
+def entries() -> list[tuple[Study, Setting]]:
+    """All studies with what they run on."""
+    different = {entry.study: entry for entry in _DIFFERENT}
+    found = []
+    for name, study in STUDIES.items():
+        entry = different.get(name, Entry(name))
+        sources = [f"scenes/{style}/{entry.size}" for style in STYLES]
+        domains = tuple(Domain(source, (source,)) for source in sources)
+        found.append((study, Setting(set_fields(miniature(), entry.set), domains, rates=RATES)))  # type: ignore[arg-type]
+    return found

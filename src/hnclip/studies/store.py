@@ -1,0 +1,152 @@
+"""Finished runs and what was measured of them, in directories named by what they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from hnclip.config import TrainConfig
+from hnclip.evaluate.protocol import evaluate_task, open_task
+from hnclip.evaluate.result import Result
+from hnclip.files import only_process, replace_file
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load
+from hnclip.studies.identity import EVALUATION, code_fingerprint, gallery_fingerprint, versions
+from hnclip.studies.matched import open_start, with_matched_margin
+from hnclip.studies.plan import Gallery, Job
+from hnclip.studies.saved_result import read_result, write_result
+from hnclip.train.device import pick_device
+from hnclip.train.loop import RESULT, train_or_continue
+
+ABOUT = "about.json"  # what a directory holds, for people
+
+
+class Busy(Exception):
+    """Another process is at it."""
+
+
+class Store:
+    """The runs below a directory.
+
+    Args:
+        any_version: also take runs that other versions of the code made.
+    """
+
+    def __init__(self, directory: Path, *, any_version: bool = False) -> None:
+        self.directory, self.any_version = directory, any_version
+
+    def home(self, job: Job) -> Path:
+        """The directory of a run, finished or not."""
+        own = self.directory / f"{_label(job)}-{job.identity}"
+        if self.any_version and not self._is_finished(own, job):
+            others = sorted(self.directory.glob(f"*-{job.identity.what}-*"))
+            return next((other for other in others if self._is_finished(other, job)), own)
+        return own
+
+    def is_trained(self, job: Job) -> bool:
+        return self._is_finished(self.home(job), job)
+
+    def _is_finished(self, home: Path, job: Job) -> bool:
+        return (home / RESULT).exists() if job.trained else home.is_dir()
+
+    def missing(self, job: Job) -> list[Gallery]:
+        """The galleries that the run was not evaluated on."""
+        return [gallery for gallery in job.galleries if not self.result_path(job, gallery).exists()]
+
+    def is_done(self, job: Job) -> bool:
+        return self.is_trained(job) and not self.missing(job)
+
+    def of_other_versions(self, job: Job) -> list[Path]:
+        """Finished runs of the same settings and data that other versions of the code made."""
+        found = sorted(self.directory.glob(f"*-{job.identity.what}-*"))
+        return [home for home in found if home.name != self.home(job).name and self._is_finished(home, job)]
+
+    @contextmanager
+    def held(self, job: Job) -> Iterator[None]:
+        """The run for this process alone, or Busy."""
+        busy = f"another process is at {self.home(job)}"
+        try:
+            with only_process(self.directory / ".locks" / str(job.identity), busy):
+                yield
+        except ValueError as error:
+            if str(error) == busy:
+                raise Busy(busy) from error
+            raise
+
+    def do(self, job: Job, *, quiet: bool, report: Callable[[str], None]) -> None:
+        """What is left of a run: train it, or go on with it, and evaluate its best epoch."""
+        with self.held(job):
+            home = self.home(job)
+            if job.trained and not self.is_trained(job):
+                config = replace(job.config, out=home)
+                if job.matched:
+                    config = with_matched_margin(config, self.directory / "measures")
+                train_or_continue(config, quiet=quiet, report=report)
+            home.mkdir(parents=True, exist_ok=True)
+            self._write_about(job, home)
+            if missing := self.missing(job):
+                model = self.open_model(job)
+                for gallery in missing:
+                    report(f"evaluating on {gallery.name}")
+                    write_result(self.result_path(job, gallery), _evaluated(model, gallery, job.config))
+
+    def open_model(self, job: Job) -> DualEncoder:
+        """The best epoch of a run by validation, or the model as it comes."""
+        if not job.trained:
+            return open_start(job.config)
+        return load(str(self.home(job) / "best")).to(pick_device(job.config.device))
+
+    def result_path(self, job: Job, gallery: Gallery) -> Path:
+        content = (
+            gallery_fingerprint(gallery.source, "all" if gallery.whole else None, job.config.read),
+            gallery.whole,
+        )
+        digest = sha256(repr((content, code_fingerprint(EVALUATION))).encode()).hexdigest()[:10]
+        return self.home(job) / "evaluations" / f"{_plain(gallery.name)}-{digest}.safetensors"
+
+    def result(self, job: Job, gallery: Gallery) -> Result:
+        """What was measured on a gallery."""
+        return read_result(self.result_path(job, gallery))
+
+    def training(self, job: Job) -> dict[str, Any]:
+        """`TrainResult` of a finished run."""
+        return json.loads((self.home(job) / RESULT).read_text(encoding="utf-8"))
+
+    def _write_about(self, job: Job, home: Path) -> None:
+        path = home / ABOUT
+        if path.exists():
+            return
+        about = {
+            "places": {study: [place._asdict() for place in places] for study, places in job.places.items()},
+            "versions": versions(),
+        }
+        with replace_file(path) as partial:
+            partial.write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _evaluated(model: DualEncoder, gallery: Gallery, config: TrainConfig) -> Result:
+    apart = None
+    if gallery.whole:
+        apart = frozenset(record.id for record in open_task(gallery.source, None, config.read).records)
+    task = open_task(gallery.source, "all" if gallery.whole else None, config.read)
+    return evaluate_task("", model, task, config.read, batch=config.evaluate_batch, apart=apart)
+
+
+def _label(job: Job) -> str:
+    """What a directory's name begins with, for people."""
+    config = job.config
+    if not job.trained:
+        return "zero-shot"
+    objective = config.objective
+    return _plain(f"{objective.framework}-{objective.global_loss}-{config.data.partition('=')[0]}-{config.seed}")
+
+
+def _plain(name: str) -> str:
+    return "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter == "_") else "-" for letter in name
+    ).strip("-")
