@@ -53,7 +53,7 @@ class Job:
     @property
     def title(self) -> str:
         """For people: its first place."""
-        study, places = next(iter(self.places.items()))
+        places = next(iter(self.places.values()))
         place = places[0]
         return f"{place.row}, {place.domain}, seed {place.seed}" if self.trained else place.row
 

@@ -38,7 +38,7 @@ def read_result(path: Path) -> Result:
     try:
         with safe_open(path, framework="pt") as file:
             values = json.loads((file.metadata() or {})["result"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dictionary
         found: dict[str, Any] = {}
         for name, prefix in _PARTS.items():
             ids = values.pop(f"{prefix}ids", None)
