@@ -105,7 +105,7 @@ def demo(global_loss: str = "hn", out: Path = Path("runs/train")) -> TrainConfig
 
 def miniature() -> TrainConfig:
     """The paper in miniature: the bundled model on small `scenes`, half a minute a run on two cores. Micro-batches and
-    objective as in the paper; 16 × 2, so that a run of 512 pairs has 32 steps. The learning rate is the demo's."""
+    objective as in the paper; 16 × 2, so that a run of 384 pairs has 24 steps. The learning rate is the demo's."""
     small = demo()
     return replace(small, data="scenes/park/small", optim=replace(small.optim, epochs=2, accumulate=2))
 

@@ -76,12 +76,12 @@ def open_records(source: str, split: str, read: ReadConfig = _AS_IT_IS) -> list[
 
 
 def _scenes(source: str, split: str) -> list[Record]:
-    """Of small scenes, and of those with doubles, there is less to train on; validation and test are the same."""
-    style, size = SCENES[source], source.rpartition("/")[2]
-    if split != "train" or size not in ("small", "doubles"):
-        return scene_records(style, split)
-    records = scene_records(style, split, families=SMALL)
-    return with_doubles(records) if size == "doubles" else records
+    """Of small scenes, and of those with doubles, there is less to train and validate on; the test split is the same,
+    and without doubles."""
+    size = source.rpartition("/")[2]
+    families = SMALL.get(split) if size in ("small", "doubles") else None
+    records = scene_records(SCENES[source], split, families=families)
+    return with_doubles(records) if size == "doubles" and split == "train" else records
 
 
 def _benchmark_splits(benchmark: Benchmark, splits: Collection[str]) -> set[str]:

@@ -49,14 +49,14 @@ MAIN = (ZERO_SHOT, INFONCE, FINELIP, GOAL, STRUCTXLIP, _against(HN_CLIP, *_COMPA
 _FRACTIONS = (0.05, 0.2, 0.5, 1.0)
 
 
-def _at(variant: Variant, fraction: float, *others: str, **more: Any) -> Variant:
+def _at(variant: Variant, fraction: float, *others: str) -> Variant:
     percent = f"{100 * fraction:g} %"
     method = None if variant.published is None else variant.published[0]
     return Variant(
         **{
             **vars(variant),
             "name": f"{variant.name}, {percent}",
-            "set": {**variant.set, "fraction": fraction, **more},
+            "set": {**variant.set, "fraction": fraction},
             "against": tuple(f"{other}, {percent}" for other in others),
             "series": variant.name,
             "x": fraction,
@@ -213,8 +213,9 @@ _STUDIES = (
         "gradients",
         "Gradient dynamics across data scales",
         "Does InfoNCE run out of gradient, and does L_HN not?",
-        tuple(_at(HN_CLIP, fraction, probe_gradients="every=1") for fraction in _FRACTIONS),
+        tuple(_at(HN_CLIP, fraction) for fraction in _FRACTIONS),
         shows=("gradients",),
+        probe=True,
     ),
     Study(
         "geometry",

@@ -24,17 +24,23 @@ class Entry:
     Args:
         set: fields of the recipe.
         size: which scenes, `small` or `doubles`.
+        styles: the domains.
     """
 
     study: str
     set: Mapping[str, Any] = field(default_factory=dict)
     size: str = "small"
+    styles: tuple[str, ...] = STYLES
 
 
-# 15 against 127 negatives takes batches of 128, and twice the epochs to have some steps of them.
+# Both styles for what the paper has, one for the controls. 15 against 127 negatives takes batches of 128, and twice the
+# epochs to have some steps of them; so few steps as there are can all be measured.
 _DIFFERENT = (
-    Entry("negatives", {"optim.accumulate": 8, "optim.epochs": 4}),
-    Entry("duplicates", size="doubles"),
+    Entry("gradients", {"probe_gradients": "every=1"}),
+    Entry("rivals", styles=("park",)),
+    Entry("negatives", {"optim.accumulate": 8, "optim.epochs": 4}, styles=("park",)),
+    Entry("duplicates", size="doubles", styles=("park",)),
+    Entry("selection", styles=("park",)),
 )
 
 
@@ -44,7 +50,7 @@ def entries() -> list[tuple[Study, Setting]]:
     found = []
     for name, study in STUDIES.items():
         entry = different.get(name, Entry(name))
-        sources = [f"scenes/{style}/{entry.size}" for style in STYLES]
+        sources = [f"scenes/{style}/{entry.size}" for style in entry.styles]
         domains = tuple(Domain(source, (source,)) for source in sources)
         found.append((study, Setting(set_fields(miniature(), entry.set), domains, rates=RATES)))  # type: ignore[arg-type]
     return found

@@ -12,6 +12,8 @@ from hnclip.studies.identity import Identity, model_identity, run_identity
 from hnclip.studies.study import Domain, Study
 from hnclip.studies.variant import Variant, resolve
 
+PROBE = "every=5"  # as the paper measures gradients
+
 
 class Gallery(NamedTuple):
     """A split to evaluate on: the test split, or with `whole` all records, of which the test split is held out."""
@@ -117,6 +119,8 @@ def _job(study: Study, row: Variant, domain: Domain, seed: int, setting: Setting
     config = resolve(base, row)
     if row.plug is not None and row.plug in setting.rates and "optim.lr" not in row.set:
         config = replace(config, optim=replace(config.optim, lr=setting.rates[row.plug]))
+    if study.probe and config.probe_gradients is None:
+        config = replace(config, probe_gradients=PROBE)
     if study.watch:
         config = replace(config, watch=domain.galleries[0])
     return Job(run_identity(config, matched=row.matched), config, True, row.matched, galleries, place)

@@ -27,6 +27,7 @@ class Study:
         seeds: how many unless told.
         tables: of the paper, by their printed numbers, that hold the same rows.
         watch: every epoch of its runs is also evaluated on the domain's own test gallery.
+        probe: both losses and their gradients are measured along its runs.
         whole: also evaluate on the whole data set as one gallery, training pairs included, as Long-DCI is.
     """
 
@@ -40,6 +41,7 @@ class Study:
     seeds: int = 1
     tables: tuple[str, ...] = ()
     watch: bool = False
+    probe: bool = False
     whole: bool = False
 
     def __post_init__(self) -> None:

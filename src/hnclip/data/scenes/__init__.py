@@ -23,7 +23,7 @@ from hnclip.data.scenes.world import STYLES, Scene, sample_family
 # Families per split. Four members each: 1,600 training pairs, 400 for validation, a test gallery of 1,000.
 FAMILIES = {"train": 400, "validation": 100, "test": 250}
 MEMBERS = 4
-SMALL = 128  # training families of the small ones: 512 pairs
+SMALL = {"train": 96, "validation": 50}  # families of the small ones: 384 training pairs, 200 for validation
 
 
 @dataclass(frozen=True)
