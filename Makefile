@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check lint types format clean
+.PHONY: demo test miniature check lint types format clean
 
 demo: $(READY)
 	$(BIN)/hnclip demo
@@ -13,6 +13,13 @@ demo: $(READY)
 # The tests use single-threaded workers: two cores serve two of them better than two threads in each.
 test: $(READY)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
+
+# Every study once, by two single-threaded processes, and docs/miniature.md of it. Within four hours on two cores; what
+# was done before a stop is not done again.
+miniature: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/hnclip study miniature --threads 1 --shard 2/2 --quiet & \
+	OMP_NUM_THREADS=1 $(BIN)/hnclip study miniature --threads 1 --shard 1/2; wait
+	OMP_NUM_THREADS=1 $(BIN)/hnclip study miniature --threads 1 --docs docs
 
 check: lint types test
 

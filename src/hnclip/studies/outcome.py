@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -17,6 +18,7 @@ from hnclip.studies.study import Study
 from hnclip.tables import TEXT_MARKS, latex_escape, latex_table, markdown_table, text_table
 
 FIGURE = ".svg"
+_WIDTH = 120  # of a terminal, for sentences; tables are as wide as they are
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,20 @@ class Outcome:
                 partial.write_text(text, encoding="utf-8")
         return [*paths, *self.write_figures(directory)]
 
-    def write_figures(self, directory: Path) -> list[Path]:
+    def write_figures(self, directory: Path, *, endings: Sequence[str] = (FIGURE, ".pdf")) -> list[Path]:
+        """By default one for pages and one for LaTeX."""
+        from matplotlib import rc_context
+
         paths = []
         for part in self.figures:
-            for ending in (FIGURE, ".pdf"):  # one for pages, one for LaTeX
+            for ending in endings:
                 paths.append(directory / f"{part.name}{ending}")
                 with replace_file(paths[-1]) as partial:
-                    # The file's own format decides, not the name of the temporary one. Without dates, the same figure
-                    # is the same file.
+                    # The file's own format decides, not the name of the temporary one. Without dates and chance
+                    # names, the same figure is the same file.
                     dates = {"CreationDate": None} if ending == ".pdf" else {"Date": None}
-                    part.figure.savefig(partial, format=ending[1:], metadata=dates)
+                    with rc_context({"svg.hashsalt": part.name}):
+                        part.figure.savefig(partial, format=ending[1:], metadata=dates)
         return paths
 
 
@@ -100,14 +106,16 @@ def show(findings: Findings) -> Outcome:
 
 
 def _notes(notes: Sequence[str], best: str, second: str) -> list[str]:
-    return [note.format(best=best, second=second) for note in notes]
+    # Not `format`: a note may name data, and a name may hold any brace.
+    return [note.replace("{best}", best).replace("{second}", second) for note in notes]
 
 
 def _text(part: Part) -> str:
     if isinstance(part, TablePart):
         headers = _flat(part)
         notes = _notes(part.notes, TEXT_MARKS["best"], TEXT_MARKS["second"])
-        return "\n".join([part.title, text_table(headers, part.rows, marks=part.marks), *notes])
+        wrapped = [textwrap.fill(note, _WIDTH, break_long_words=False, break_on_hyphens=False) for note in notes]
+        return "\n".join([part.title, text_table(headers, part.rows, marks=part.marks), *wrapped])
     if isinstance(part, FigurePart):
         return f"figure {part.name}{FIGURE}: {part.title}. {part.caption}"
     return "\n".join(part.sentences)

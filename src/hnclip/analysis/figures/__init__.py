@@ -11,7 +11,13 @@ from __future__ import annotations
 from hnclip.analysis.figures.geometry import batch_figure, bucket_figure, motivation_figure, statistics_figure
 from hnclip.analysis.figures.gradients import gradient_figure, scale_grid_figure
 from hnclip.analysis.figures.pictures import HIGHLIGHT, Example, near_duplicate_figure, retrieval_figure
-from hnclip.analysis.figures.runs import Runs, convergence_figure, sample_efficiency_figure, saturation_figure
+from hnclip.analysis.figures.runs import (
+    Runs,
+    convergence_figure,
+    convergence_grid_figure,
+    sample_efficiency_figure,
+    saturation_figure,
+)
 from hnclip.analysis.figures.style import (
     COLOURS,
     CORRECT,
@@ -42,6 +48,7 @@ __all__ = [
     "batch_figure",
     "bucket_figure",
     "convergence_figure",
+    "convergence_grid_figure",
     "drawable",
     "gradient_figure",
     "motivation_figure",

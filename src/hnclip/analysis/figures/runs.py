@@ -10,6 +10,7 @@ import numpy as np
 
 from hnclip.analysis.figures.style import (
     NEUTRAL,
+    WIDTH,
     blank_figure,
     clamped,
     finish,
@@ -17,6 +18,7 @@ from hnclip.analysis.figures.style import (
     running,
     running_window,
     styles,
+    user_title,
     whole_ticks,
 )
 
@@ -92,6 +94,42 @@ def convergence_figure(runs: Runs, *, average: bool = False) -> Figure:
         axes.yaxis.set_tick_params(labelleft=True)
     panels[0].set_ylim(bottom=0)
     finish(figure, handles)
+    return figure
+
+
+def convergence_grid_figure(domains: Mapping[str, Runs]) -> Figure:
+    """Validation R@1 after every epoch: one column per domain; from the top the mean of both directions, text to image
+    and image to text, on one scale in a column, which need not begin at 0.
+
+    Args:
+        domains: runs as `convergence_figure` takes them, by the name of their data. The same run has the same name in
+            all of them.
+
+    Reference:
+        HN-CLIP, figures convergence and s-conv.
+    """
+    if not domains:
+        raise ValueError("domains is empty: there is nothing to draw")
+    for runs in domains.values():
+        _check(runs)
+    shown = {**_AVERAGE, **_DIRECTIONS}
+    figure = blank_figure(0.8 + 2.6 * len(shown))
+    panels = figure.subplots(len(shown), len(domains), sharex="col", sharey="col", squeeze=False)
+    looks = dict(zip(dict.fromkeys(name for runs in domains.values() for name in runs), styles()))
+    handles: dict[str, Any] = {}
+    for (title, runs), column in zip(domains.items(), panels.T):
+        user_title(column[0], title, WIDTH / len(domains) - 0.6, size=10)
+        for axes, (direction, keys) in zip(column, shown.items()):
+            for name, entries in runs.items():
+                colour, dash, marker = looks[name]
+                recalls = [float(np.mean([entry[key]["R@1"] for key in keys])) for entry in entries]
+                look = {"color": colour, "linestyle": dash, "linewidth": 1.8, "marker": marker, "markersize": 5}
+                (handles[name],) = axes.plot([entry["epoch"] for entry in entries], recalls, **look)
+            if axes in panels[:, 0]:
+                axes.set_ylabel(f"validation R@1 (%),\n{direction}")
+        column[-1].set_xlabel("epoch (0: before training)")
+        whole_ticks(column[-1])
+    finish(figure, {name: handles[name] for name in looks})
     return figure
 
 

@@ -19,7 +19,7 @@ FLOOR = 1e-10  # a log axis has no zero; values below this are drawn here
 # Okabe–Ito, told apart by colour-blind readers. Dashes and markers say the same once more, for grey prints.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("-", (0, (5, 1)), (0, (1, 1)), "-.")
-MARKERS = ("o", "s", "^", "D")
+MARKERS = ("o", "s", "^", "D", "v")  # one more than dashes: more pairs of both
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 CORRECT, WRONG, NEUTRAL = "#009E73", "#D55E00", "#777777"
 WIDTH = 9.0  # inches of every figure: 900 pixels at 100 dpi

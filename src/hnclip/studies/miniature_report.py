@@ -1,0 +1,138 @@
+"""`docs/miniature.md`: every study on generated scenes, and the paper's claims held against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hnclip.data.scenes import FAMILIES, MEMBERS, SMALL
+from hnclip.files import replace_directory, replace_file
+from hnclip.recipes import miniature
+from hnclip.studies.checks import Evidence, Judgement, Verdict
+from hnclip.studies.claims import CLAIMS, Claim
+from hnclip.studies.execute import duration
+from hnclip.studies.findings import findings_of
+from hnclip.studies.outcome import FIGURE, Outcome, show
+from hnclip.studies.plan import Setting, plan_entries
+from hnclip.studies.store import Store
+from hnclip.studies.study import Study
+from hnclip.tables import markdown_table
+
+DOCUMENT = "miniature.md"
+PHOTOS = ("<!-- photos -->", "<!-- end of photos -->")  # what another study measured, kept when this one writes
+
+
+@dataclass(frozen=True)
+class Miniature:
+    """Every study with what its runs came to, and the claims with their verdicts."""
+
+    outcomes: tuple[Outcome, ...]
+    judgements: tuple[tuple[Claim, Judgement], ...]
+    runs: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {
+            "runs": self.runs,
+            "seconds": self.seconds,
+            "claims": [
+                {"claim": claim.text, "where": claim.where, "study": claim.study, **found._asdict()}
+                for claim, found in self.judgements
+            ],
+            "studies": [outcome.to_dict() for outcome in self.outcomes],
+        }
+
+    def to_text(self) -> str:
+        """For a terminal: the verdicts. The tables are in the document."""
+        verdicts = [found.verdict for _, found in self.judgements]
+        counts = [f"{verdicts.count(verdict)} {words}" for verdict, words in _COUNTED.items()]
+        lines = [f"{found.verdict:>13}  {claim.text}" for claim, found in self.judgements]
+        return "\n".join([*lines, "", ", ".join(counts)])
+
+
+_COUNTED: dict[Verdict, str] = {"holds": "hold", "does not hold": "do not hold", "undecided": "are undecided"}
+
+
+def judge_miniature(store: Store, entries: Sequence[tuple[Study, Setting]], report: Callable[[str], None]) -> Miniature:
+    """Show every study and judge every claim by the runs that there are."""
+    jobs = plan_entries(entries)
+    outcomes, evidence = [], {}
+    for study, setting in entries:
+        report(f"{study.name}: {study.title}")
+        findings = findings_of(study, setting, store, jobs)
+        outcomes.append(show(findings))
+        evidence[study.name] = Evidence(findings, outcomes[-1].to_dict())
+    judgements = tuple((claim, claim.check(evidence[claim.study])) for claim in CLAIMS)
+    done = [job for job in jobs if job.trained and store.is_trained(job)]
+    seconds = sum(store.training(job)["seconds"] for job in done)
+    return Miniature(tuple(outcomes), judgements, len(done), seconds)
+
+
+def write_document(result: Miniature, docs: Path, photos: str | None = None) -> list[Path]:
+    """Write `miniature.md` into a directory, and its figures into `miniature/` beside it.
+
+    Args:
+        photos: the section on photographs; when left out, the one that the document has already.
+    """
+    document, figures = docs / DOCUMENT, docs / Path(DOCUMENT).stem
+    if photos is None and document.exists():
+        _, mark, rest = document.read_text(encoding="utf-8").partition(PHOTOS[0])
+        photos = rest.partition(PHOTOS[1])[0].strip() if mark else None
+    with replace_directory(figures) as partial:
+        for outcome in result.outcomes:
+            outcome.write_figures(partial, endings=(FIGURE,))
+    with replace_file(document) as partial_file:
+        partial_file.write_text(_document(result, f"{figures.name}/", photos), encoding="utf-8")
+    return [document, *sorted(figures.iterdir())]
+
+
+def _document(result: Miniature, figures: str, photos: str | None) -> str:
+    about = result.outcomes[0].about
+    parts = [
+        "# The paper in miniature",
+        "Every table and figure of the paper, and the controls that it lacks, on generated `scenes` with the bundled "
+        "model. This page is written by `make miniature` (`hnclip study miniature --docs docs`); "
+        "nothing in it is typed by hand.",
+        _scale(result, about),
+        "## Claim by claim",
+        "A claim about retrieval *holds* where every paired 95 % interval of the difference lies above zero, *does "
+        "not hold* where one lies below, and is *undecided at this size* otherwise. Differences are points of R@1, "
+        "averaged over both directions; intervals are over queries, families of near-duplicates whole, and over seeds "
+        "where there are several. Of many differences the lowest and the highest are shown. Measured quantities "
+        "(similarities, gradients, times) are held against the paper's own number.",
+        _claims([pair for pair in result.judgements if pair[0].where is not None], ("the paper's claim", "where")),
+        "Questions that the paper does not ask, answered by the controls:",
+        _claims([pair for pair in result.judgements if pair[0].where is None], ("question, as a claim",)),
+        *(outcome.to_markdown(level=2, figures=figures).rstrip("\n") for outcome in result.outcomes),
+    ]
+    if photos is not None:
+        parts += [PHOTOS[0], photos, PHOTOS[1]]
+    return "\n\n".join(parts) + "\n"
+
+
+def _scale(result: Miniature, about: dict[str, Any]) -> str:
+    versions, base = about["versions"], miniature()
+    libraries = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "transformers"))
+    pairs = SMALL["train"] * MEMBERS
+    batch = base.optim.micro_batch * base.optim.accumulate
+    return (
+        f"It took {result.runs} runs, together {duration(result.seconds)} of single-threaded processes "
+        f"({libraries}). A run has {pairs} training pairs, {base.optim.epochs} epochs and batches of "
+        f"{base.optim.micro_batch} × {base.optim.accumulate}, {-(-pairs // batch) * base.optim.epochs} steps in all; "
+        f"negatives are those of the micro-batch. The test gallery has {FAMILIES['test'] * MEMBERS:,} pictures in "
+        f"{FAMILIES['test']} families of near-duplicates. The bundled model was made on scenes, so there is little "
+        "left to learn from them. What the paper reports of Long-CLIP-L on photographs is not refuted by what does not "
+        "show here, nor confirmed by what does."
+    )
+
+
+def _claims(judged: Sequence[tuple[Claim, Judgement]], heads: tuple[str, ...]) -> str:
+    rows = []
+    for claim, found in judged:
+        verdict = "undecided at this size" if found.verdict == "undecided" else found.verdict
+        first = [claim.text] if claim.where is None else [claim.text, claim.where]
+        rows.append([*first, found.measured, verdict, found.why])
+    return markdown_table([*heads, "measured here", "verdict", "why"], rows)
