@@ -31,6 +31,7 @@ COMMANDS = [
     "eval",
     "compare",
     "data check",
+    "study",
     "diagnose",
     "convert",
     "interpolate",

@@ -28,6 +28,7 @@ image–text retrieval for long, nearly identical captions
   compare      two models on the same queries, with a paired bootstrap
   data check   look for problems in your data before training
   prepare      regions, edge maps and filtered captions for objectives that look at more than the pair
+  study        tables and figures of the paper, and controls that it lacks, on your data and model
   diagnose     how alike your captions are to a model, and what that means for training
   convert      open a model in any layout, write it as a Hugging Face directory or as ONNX
   encode       pictures and captions into vectors on disk, resumable, by any number of processes
@@ -362,6 +363,27 @@ def _prepare(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _study(arguments: Sequence[str]) -> int:
+    from hnclip.options import Study
+
+    options = _parse(Study, "study", arguments)
+    if options.name == "list":
+        from hnclip.studies.names import listed, listing
+
+        print(json.dumps([study._asdict() for study in listed()]) if options.json else listing())
+        return 0
+
+    from hnclip.studies.command import study
+
+    quiet = options.quiet or options.json
+    done = study(options, quiet=quiet, report=_warn if quiet else _say)
+    if options.json or done.text:
+        print(json.dumps(done.to_dict()) if options.json else done.text)
+    for failure in done.failures:
+        _say(f"hnclip study: {failure}")
+    return 1 if done.failures else 0
+
+
 def _demo(arguments: Sequence[str]) -> None:
     from hnclip.options import Demo
 
@@ -436,6 +458,7 @@ CONTINUE = {
     "train": "continue with hnclip train --resume RUN, RUN being the directory of the run",
     "demo": "the same command continues where it was",
     "diagnose": "the same command continues where it was",
+    "study": "the same command continues where it was",
     "encode": "the same command continues where it was",
     "prepare": "the same command continues where it was",
     "pretrain": "the same command continues where it was",
@@ -448,6 +471,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "compare": _compare,
     "data": _data,
     "prepare": _prepare,
+    "study": _study,
     "diagnose": _diagnose,
     "convert": _convert,
     "encode": _encode,

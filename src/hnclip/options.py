@@ -11,7 +11,22 @@ import tyro
 from hnclip.config import Fidelity, GlobalLoss, ReadConfig, TrainConfig
 from hnclip.frameworks import Plug
 
-Recipe = Literal["demo", "paper", "tiny", "lora", "dora", "long_clip", "finelip", "goal", "smartclip", "structxlip"]
+Recipe = Literal[
+    "demo",
+    "paper",
+    "paper/docci",
+    "paper/dci",
+    "paper/urban-1k",
+    "tiny",
+    "miniature",
+    "lora",
+    "dora",
+    "long_clip",
+    "finelip",
+    "goal",
+    "smartclip",
+    "structxlip",
+]
 
 
 @dataclass(frozen=True)
@@ -20,7 +35,8 @@ class Train:
 
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
     recipe: Recipe = "demo"
-    """Settings to start from; other options change them. Those named after a framework are its released ones."""
+    """Settings to start from; other options change them. Those named after a framework are its released ones; paper/…
+    are the paper's own with Long-CLIP-L and the training data of one of its benchmarks."""
     objective: Plug | None = None
     """A framework for the settings of the recipe: its terms and its own global term, which --global replaces
     (docs/frameworks.md)."""
@@ -395,6 +411,69 @@ def _at_least_one(options: Any, *names: str) -> None:
     for name in names:
         if (value := getattr(options, name)) is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True)
+class Study:
+    """Tables and figures of the paper, and the controls that it lacks, on any data and model: runs what is missing,
+    reuses what is there, writes both (docs/studies.md). The same command goes on after a kill, and several processes
+    may give it at once."""
+
+    name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
+    """A study, several separated by commas, or all; list prints them. adaptivity asks of frozen towers what is left for
+    adaptivity itself. miniature is all of them on generated scenes, with the paper's claims beside."""
+    read: ReadConfig
+    model: str | None = None
+    """As for `hnclip train` (docs/models.md); the recipe's when left out."""
+    data: tuple[str, ...] = ()
+    """Domains to train on, each also tested on by its test split (docs/data.md); the recipe's when left out."""
+    tests: tuple[str, ...] = ()
+    """Further data to test on: long-dci belongs to dci and urban-1k to vg-paragraphs, where these are trained on, any
+    other to every domain. With a recipe paper/… those of the paper are there already."""
+    recipe: Recipe | None = None
+    """What all rows share, as for `hnclip train`. When left out demo for the bundled model, paper for any other. With
+    paper, or paper/…, the frameworks have the learning rates that the paper gave them."""
+    set: tuple[str, ...] = ()
+    """Fields of the recipe by their dotted names, `optim.epochs=2 objective.gamma=0.25`; what a row itself says wins,
+    and so does a learning rate of its own."""
+    seeds: tuple[int, ...] = ()
+    """Of all rows alike; when left out as many of 42, 1337, 3407 as the study asks for."""
+    out: Path = Path("runs/studies")
+    """Runs go to OUT/runs, where other studies find them, tables and figures to OUT/NAME."""
+    docs: Path | None = None
+    """Of the miniature: the directory for miniature.md and its figures; OUT/miniature when left out."""
+    dry_run: bool = False
+    """Print what would run and how long it should take. The data of benchmarks need not be here."""
+    measure: bool = True
+    """In a dry run, time a step of what has no finished run to judge by."""
+    shard: str | None = None
+    """K/N: do the K-th of N parts of the plan, as 1/4, 2/4, 3/4, 4/4 on four machines that share OUT. Whoever finds all
+    runs done writes the tables."""
+    commands: bool = False
+    """Print a command for every run that is missing, for any scheduler. When they are done, the study itself has only
+    tables to write."""
+    run: str | None = None
+    """Do this one run, by its identity, and nothing else: what --commands prints."""
+    any_version: bool = False
+    """Also take runs that other versions of this package or its libraries made."""
+    device: str = "auto"
+    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    threads: int = 0
+    """Processor threads of a run; 0 leaves torch's choice. Results are bit-identical only for the same number."""
+    json: bool = False
+    """Print the outcome, or the plan, as JSON."""
+    quiet: bool = False
+    """No progress."""
+
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise ValueError(f"--threads must not be negative, got {self.threads}")
+        if len({*self.seeds}) < len(self.seeds):
+            raise ValueError(f"--seeds names a seed twice: {' '.join(map(str, self.seeds))}")
+        given = [flag for flag in ("dry_run", "commands", "shard", "run") if getattr(self, flag)]
+        if len(given) > 1:
+            first, second = (f"--{flag.replace('_', '-')}" for flag in given[:2])
+            raise ValueError(f"{first} and {second} do not go together: give one of them")
 
 
 @dataclass(frozen=True)

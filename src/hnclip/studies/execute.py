@@ -57,20 +57,25 @@ def execute(
     failures: list[Failure] = []
     total, finished = len(waiting), 0
     spent = done = 0.0
+    left = sum(map(expected, waiting))
+    told: set[str] = set()  # whom another process was found at
     while waiting:
         busy = []
         for job in waiting:
             if store.is_done(job):  # by another process, meanwhile
                 finished += 1
+                left -= expected(job)
                 continue
             started = time.perf_counter()
-            left = sum(map(expected, waiting)) - done
             time_left = f", about {duration(spent / done * left)} left" if done else ""
-            report(f"run {finished + 1} of {total}{time_left}: {job.title}")
+            if str(job.identity) not in told:
+                report(f"run {finished + 1} of {total}{time_left}: {job.title}")
             try:
                 store.do(job, quiet=quiet, report=lambda text: report(f"  {text}"))
             except Busy:
-                report("  another process is at it")
+                if str(job.identity) not in told:
+                    report("  another process is at it")
+                    told.add(str(job.identity))
                 busy.append(job)
                 continue
             except (ValueError, OSError, RuntimeError) as error:
@@ -79,6 +84,7 @@ def execute(
             finished += 1
             spent += time.perf_counter() - started
             done += expected(job)
+            left -= expected(job)
         waiting = busy
         if waiting:
             time.sleep(wait)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hnclip.evaluate.result import Result
+from hnclip.recipes import PAPER_GALLERIES
 from hnclip.studies.plan import Gallery, Job, Place, Setting, galleries_of, plan
 from hnclip.studies.store import Store
 from hnclip.studies.study import Domain, Study
@@ -23,7 +24,9 @@ class Column(NamedTuple):
     @property
     def name(self) -> str:
         """The gallery; where it is not the domain's own, from where to where."""
-        own = self.gallery.source in (*self.domain.galleries, self.domain.data)
+        # A gallery that several domains have in common is nobody's own.
+        paper = PAPER_GALLERIES.get(self.domain.name, ())
+        own = self.gallery.source == self.domain.data or self.gallery.source.partition("=")[0] in paper
         return self.gallery.name if own else f"{self.domain.name} → {self.gallery.name}"
 
 

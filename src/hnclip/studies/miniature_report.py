@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hnclip.command import differences
 from hnclip.data.scenes import FAMILIES, MEMBERS, SMALL
 from hnclip.files import replace_directory, replace_file
 from hnclip.recipes import miniature
@@ -14,6 +15,7 @@ from hnclip.studies.checks import Evidence, Judgement, Verdict
 from hnclip.studies.claims import CLAIMS, Claim
 from hnclip.studies.execute import duration
 from hnclip.studies.findings import findings_of
+from hnclip.studies.miniature import RATES
 from hnclip.studies.outcome import FIGURE, Outcome, show
 from hnclip.studies.plan import Setting, plan_entries
 from hnclip.studies.store import Store
@@ -29,6 +31,7 @@ class Miniature:
     """Every study with what its runs came to, and the claims with their verdicts."""
 
     outcomes: tuple[Outcome, ...]
+    settings: tuple[Setting, ...]
     judgements: tuple[tuple[Claim, Judgement], ...]
     runs: int
     seconds: float
@@ -68,7 +71,7 @@ def judge_miniature(store: Store, entries: Sequence[tuple[Study, Setting]], repo
     judgements = tuple((claim, claim.check(evidence[claim.study])) for claim in CLAIMS)
     done = [job for job in jobs if job.trained and store.is_trained(job)]
     seconds = sum(store.training(job)["seconds"] for job in done)
-    return Miniature(tuple(outcomes), judgements, len(done), seconds)
+    return Miniature(tuple(outcomes), tuple(setting for _, setting in entries), judgements, len(done), seconds)
 
 
 def write_document(result: Miniature, docs: Path, photos: str | None = None) -> list[Path]:
@@ -106,8 +109,11 @@ def _document(result: Miniature, figures: str, photos: str | None) -> str:
         _claims([pair for pair in result.judgements if pair[0].where is not None], ("the paper's claim", "where")),
         "Questions that the paper does not ask, answered by the controls:",
         _claims([pair for pair in result.judgements if pair[0].where is None], ("question, as a claim",)),
-        *(outcome.to_markdown(level=2, figures=figures).rstrip("\n") for outcome in result.outcomes),
     ]
+    for outcome, setting in zip(result.outcomes, result.settings):
+        parts.append(outcome.to_markdown(level=2, figures=figures).rstrip("\n"))
+        if own := _own_settings(setting):
+            parts.append(f"Settings of this study alone: `{own}`.")
     if photos is not None:
         parts += [PHOTOS[0], photos, PHOTOS[1]]
     return "\n\n".join(parts) + "\n"
@@ -118,15 +124,25 @@ def _scale(result: Miniature, about: dict[str, Any]) -> str:
     libraries = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "transformers"))
     pairs = SMALL["train"] * MEMBERS
     batch = base.optim.micro_batch * base.optim.accumulate
+    optim = base.optim
+    steps = -(-pairs // batch) * optim.epochs
     return (
         f"It took {result.runs} runs, together {duration(result.seconds)} of single-threaded processes "
-        f"({libraries}). A run has {pairs} training pairs, {base.optim.epochs} epochs and batches of "
-        f"{base.optim.micro_batch} × {base.optim.accumulate}, {-(-pairs // batch) * base.optim.epochs} steps in all; "
-        f"negatives are those of the micro-batch. The test gallery has {FAMILIES['test'] * MEMBERS:,} pictures in "
-        f"{FAMILIES['test']} families of near-duplicates. The bundled model was made on scenes, so there is little "
-        "left to learn from them. What the paper reports of Long-CLIP-L on photographs is not refuted by what does not "
-        "show here, nor confirmed by what does."
+        f"({libraries}). A run has {pairs} training pairs, {optim.epochs} epochs and batches of {optim.micro_batch} × "
+        f"{optim.accumulate}, {steps} steps in all, at a learning rate of {optim.lr:g} ({RATES['lora']:g} for "
+        "adapters); negatives are those of the micro-batch. The test gallery has "
+        f"{FAMILIES['test'] * MEMBERS:,} pictures in {FAMILIES['test']} families of near-duplicates. The bundled model "
+        "was made on scenes, so there is little left to learn from them. What the paper reports of Long-CLIP-L on "
+        "photographs is not refuted by what does not show here, nor confirmed by what does."
     )
+
+
+def _own_settings(setting: Setting) -> str:
+    """What a study has other than the recipe, as options of `hnclip train`; where it lies and how fast it is are not
+    told."""
+    base = miniature()
+    same = {name: getattr(base, name) for name in ("data", "device", "threads", "read", "out")}
+    return " ".join(differences(replace(setting.base, **same), base, ""))
 
 
 def _claims(judged: Sequence[tuple[Claim, Judgement]], heads: tuple[str, ...]) -> str:

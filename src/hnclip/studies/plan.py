@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -96,34 +96,52 @@ def galleries_of(study: Study, domain: Domain, domains: Sequence[Domain]) -> tup
     return tuple(dict.fromkeys(found))
 
 
-def plan(studies: Sequence[Study], setting: Setting) -> list[Job]:
+def identify(config: TrainConfig, *, trained: bool, matched: bool) -> Identity:
+    """Of a run, or of the model as it comes."""
+    return run_identity(config, matched=matched) if trained else model_identity(config)
+
+
+def plan(studies: Sequence[Study], setting: Setting, *, identify: Callable[..., Identity] = identify) -> list[Job]:
     """The runs of all studies, each once: seed by seed, so that a plan that is cut short is even."""
-    jobs: dict[str, Job] = {}
-    for study in studies:
+    return plan_entries([(study, setting) for study in studies], identify=identify)
+
+
+def plan_entries(
+    entries: Iterable[tuple[Study, Setting]], *, identify: Callable[..., Identity] = identify
+) -> list[Job]:
+    """The same where every study has a setting of its own.
+
+    Args:
+        identify: tells runs apart, by their configuration and whether they are `trained` and `matched`.
+    """
+    found: dict[str, Job] = {}
+    for study, setting in entries:
         for seed in setting.seeds_of(study):
             for domain in setting.domains:
                 for row in study.rows:
-                    job = _job(study, row, domain, seed, setting)
-                    known = jobs.get(str(job.identity))
-                    jobs[str(job.identity)] = job if known is None else _merged(known, job)
-    return list(jobs.values())
+                    job = _job(study, row, domain, seed, setting, identify)
+                    known = found.get(str(job.identity))
+                    found[str(job.identity)] = job if known is None else _merged(known, job)
+    return list(found.values())
 
 
-def _job(study: Study, row: Variant, domain: Domain, seed: int, setting: Setting) -> Job:
+def _job(
+    study: Study, row: Variant, domain: Domain, seed: int, setting: Setting, identify: Callable[..., Identity]
+) -> Job:
     place = {study.name: (Place(row.name, domain.name, seed),)}
     galleries = galleries_of(study, domain, setting.domains)
-    base = replace(setting.base, data=domain.data, seed=seed)
-    if not row.trained:
-        # The same model whatever the domain and seed.
-        return Job(model_identity(base), base, False, False, galleries, place)
-    config = resolve(base, row)
-    if row.plug is not None and row.plug in setting.rates and "optim.lr" not in row.set:
-        config = replace(config, optim=replace(config.optim, lr=setting.rates[row.plug]))
-    if study.probe and config.probe_gradients is None:
-        config = replace(config, probe_gradients=PROBE)
-    if study.watch:
-        config = replace(config, watch=domain.galleries[0])
-    return Job(run_identity(config, matched=row.matched), config, True, row.matched, galleries, place)
+    # An untrained model is the same whatever the domain and seed.
+    config = replace(setting.base, data=domain.data, seed=seed)
+    if row.trained:
+        config = resolve(config, row)
+        if row.plug is not None and row.plug in setting.rates and "optim.lr" not in row.set:
+            config = replace(config, optim=replace(config.optim, lr=setting.rates[row.plug]))
+        if study.probe and config.probe_gradients is None:
+            config = replace(config, probe_gradients=PROBE)
+        if study.watch:
+            config = replace(config, watch=domain.galleries[0])
+    identity = identify(config, trained=row.trained, matched=row.matched)
+    return Job(identity, config, row.trained, row.matched, galleries, place)
 
 
 def _merged(one: Job, other: Job) -> Job:

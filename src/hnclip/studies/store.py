@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from hnclip.config import TrainConfig
+from hnclip.config import TrainConfig, from_json, to_json
 from hnclip.evaluate.protocol import evaluate_task, open_task
 from hnclip.evaluate.result import Result
 from hnclip.files import only_process, replace_file
@@ -21,7 +21,7 @@ from hnclip.studies.matched import open_start, with_matched_margin
 from hnclip.studies.plan import Gallery, Job
 from hnclip.studies.saved_result import read_result, write_result
 from hnclip.train.device import pick_device
-from hnclip.train.loop import RESULT, train_or_continue
+from hnclip.train.loop import CONFIG, RESULT, train_or_continue
 
 ABOUT = "about.json"  # what a directory holds, for people
 
@@ -43,10 +43,11 @@ class Store:
     def home(self, job: Job) -> Path:
         """The directory of a run, finished or not."""
         own = self.directory / f"{_label(job)}-{job.identity}"
-        if self.any_version and not self._is_finished(own, job):
-            others = sorted(self.directory.glob(f"*-{job.identity.what}-*"))
-            return next((other for other in others if self._is_finished(other, job)), own)
-        return own
+        if self._is_finished(own, job):
+            return own
+        # The same data by another path have another label.
+        others = sorted(self.directory.glob(f"*-{job.identity.what}-*" if self.any_version else f"*-{job.identity}"))
+        return next((other for other in others if self._is_finished(other, job)), own)
 
     def is_trained(self, job: Job) -> bool:
         return self._is_finished(self.home(job), job)
@@ -86,6 +87,7 @@ class Store:
                 config = replace(job.config, out=home)
                 if job.matched:
                     config = with_matched_margin(config, self.directory / "measures")
+                _go_on_as_asked(config)
                 train_or_continue(config, quiet=quiet, report=report)
             home.mkdir(parents=True, exist_ok=True)
             self._write_about(job, home)
@@ -107,7 +109,10 @@ class Store:
             gallery.whole,
         )
         digest = sha256(repr((content, code_fingerprint(EVALUATION))).encode()).hexdigest()[:10]
-        return self.home(job) / "evaluations" / f"{_plain(gallery.name)}-{digest}.safetensors"
+        place = self.home(job) / "evaluations"
+        own = place / f"{_plain(gallery.name)}-{digest}.safetensors"
+        # The same records by another path have another name.
+        return own if own.exists() else next(iter(sorted(place.glob(f"*-{digest}.safetensors"))), own)
 
     def result(self, job: Job, gallery: Gallery) -> Result:
         """What was measured on a gallery."""
@@ -127,6 +132,19 @@ class Store:
         }
         with replace_file(path) as partial:
             partial.write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _go_on_as_asked(config: TrainConfig) -> None:
+    """Let a run that was begun with other threads, on another device or from another directory go on as it is asked for
+    now: its identity says that it is the same run. The precision that it came to is kept."""
+    path = config.out / CONFIG
+    if not path.exists():
+        return
+    saved = from_json(TrainConfig, path.read_text(encoding="utf-8"))
+    asked = replace(config, optim=replace(config.optim, precision=saved.optim.precision))
+    if saved != asked:
+        with replace_file(path) as partial:
+            partial.write_text(to_json(asked), encoding="utf-8")
 
 
 def _evaluated(model: DualEncoder, gallery: Gallery, config: TrainConfig) -> Result:
