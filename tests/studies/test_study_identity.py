@@ -38,7 +38,8 @@ def data(written: Path, tmp_path: Path) -> Path:
 
 
 def config(data: Path, **changes: object) -> TrainConfig:
-    return replace(TrainConfig(data=str(data)), **changes)  # type: ignore[arg-type]
+    plain = TrainConfig(data=str(data), optim=OptimConfig(precision="fp32"))
+    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -52,8 +53,9 @@ def config(data: Path, **changes: object) -> TrainConfig:
         {"probe_gradients": "every=1"},
         {"objective": ObjectiveConfig(gamma=0.25)},
         {"objective": ObjectiveConfig(mask_duplicates=False)},
-        {"optim": OptimConfig(lr=1e-5)},
-        {"optim": OptimConfig(negatives="batch")},
+        {"optim": OptimConfig(lr=1e-5, precision="fp32")},
+        {"optim": OptimConfig(negatives="batch", precision="fp32")},
+        {"optim": OptimConfig(precision="bf16")},
         {"read": ReadConfig(splits=False)},
     ],
 )
@@ -169,3 +171,50 @@ def test_the_matched_margin_is_gamma_times_the_mean_similarity(written: Path, tm
     assert mean_similarity(asked, tmp_path) == 0.5
     assert mean_similarity(replace(asked, limit=9), tmp_path) != 0.5
     assert run_identity(asked, matched=True).what != run_identity(asked).what
+
+
+def test_auto_is_the_precision_that_it_comes_to(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in fp32 and in bf16 are not one run because both asked for auto."""
+    auto = config(written, optim=OptimConfig(precision="auto"))
+    found = {}
+    for precision in ("fp32", "bf16"):
+        monkeypatch.setattr(identity, "choose_precision", lambda wanted, device, precision=precision: precision)
+        found[precision] = run_identity(auto).what
+        assert found[precision] == run_identity(config(written, optim=OptimConfig(precision=precision))).what
+    assert found["fp32"] != found["bf16"]
+
+
+def test_the_same_pairs_divided_otherwise_are_other_data(data: Path) -> None:
+    """The last training pair validates instead: all pairs together, in their order, are the same."""
+    before = run_identity(config(data)).what
+    rows = [json.loads(line) for line in data.read_text(encoding="utf-8").splitlines()]
+    order = {"train": 0, "validation": 1}
+    rows.sort(key=lambda row: order.get(row["split"], 2))
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    identity._pairs_fingerprint.cache_clear()
+    assert run_identity(config(data)).what == before
+    last = [row for row in rows if row["split"] == "train"][-1]
+    last["split"] = "validation"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    identity._pairs_fingerprint.cache_clear()
+    assert run_identity(config(data)).what != before
+
+
+def test_a_tokenizer_is_not_a_second_tower(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(name, encoding="utf-8")
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert identity.model_fingerprint(f"{a}+{b}", None) != identity.model_fingerprint(a, b)
+
+
+def test_an_adapter_is_known_by_its_base_too(tmp_path: Path) -> None:
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    for directory in (base, adapter):
+        directory.mkdir()
+    (base / "config.json").write_text("{}", encoding="utf-8")
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base)}), encoding="utf-8")
+    before = identity.model_fingerprint(str(adapter), None)
+    (base / "part").mkdir()
+    (base / "part" / "weights.safetensors").write_bytes(b"1")
+    assert identity.model_fingerprint(str(adapter), None) != before

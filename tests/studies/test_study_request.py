@@ -14,6 +14,7 @@ from hnclip.studies.forecast import identify_unseen
 from hnclip.studies.names import studies_named
 from hnclip.studies.plan import plan
 from hnclip.studies.request import domains_of, entries_of, is_here, parse_fields, recipe_of, setting_of
+from hnclip.studies.variant import resolve
 
 READ = ReadConfig()
 
@@ -120,3 +121,21 @@ def test_what_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here.pt").touch()
     assert all(map(is_here, ["bundled", "here.pt", "owner/model", "owner/a+owner/b"]))
     assert not any(map(is_here, ["longclip-L.pt", "models/longclip-L.pt", "nowhere", "owner/a+nowhere"]))
+
+
+@pytest.mark.parametrize("name", ["global_loss=infonce", "token_weight=0.5", "margin_source=frozen"])
+def test_what_rows_differ_in_cannot_be_set_for_all(name: str) -> None:
+    with pytest.raises(ValueError, match="is what the rows of a study differ in"):
+        setting_of(options(set=(f"objective.{name}",)))
+
+
+def test_what_is_set_for_all_rows_reaches_all_of_them() -> None:
+    setting = setting_of(options(set=("objective.mask-duplicates=false", "objective.gamma=0.3")))
+    for row in STUDIES["plug"].rows:
+        objective = resolve(setting.base, row).objective
+        assert (objective.mask_duplicates, objective.gamma) == (False, 0.3)
+
+
+def test_a_rate_that_is_set_is_everybodys() -> None:
+    assert setting_of(options(recipe="miniature")).rates
+    assert not setting_of(options(recipe="miniature", set=("optim.lr=1e-5",))).rates

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,15 @@ from hnclip.train.optimizer import learning_rate_factor, set_learning_rate
 
 _OPTIM = OptimConfig()  # momenta, decay, warm-up, floor, clipping and largest scale of every run
 
+_Same = TypeVar("_Same", bound="TowerFeatures")
+
 
 @dataclass(frozen=True)
-class Features:
-    """What a model makes of N pictures and their T captions, encoded once.
+class TowerFeatures:
+    """What two towers make of N pictures and their T captions, encoded once; their widths may differ.
 
     Shape:
-        image: [N, D], text: [T, D]; lengths are divided out.
+        image: [N, W], text: [T, V].
         owner: [T], the picture each caption belongs to; every picture has at least one.
         image_ids: [N], caption_ids: [T]; equal numbers are the same picture or caption, never negatives of each other.
         groups: [N], equal numbers are a family of near-duplicates; None if every picture is a family of its own.
@@ -49,11 +51,6 @@ class Features:
     def __post_init__(self) -> None:
         for name in ("image", "text"):
             _check_vectors(name, getattr(self, name))
-        if self.image.shape[1] != self.text.shape[1]:
-            raise ValueError(
-                f"image features are {self.image.shape[1]} wide and text features {self.text.shape[1]}: encode both "
-                "into the space that they are compared in, behind the projections"
-            )
         pictures, captions = len(self.image), len(self.text)
         for name, count in {"owner": captions, "image_ids": pictures, "caption_ids": captions}.items():
             if getattr(self, name).shape != (count,):
@@ -76,19 +73,37 @@ class Features:
         """[N]: `groups`, or a number of its own for every picture."""
         return torch.arange(len(self)) if self.groups is None else self.groups
 
-    def take(self, pictures: Tensor) -> Features:
+    def take(self: _Same, pictures: Tensor) -> _Same:
         """These pictures alone, in this order, with all their captions."""
         place = torch.full((len(self),), -1)  # [N]
         place[pictures] = torch.arange(len(pictures))
         captions = (place[self.owner] >= 0).nonzero().flatten()  # [t]
-        return Features(
-            self.image[pictures],
-            self.text[captions],
-            place[self.owner[captions]],
-            self.image_ids[pictures],
-            self.caption_ids[captions],
-            None if self.groups is None else self.groups[pictures],
+        return replace(
+            self,
+            image=self.image[pictures],
+            text=self.text[captions],
+            owner=place[self.owner[captions]],
+            image_ids=self.image_ids[pictures],
+            caption_ids=self.caption_ids[captions],
+            groups=None if self.groups is None else self.groups[pictures],
         )
+
+
+@dataclass(frozen=True)
+class Features(TowerFeatures):
+    """What a model makes of N pictures and their T captions, in the space that they are compared in.
+
+    Shape:
+        image: [N, D], text: [T, D]; lengths are divided out.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.image.shape[1] != self.text.shape[1]:
+            raise ValueError(
+                f"image features are {self.image.shape[1]} wide and text features {self.text.shape[1]}: encode both "
+                "into the space that they are compared in, behind the projections"
+            )
 
 
 def _check_vectors(name: str, vectors: Tensor) -> None:
@@ -172,7 +187,17 @@ class PairRows(NamedTuple):
     captions: Tensor
 
 
-def deal_epochs(features: Features, seed: int, settings: ProbeSettings) -> list[list[PairRows]]:
+class Dealt(Protocol):
+    """How many epochs there are, and how many pairs an optimiser step has."""
+
+    @property
+    def epochs(self) -> int: ...
+
+    @property
+    def batch(self) -> int: ...
+
+
+def deal_epochs(features: TowerFeatures, seed: int, settings: Dealt) -> list[list[PairRows]]:
     """The batches of all epochs, as a run of this seed deals them: one caption of each picture in an epoch, and no two
     pairs in a batch that are the same picture or caption."""
     counts = features.counts.cpu()  # [N]
@@ -194,8 +219,19 @@ def turned(vectors: Tensor, head: Tensor) -> Tensor:
     return F.normalize(vectors + vectors @ head, dim=1)
 
 
-def batch_loss(image: Tensor, text: Tensor, loss: HeadLoss, *, scale: float, size: int) -> Tensor:
+def batch_loss(
+    image: Tensor,
+    text: Tensor,
+    loss: HeadLoss,
+    *,
+    scale: float | Tensor,
+    size: int,
+    center: float | Literal["mean"] = 0.0,
+) -> Tensor:
     """The mean loss of micro-batches of `size` pairs, each with its own negatives; Ḡ from `text`, without gradient.
+
+    Args:
+        center: subtracted from Ḡ, as in `hard_negative_loss`; "mean" is that of the micro-batch.
 
     Shape:
         image, text [B, D]; returns a scalar.
@@ -206,7 +242,9 @@ def batch_loss(image: Tensor, text: Tensor, loss: HeadLoss, *, scale: float, siz
         this function while all logits fit one tile.
     """
     # Dealt batches hold no doubles, so no ids are needed to tell negatives.
-    one = partial(hard_negative_loss, scale=scale, gamma=loss.gamma, margin=loss.margin, check_values=False)
+    one = partial(
+        hard_negative_loss, scale=scale, gamma=loss.gamma, margin=loss.margin, center=center, check_values=False
+    )
     slices = chunk_slices(len(image), size)
     last = slices[-1]
     if last.stop - last.start == size:

@@ -21,7 +21,7 @@ from hnclip.studies.identity import gallery_fingerprint
 from hnclip.studies.names import ADAPTIVITY, MINIATURE
 from hnclip.studies.outcome import show
 from hnclip.studies.plan import Job, plan_entries
-from hnclip.studies.request import Entry, check_out, entries_of, is_here
+from hnclip.studies.request import Entry, check_out, entries_of, is_here, parse_fields
 from hnclip.studies.store import Store
 
 Report = Callable[[str], None]
@@ -106,18 +106,20 @@ def _run(
 
 
 def _miniature(options: Options, entries: Sequence[Entry], store: Store, done: Done, report: Report) -> Done:
-    from hnclip.studies.miniature_report import judge_miniature, write_document
+    from hnclip.studies.miniature_report import PHOTOS_TITLE, judge_miniature, write_document
 
     result = judge_miniature(store, entries, report)
-    files = write_document(result, options.docs or options.out / MINIATURE)
+    beside = options.out / ADAPTIVITY / f"{ADAPTIVITY}.md"
+    photos = f"{PHOTOS_TITLE}\n\n{beside.read_text(encoding='utf-8').strip()}" if beside.exists() else None
+    files = write_document(result, options.docs or options.out / MINIATURE, photos)
     found = {**done.found, **result.to_dict(), "files": [str(path) for path in files]}
     return Done(f"{result.to_text()}\n\nwritten: {files[0]}{done.text}", found, done.failures)
 
 
 def _adaptivity(options: Options, *, quiet: bool, report: Report) -> Done:
-    from hnclip.studies.adaptivity import AdaptivityOptions, adaptivity
+    from hnclip.studies.adaptivity import AdaptivityOptions, adaptivity, with_grids
 
-    for name in ("tests", "recipe", "set", "dry_run", "shard", "commands", "run", "any_version"):
+    for name in ("tests", "recipe", "dry_run", "shard", "commands", "run", "any_version"):
         if getattr(options, name):
             raise ValueError(
                 f"adaptivity trains heads on frozen towers, not runs: leave --{name.replace('_', '-')} out"
@@ -135,8 +137,10 @@ def _adaptivity(options: Options, *, quiet: bool, report: Report) -> Done:
     )
     if options.seeds:
         asked = replace(asked, seeds=options.seeds)
+    asked = with_grids(asked, parse_fields(options.set))
     result = adaptivity(asked, quiet=quiet, report=report)
-    texts = {"txt": result.to_text(), "md": result.to_markdown(), "tex": result.to_latex()}
+    made = f"Measured by `{shlex.join(_words(options))}`."
+    texts = {"txt": result.to_text(), "md": f"{result.to_markdown()}\n\n{made}", "tex": result.to_latex()}
     texts["json"] = json.dumps(result.to_dict(), indent=2, ensure_ascii=False)
     files = []
     for ending, text in texts.items():
@@ -200,6 +204,11 @@ def _weigh(store: Store) -> Callable[[Job], float]:
 
 def command_line(options: Options, job: Job) -> str:
     """The command that does one run of the plan, to be given from the same directory."""
+    return shlex.join([*_words(options), "--run", str(job.identity)])
+
+
+def _words(options: Options) -> list[str]:
+    """The command that was given, without what is only said and done once."""
     words = ["hnclip", "study", options.name]
     for name in ("model", "data", "tests", "recipe", "set", "seeds", "out"):
         value = getattr(options, name)
@@ -209,5 +218,4 @@ def command_line(options: Options, job: Job) -> str:
     for name in ("device", "threads"):
         if (value := getattr(options, name)) not in ("auto", 0):
             words += [f"--{name}", str(value)]
-    words += ["--any-version"] if options.any_version else []
-    return shlex.join([*words, "--run", str(job.identity)])
+    return [*words, *(["--any-version"] if options.any_version else [])]

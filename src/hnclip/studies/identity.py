@@ -17,13 +17,28 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hnclip.config import ReadConfig, SpeedConfig, TrainConfig
+from hnclip.config import Precision, ReadConfig, SpeedConfig, TrainConfig
 from hnclip.data.cache import cache_directory
 from hnclip.data.records import BadPicture, Record, fraction_of
 from hnclip.data.sources import open_data
+from hnclip.files import read_settings
+from hnclip.models import adapters
+from hnclip.models.speed import choose_precision
+from hnclip.train.device import pick_device
 
-ROOMS = ("losses", "objectives", "models", "data", "train", "config.py", "frameworks.py")
-EVALUATION = tuple(f"evaluate/{name}.py" for name in ("ranks", "metrics", "retrieval", "result", "held_out"))
+_RANKING = tuple(f"evaluate/{name}.py" for name in ("ranks", "metrics", "retrieval"))  # validation chooses by it
+ROOMS = (
+    "losses",
+    "objectives",
+    "models",
+    "data",
+    "train",
+    "config.py",
+    "frameworks.py",
+    "prepare/manifest.py",
+    *_RANKING,
+)
+EVALUATION = (*_RANKING, *(f"evaluate/{name}.py" for name in ("protocol", "result", "held_out", "companions")))
 LIBRARIES = ("torch", "transformers", "numpy", "pillow")
 
 _PICTURES = 32  # read to tell whether pictures are what they were
@@ -57,6 +72,7 @@ def run_identity(config: TrainConfig, *, matched: bool = False) -> Identity:
         tensorboard=_USUAL.tensorboard,
         speed=SpeedConfig(),
         read=replace(config.read, cache=None, images=None, prepared=None),
+        optim=replace(config.optim, precision=_precision(config)),
         # By what they hold, not by where they lie:
         model="",
         tokenizer=None,
@@ -74,11 +90,25 @@ def run_identity(config: TrainConfig, *, matched: bool = False) -> Identity:
     return Identity(_short(content), _short(versions()))
 
 
+def _precision(config: TrainConfig) -> Precision:
+    """What `auto` comes to: another number format on another device."""
+    wanted = config.optim.precision
+    return wanted if wanted != "auto" else choose_precision(wanted, pick_device(config.device))
+
+
 def model_identity(config: TrainConfig) -> Identity:
     """Of the model that a run would start from, as it is."""
+    return Identity(_short(_start(config)), _short(versions()))
+
+
+def start_fingerprint(config: TrainConfig) -> str:
+    """Of what the model is to the code as it stands, before training."""
+    return _short({**_start(config), "code": versions()["code"]})
+
+
+def _start(config: TrainConfig) -> dict[str, Any]:
     opening = {name: getattr(config, name) for name in ("context", "keep", "ratio", "activation")}
-    content = {"zero-shot": model_fingerprint(config.model, config.tokenizer), **opening}
-    return Identity(_short(content), _short(versions()))
+    return {"zero-shot": model_fingerprint(config.model, config.tokenizer), **opening}
 
 
 @cache
@@ -122,9 +152,8 @@ def _is_string(node: ast.AST) -> bool:
 def model_fingerprint(model: str, tokenizer: str | None) -> str:
     """Of the files of a model; of one on the hub its name, with the revision if it says one."""
     parts = [model] if Path(model).exists() else model.split("+")
-    if tokenizer is not None:
-        parts.append(tokenizer)
-    return " ".join(_files_fingerprint(part) for part in parts)
+    found = "+".join(_files_fingerprint(part) for part in parts)
+    return found if tokenizer is None else f"{found} tokenizer {_files_fingerprint(tokenizer)}"
 
 
 def _files_fingerprint(name: str) -> str:
@@ -134,14 +163,26 @@ def _files_fingerprint(name: str) -> str:
     path = Path(name)
     if not path.exists():
         return name
-    found = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
+    found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     # Cards and other words about a model do not change it.
     used = [file for file in found if file.suffix not in (".md", ".txt") or file.name in ("merges.txt", "vocab.txt")]
     content = sha256()
     for file in used:
         stat = file.stat()
-        content.update(f"{file.name} {_file_hash(file, stat.st_size, stat.st_mtime_ns)}\n".encode())
+        name = file.relative_to(path).as_posix() if path.is_dir() else file.suffix
+        content.update(f"{name} {_file_hash(file, stat.st_size, stat.st_mtime_ns)}\n".encode())
+    if base := _adapted_model(path):
+        content.update(model_fingerprint(base, None).encode())
     return content.hexdigest()[:16]
+
+
+def _adapted_model(path: Path) -> str | None:
+    """The model that an adapter was made for, without which it is nothing."""
+    if not (path / adapters.CONFIG).is_file():
+        return None
+    if (path / adapters.ABOUT).is_file():
+        return read_settings(path / adapters.ABOUT).get("base", {}).get("model")
+    return read_settings(path / adapters.CONFIG).get("base_model_name_or_path")
 
 
 @cache
@@ -189,7 +230,7 @@ def training_fingerprint(config: TrainConfig) -> str:
 
 @cache
 def _pairs_fingerprint(trained: Trained) -> str:
-    return records_fingerprint([*trained.records(), *trained.held_out()])
+    return f"{records_fingerprint(trained.records())} {records_fingerprint(trained.held_out())}"
 
 
 def _prepared_fingerprint(config: TrainConfig) -> str:

@@ -14,7 +14,7 @@ from hnclip.files import replace_file
 from hnclip.models.adapters import BaseModel
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.studies.identity import Trained, model_fingerprint, training_fingerprint
+from hnclip.studies.identity import Trained, start_fingerprint, training_fingerprint
 from hnclip.train.device import pick_device
 
 
@@ -31,7 +31,7 @@ def with_matched_margin(config: TrainConfig, directory: Path) -> TrainConfig:
 
 def mean_similarity(config: TrainConfig, directory: Path) -> float:
     """Mean Ḡ over all pairs of training captions of different pictures, to the encoder before training."""
-    content = (model_fingerprint(config.model, config.tokenizer), training_fingerprint(config), config.context)
+    content = (start_fingerprint(config), training_fingerprint(config))
     path = directory / f"mean-similarity-{sha256(repr(content).encode()).hexdigest()[:10]}.json"
     if path.exists():
         return json.loads(path.read_text(encoding="utf-8"))["mean"]

@@ -24,6 +24,8 @@ from hnclip.studies.variant import set_fields
 
 Entry = tuple[Study, Setting]
 
+_OPEN = ("gamma", "margin", "center", "mask_duplicates")
+
 # Fields of a run that are the study's own matter, and how to choose them.
 _ELSEWHERE = {
     "out": "--out",
@@ -80,11 +82,23 @@ def setting_of(options: Options) -> Setting:
     base = RECIPES[recipe]()
     base = replace(_placed(base, options), read=options.read, model=options.model or base.model)
     try:
-        base = set_fields(base, parse_fields(options.set))
+        chosen = parse_fields(options.set)
+        _check_objective(chosen)
+        base = set_fields(base, chosen)
     except ValueError as error:
         raise ValueError(f"--set: {error}") from error
     domains = domains_of(options.data or (base.data,), options.tests, options.read, paper=_is_paper(recipe))
-    return Setting(base, domains, seeds=options.seeds or None, rates=rates_of(recipe))
+    rates = {} if "optim.lr" in chosen else rates_of(recipe)  # one rate for all is what was asked for then
+    return Setting(base, domains, seeds=options.seeds or None, rates=rates)
+
+
+def _check_objective(chosen: Mapping[str, Any]) -> None:
+    """Rows are about objectives: only what they leave open can be said of all of them."""
+    for name in chosen:
+        group, _, field = name.partition(".")
+        if group == "objective" and field not in _OPEN:
+            have = ", ".join(f"objective.{one}" for one in _OPEN)
+            raise ValueError(f"{name} is what the rows of a study differ in; of the objective {have} can be set")
 
 
 def _is_paper(recipe: str) -> bool:

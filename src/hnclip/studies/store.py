@@ -41,13 +41,18 @@ class Store:
         self.directory, self.any_version = directory, any_version
 
     def home(self, job: Job) -> Path:
-        """The directory of a run, finished or not."""
+        """The directory of a run, finished or not. The same data by another path have another label; of other versions
+        the latest counts."""
         own = self.directory / f"{_label(job)}-{job.identity}"
         if self._is_finished(own, job):
             return own
-        # The same data by another path have another label.
-        others = sorted(self.directory.glob(f"*-{job.identity.what}-*" if self.any_version else f"*-{job.identity}"))
-        return next((other for other in others if self._is_finished(other, job)), own)
+        same = sorted(self.directory.glob(f"*-{job.identity}"))
+        if self.any_version:
+            others = self.directory.glob(f"*-{job.identity.what}-*")
+            same += sorted(others, key=lambda home: home.stat().st_mtime, reverse=True)
+        finished = [home for home in same if self._is_finished(home, job)]
+        begun = [home for home in (own, *same[:1]) if (home / CONFIG).exists()]
+        return next(iter((*finished, *begun)), own)
 
     def is_trained(self, job: Job) -> bool:
         return self._is_finished(self.home(job), job)
@@ -104,10 +109,8 @@ class Store:
         return load(str(self.home(job) / "best")).to(pick_device(job.config.device))
 
     def result_path(self, job: Job, gallery: Gallery) -> Path:
-        content = (
-            gallery_fingerprint(gallery.source, "all" if gallery.whole else None, job.config.read),
-            gallery.whole,
-        )
+        splits = ("all", None) if gallery.whole else (None,)  # of a whole gallery also what of it is held out
+        content = [gallery_fingerprint(gallery.source, split, job.config.read) for split in splits]
         digest = sha256(repr((content, code_fingerprint(EVALUATION))).encode()).hexdigest()[:10]
         place = self.home(job) / "evaluations"
         own = place / f"{_plain(gallery.name)}-{digest}.safetensors"
@@ -165,6 +168,6 @@ def _label(job: Job) -> str:
 
 
 def _plain(name: str) -> str:
-    return "".join(
-        letter if letter.isascii() and (letter.isalnum() or letter == "_") else "-" for letter in name
-    ).strip("-")
+    """A part of a file's name; the end of a long one tells more than its beginning."""
+    written = "".join(letter if letter.isascii() and (letter.isalnum() or letter == "_") else "-" for letter in name)
+    return written.strip("-")[-60:].strip("-")

@@ -45,7 +45,9 @@ def resolve(base: TrainConfig, variant: Variant) -> TrainConfig:
         config = plugged(config, variant.plug)
     if variant.global_loss is not None:
         config = with_global(config, variant.global_loss)
-    return set_fields(config, variant.set)
+    # A framework brings an objective of its own; what is said of all rows stays.
+    masked = replace(config.objective, mask_duplicates=base.objective.mask_duplicates)
+    return set_fields(replace(config, objective=masked), variant.set)
 
 
 def set_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
