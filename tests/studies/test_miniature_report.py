@@ -9,7 +9,7 @@ from small_studies import findings, queries, result
 
 from hnclip.studies import miniature_report
 from hnclip.studies.checks import Judgement
-from hnclip.studies.claims import CLAIMS
+from hnclip.studies.claims import CLAIMS, FINE_TUNING
 from hnclip.studies.miniature import entries
 from hnclip.studies.miniature_report import PHOTOS, Miniature, write_document
 from hnclip.studies.outcome import show
@@ -33,7 +33,7 @@ def made(tmp_path: Path) -> Miniature:
             settings.append(setting)
     verdicts = ("holds", "does not hold", "undecided")
     judgements = tuple(
-        (claim, Judgement(verdicts[number % 3], f"measured {number}", f"why {number}"))
+        (claim, Judgement(verdicts[number % 3], f"measured {number}", f"why {number}", complete=number % 2 == 0))
         for number, claim in enumerate(CLAIMS)
     )
     return Miniature(tuple(outcomes), tuple(settings), judgements, runs=7, seconds=120.0)
@@ -46,8 +46,15 @@ def test_every_claim_is_in_the_document_with_its_verdict(small: Miniature, tmp_p
         row = next(line for line in text.splitlines() if f"measured {number} " in line)
         assert claim.text in row
         assert f"why {number} " in row
-        assert ("undecided at this size" if found.verdict == "undecided" else found.verdict) in row
-    assert "7 runs" in text
+        # For want of runs, not of size.
+        sized = found.verdict == "undecided" and found.complete
+        assert f"| {found.verdict}{' at this size' if sized else ''} |" in row
+    assert {found.complete for _, found in small.judgements if found.verdict == "undecided"} == {True, False}
+    assert "7 runs, together about 2 min" in text
+    assert "single-threaded" not in text
+    fine_tuning = [claim for claim, _ in small.judgements].index(FINE_TUNING)
+    measured = f"fine-tuning with InfoNCE moves average R@1 by, in points, measured {fine_tuning}."
+    assert f"so there is little left to learn from them: {measured}" in text
     assert "`--optim.epochs 4 --optim.accumulate 8`" in text
     assert figures
     for figure in figures:

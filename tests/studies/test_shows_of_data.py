@@ -90,6 +90,7 @@ def test_geometry_is_that_of_the_training_captions(
     assert data["hardest"] == pytest.approx(similarity.amax(1).mean().item(), abs=1e-5)
     words = sum(len(caption.split()) for caption in captions) / TRAIN
     assert table.rows[0] == (plain.name, "16", "12", f"{words:.0f}", f"{pairwise:.2f}", f"{data['hardest']:.2f}")
+    assert "Ours are of training captions. The paper's, of its Table A1, are of test captions" in table.notes[0]
     assert ("paper: DOCCI", "9,450", "5,100", "123", "0.84", "0.93") in table.rows
     # Micro-batches of 16 without doubles: all are each other's negatives, so shares are those of all pairs.
     off = similarity[similarity > -2]
@@ -164,6 +165,21 @@ def test_retrievals_that_differ_are_counted_and_drawn(
     labels = [axes.get_xlabel() for axes in part.figure.axes]
     assert any("InfoNCE" in label for label in labels)
     assert any("HN-CLIP" in label for label in labels)
+
+
+def test_rows_that_agree_are_counted_but_not_drawn(setting: Setting, tmp_path: Path, model_directory: Path) -> None:
+    alone = replace(setting, domains=setting.domains[:1])
+    findings = found_of("retrievals", alone, tmp_path)
+    for job in findings.jobs.values():
+        home = findings.store.home(job)
+        shutil.copytree(model_directory, home / "best")
+        (home / "result.json").write_text("{}")
+    shown = retrievals.show(findings)
+    (table,) = shown.parts
+    assert isinstance(table, TablePart)
+    both, one, other, neither = map(int, table.rows[0][1:])
+    assert (one, other, both + neither) == (0, 0, TEST)
+    assert shown.data["HN-CLIP against InfoNCE"][alone.domains[0].name]["both"] == both
 
 
 def test_without_runs_there_are_no_retrievals(setting: Setting, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_without_runs_a_show_says_how_many_are_missing(
     shown = show(runs_of(study, tmp_path))
     (words,) = only(shown, WordsPart)
     assert len(shown.parts) == 1
-    runs = 2 * len(STUDIES[study].rows)
+    runs = sum(2 if row.trained else 1 for row in STUDIES[study].rows)  # an untrained model is of no domain
     assert f"{runs} of {runs} runs are missing" in words.sentences[0]
 
 
@@ -100,6 +100,7 @@ def test_the_model_before_training_is_no_epoch_of_training() -> None:
     entries = [evaluation(0, 50, 50), evaluation(1, 30, 40), evaluation(2, 40, 50), evaluation(3, 60, 60)]
     assert convergence.epochs_to(entries, 45) == 2
     assert convergence.epochs_to(entries[:2], 45) is None
+    assert convergence.epochs_to([evaluation(1, 0.1, 0.2), evaluation(2, 1, 1)], 0.15) == 1  # whatever their last bits
 
 
 def test_an_epoch_that_a_seed_lacks_does_not_count(tmp_path: Path) -> None:
@@ -130,6 +131,7 @@ def test_samples_finds_the_smallest_share_that_is_enough() -> None:
     curves = {"a": {0.05: 10.0, 0.2: 30.0, 1.0: 40.0}, "b": {0.05: 20.0, 1.0: 30.0}, "c": {1.0: 25.0}}
     assert samples.needs(curves) == {"a": ("b", 30.0, 0.2), "b": ("a", 40.0, None), "c": ("a", 40.0, None)}
     assert samples.needs({"a": {0.2: 10.0, 1.0: 20.0}, "b": {0.2: 50.0}}) == {"b": ("a", 20.0, 0.2)}
+    assert samples.needs({"a": {1.0: 50.1}, "b": {0.2: 50.1 - 1e-14}})["b"].share == 0.2  # as good, but for a last bit
 
 
 def test_samples_shows_measured_and_published_curves(tmp_path: Path) -> None:
@@ -140,17 +142,23 @@ def test_samples_shows_measured_and_published_curves(tmp_path: Path) -> None:
         row = study.row(place.row)
         if place.domain == "park" and row.series is not None and place.row != "GOAL, 5 %":
             finish(findings, job, [], heights[row.series] + 10 * (row.x or 0))
+        elif place.domain == "park" and not row.trained:
+            finish(findings, job, [], 58.125)
     shown = samples.show(findings)
     measured, docci, dci = only(shown, TablePart)
     assert measured.headers == ("method", "5 %", "20 %", "50 %", "100 %", "strongest other, 100 %", "reached with")
     assert measured.rows == (
-        ("InfoNCE", "50.5", "52.0", "55.0", "60.0", "HN-CLIP 55.0", "50 %"),
-        ("GOAL", "–", "42.0", "45.0", "50.0", "InfoNCE 60.0", "none"),
-        ("HN-CLIP", "45.5", "47.0", "50.0", "55.0", "InfoNCE 60.0", "none"),
+        ("zero-shot (no training)", *("58.12",) * 4, "–", "–"),
+        ("InfoNCE", "50.50", "52.00", "55.00", "60.00", "HN-CLIP 55.00", "50 %"),
+        ("GOAL", "–", "42.00", "45.00", "50.00", "InfoNCE 60.00", "none"),
+        ("HN-CLIP", "45.50", "47.00", "50.00", "55.00", "InfoNCE 60.00", "none"),
     )
-    assert any("13 of 24 runs are missing" in note for note in measured.notes)
+    assert any("14 of 25 runs are missing" in note for note in measured.notes)
     # The paper, Table A9: GOAL on DCI with all data (77.29 + 74.84) / 2; HN-CLIP at 20 % (78.09 + 76.79) / 2.
-    assert dci.rows[-1] == ("HN-CLIP", "74.1", "77.4", "78.8", "79.8", "GOAL 76.1", "20 %")
+    assert dci.headers[-2:] == ("GOAL, 100 %", "reached with")  # its only rival there, not the strongest of its tables
+    assert dci.rows[-1] == ("HN-CLIP", "74.09", "77.44", "78.84", "79.77", "76.06", "20 %")
+    assert dci.rows[0][0] == "GOAL"
+    assert dci.rows[0][-2:] == ("–", "–")
     assert "paper" in docci.title
     (part,) = only(shown, FigurePart)
     (axes,) = part.figure.axes
@@ -158,6 +166,7 @@ def test_samples_shows_measured_and_published_curves(tmp_path: Path) -> None:
     assert axes.get_ylabel() == "average R@1 (%)"
     assert [len(line.get_xdata()) for line in axes.lines] == [4, 3, 4, 2]  # the last is the reference
     assert shown.data["park"]["needs"]["InfoNCE"]["share"] == 0.5
+    assert shown.data["park"]["untrained"] == {"zero-shot": 58.125}
 
 
 def measurement(epoch: int, infonce: float, norm: float, cosine: float | None, hn_norm: float = 10.0) -> dict[str, Any]:
@@ -206,11 +215,22 @@ def test_gradients_are_counted_by_run_and_over_all(tmp_path: Path) -> None:
     data = shown.data["runs"]["park, 5 %"]
     assert data["infonce_solved"] == 0.75
     assert data["infonce_solved_first_epoch"] == 0.5
+    assert (data["measurements"], data["measurements_first_epoch"]) == (4, 2)
     assert data["infonce_zero"] == 0.25
     assert data["ratio"] == pytest.approx(100)
     assert data["cosine_positive"] == pytest.approx(2 / 3)
     (part,) = only(shown, FigurePart)
     assert len(part.figure.axes) == 4 * 2 * 3  # shares × domains × panels
+    assert "seed" not in part.caption
+
+
+def test_a_figure_of_gradients_says_that_it_is_of_the_first_seed(tmp_path: Path) -> None:
+    findings = runs_of("gradients", tmp_path, seeds=(1, 2), domains=("park",))
+    for job in findings.jobs.values():
+        finish(findings, job, [measurement(1, 1.0, 1.0, 0.5)])
+    shown = gradients.show(findings)
+    assert "The first seed of each; the table has all together." in only(shown, FigurePart)[0].caption
+    assert shown.data["runs"]["park, 5 %"]["measurements"] == 2
 
 
 def test_outcomes_of_these_shows_have_every_form(tmp_path: Path) -> None:

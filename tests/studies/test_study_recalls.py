@@ -200,7 +200,7 @@ def test_truncated_captions_and_other_versions_are_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [("plug", [2] * 6), ("samples", [3] * 4), ("main", [6]), ("gamma", [5]), ("frozen", [2])]
+    ("name", "sizes"), [("plug", [2] * 6), ("samples", [1, 3, 3, 3, 3]), ("main", [6]), ("gamma", [5]), ("frozen", [2])]
 )
 def test_groups_of_rows(name, sizes):
     assert [len(group) for group in groups_of(STUDIES[name])] == sizes
@@ -259,6 +259,18 @@ def test_the_papers_numbers_are_apart_for_other_data(tmp_path):
     ]
     assert {"row", "table", "benchmark", "recall"} <= shown.data["paper"][0].keys()
     assert json.loads(json.dumps(shown.data)) == shown.data
+
+
+def test_deep_ranks_of_the_paper_stand_where_it_has_them(tmp_path):
+    *_, transfer = tables(show(findings(tmp_path / "transfer", STUDIES["transfer"], lambda *place: None)))
+    column = "DOCCI → Long-DCI"
+    assert transfer.headers == ("T→I / I→T", *(f"{column}, R@{k}" for k in (1, 25, 50)))
+    assert cells(transfer)["paper, Table A7: HN-CLIP"] == ("62.60 / 63.77", "89.88 / 89.05", "93.05 / 92.14")
+    assert cells(transfer)["HN-CLIP − GOAL"] == ("+6.86 / +7.17", "+3.10 / +1.60", "+2.51 / +0.84")
+    *_, ranks = tables(show(findings(tmp_path / "ranks", STUDIES["ranks"], lambda *place: None)))
+    assert ranks.headers == ("R@1, T→I / I→T", "DOCCI", "DCI", "Long-DCI", "Urban-1K")
+    assert "It has no R@25 and no R@50 for these rows." in ranks.notes[0]
+    assert "It has no" not in transfer.notes[0]
 
 
 def test_transfers_stand_beside_the_same_transfer(tmp_path):

@@ -23,11 +23,14 @@ from hnclip.studies.statistics import (
     Difference,
     Spread,
     Standings,
+    Weighted,
     common_seeds,
+    level,
     paired_differences,
     queries_of,
     recalls,
     signed,
+    weighted_sums,
 )
 
 DIRECTIONS = ("text_to_image", "image_to_text")
@@ -118,6 +121,33 @@ def test_only_common_seeds_count():
     assert paired_differences(ours, base, 1) == shared
     assert paired_differences(runs(0.7, 1), runs(0.5, 2), 1) is None
     assert paired_differences({}, base, 1) is None
+
+
+def test_weighted_sums_are_the_crossed_bootstrap_of_the_sums():
+    a, b, start = runs(0.7, 1, 2, 3, captions=2), runs(0.5, 3, 1, captions=2), queries(0.3, 9, captions=2)
+    terms = [(1.0, a, 1), (-0.5, b, 1), (-0.5, {None: start}, 10), (0.25, b, 5)]
+    values = [
+        torch.stack(
+            [
+                sum(weight * 100 * (getattr(of.get(seed, start).ranks, way) <= k).double() for weight, of, k in terms)
+                for seed in (1, 3)
+            ],
+            dim=1,
+        )
+        for way in DIRECTIONS
+    ]
+    groups = [torch.arange(60).repeat_interleave(2) // 2, torch.arange(60) // 2]
+    found = weighted_sums([Weighted(*term) for term in terms])
+    for one, expected in zip(found.values(), crossed_bootstrap(values, groups), strict=True):
+        assert one == pytest.approx(tuple(expected))
+    assert common_seeds(a, b, {None: start}) == [1, 3]
+    assert weighted_sums([Weighted(1, a, 1), Weighted(1, b, 1), Weighted(1, runs(0.5, 2), 1)]) is None
+
+
+def test_a_recall_is_level_with_itself_however_it_was_added_up():
+    assert 0.1 + 0.2 != 0.3
+    assert level(0.1 + 0.2) == level(0.3)
+    assert level(50.0) > level(49.999)
 
 
 def test_what_has_no_seed_pairs_with_every_seed():

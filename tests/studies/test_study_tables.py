@@ -14,7 +14,7 @@ from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.outcome import show as outcome_of
 from hnclip.studies.parts import FigurePart, TablePart, WordsPart
 from hnclip.studies.shows import curve, epochs, held_out, seeds, selection
-from hnclip.studies.statistics import MEAN, Standings
+from hnclip.studies.statistics import MEAN, Spread, Standings
 from hnclip.studies.study import Study
 from hnclip.studies.variant import Variant
 
@@ -84,6 +84,10 @@ def test_the_order_under_every_seed(tmp_path, skill, said):
 def test_equal_rows_are_said_to_be_equal():
     same = queries(0.5, 1)
     assert seeds.orders_of(Standings({"a": {1: same}, "b": {1: same}, "c": {None: same}})) == {1: "a = b"}
+    noise = {"a": {1: 50.1}, "b": {1: 50.1 + 1e-14}, "c": {1: 50.2}}
+    standings = Standings({row: {1: same} for row in noise})
+    standings.recall = lambda row, *cell: Spread(noise[row])
+    assert seeds.orders_of(standings) == {1: "c > a = b"}
     worse = queries(0.1, 2)
     assert seeds.orders_of(Standings({"a": {1: worse, 2: same}, "b": {1: same}})) == {1: "b > a"}
 
@@ -239,7 +243,7 @@ def test_figure_of_a_curve(tmp_path):
     docci = paper.lines[0].get_ydata().tolist()
     assert docci[2] == pytest.approx((88.25 + 86.24) / 2)
     assert ours.get_xlabel() == "boost strength γ"
-    assert "standard deviation over 2 seeds" in part.caption
+    assert "standard deviation over 2 seeds, of a point that has one seed the 95 % interval" in part.caption
     paths = outcome.write(tmp_path / "out")
     assert {path.suffix for path in paths} == {".txt", ".md", ".tex", ".json", ".svg", ".pdf"}
     assert all(path.stat().st_size > 0 for path in paths)

@@ -169,10 +169,13 @@ _STUDIES = (
         "samples",
         "Sample efficiency",
         "How much of the data is needed? Smaller shares lie inside larger ones, the same for every method.",
-        tuple(
-            _at(method, fraction, *others)
-            for fraction in _FRACTIONS
-            for method, others in ((INFONCE, ()), (GOAL, ()), (HN_CLIP, ("InfoNCE", "GOAL")))
+        (
+            ZERO_SHOT,
+            *(
+                _at(method, fraction, *others)
+                for fraction in _FRACTIONS
+                for method, others in ((INFONCE, ()), (GOAL, ()), (HN_CLIP, ("InfoNCE", "GOAL")))
+            ),
         ),
         shows=("recalls", "samples"),
         tables=("A9",),

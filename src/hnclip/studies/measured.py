@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hnclip.evaluate.result import Result
 from hnclip.studies.findings import Column, Findings
-from hnclip.studies.statistics import Standings, queries_of
+from hnclip.studies.statistics import Runs, Standings, queries_of
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,14 @@ class Measured:
 
 def measure(findings: Findings, column: Column) -> Measured:
     """Every row of the study on a column."""
-    results: dict[str, Mapping[int | None, Result]] = {}
-    for row in findings.study.rows:
-        found = findings.results(row.name, column)
-        results[row.name] = {seed if row.trained else None: result for seed, result in found.items()}
-    return Measured(column, results)
+    return Measured(column, {row.name: _results(findings, row.name, column) for row in findings.study.rows})
+
+
+def runs_of(findings: Findings, row: str, column: Column) -> Runs:
+    """The queries of one row on a column."""
+    return queries_of(_results(findings, row, column))
+
+
+def _results(findings: Findings, row: str, column: Column) -> dict[int | None, Result]:
+    trained = findings.study.row(row).trained
+    return {seed if trained else None: result for seed, result in findings.results(row, column).items()}

@@ -13,7 +13,7 @@ from hnclip.studies.study import Domain, Study
 from hnclip.studies.variant import set_fields
 
 STYLES = ("park", "shelf")
-# Adapters start from nothing and train at a higher rate, as in the paper, where it is 25 times that of the towers.
+# Adapters start from nothing and train at a higher rate, as in the paper: there 25 times that of the towers, here 10.
 RATES = {"lora": 1e-3, "dora": 1e-3}
 
 

@@ -12,7 +12,7 @@ from hnclip.data.scenes import FAMILIES, MEMBERS, SMALL
 from hnclip.files import replace_directory, replace_file
 from hnclip.recipes import miniature
 from hnclip.studies.checks import Evidence, Judgement, Verdict
-from hnclip.studies.claims import CLAIMS, Claim
+from hnclip.studies.claims import CLAIMS, FINE_TUNING, Claim
 from hnclip.studies.execute import duration
 from hnclip.studies.findings import findings_of
 from hnclip.studies.miniature import RATES
@@ -23,6 +23,10 @@ from hnclip.studies.study import Study
 from hnclip.tables import markdown_table
 
 DOCUMENT = "miniature.md"
+PHOTOS_TITLE = """## On photographs, with pre-trained towers: what is left for adaptivity
+
+By `hnclip study adaptivity`; where towers and captions come from, and what was decided beforehand:
+[studies.md](studies.md#what-is-left-for-adaptivity-on-frozen-towers)."""
 PHOTOS = ("<!-- photos -->", "<!-- end of photos -->")  # what another study measured, kept when this one writes
 
 
@@ -105,7 +109,8 @@ def _document(result: Miniature, figures: str, photos: str | None) -> str:
         "not hold* where one lies below, and is *undecided at this size* otherwise. Differences are points of R@1, "
         "averaged over both directions; intervals are over queries, families of near-duplicates whole, and over seeds "
         "where there are several. Of many differences the lowest and the highest are shown. Measured quantities "
-        "(similarities, gradients, times) are held against the paper's own number.",
+        "(similarities, gradients, times) are held against the paper's own number. Where a claim takes for granted what is "
+        "not so here, or where runs are missing, nothing is decided, and the reason says which.",
         _claims([pair for pair in result.judgements if pair[0].where is not None], ("the paper's claim", "where")),
         "Questions that the paper does not ask, answered by the controls:",
         _claims([pair for pair in result.judgements if pair[0].where is None], ("question, as a claim",)),
@@ -126,14 +131,16 @@ def _scale(result: Miniature, about: dict[str, Any]) -> str:
     batch = base.optim.micro_batch * base.optim.accumulate
     optim = base.optim
     steps = -(-pairs // batch) * optim.epochs
+    found = next((judged.measured for claim, judged in result.judgements if claim is FINE_TUNING), None)
+    learnt = "" if found is None else f": fine-tuning with InfoNCE moves average R@1 by, in points, {found}"
     return (
-        f"It took {result.runs} runs, together {duration(result.seconds)} of single-threaded processes "
-        f"({libraries}). A run has {pairs} training pairs, {optim.epochs} epochs and batches of {optim.micro_batch} × "
-        f"{optim.accumulate}, {steps} steps in all, at a learning rate of {optim.lr:g} ({RATES['lora']:g} for "
-        "adapters); negatives are those of the micro-batch. The test gallery has "
+        f"It took {result.runs} runs, together about {duration(result.seconds)} of training and validation, as logged "
+        f"({libraries}). Unless a study says otherwise, a run has {pairs} training pairs, {optim.epochs} epochs and "
+        f"batches of {optim.micro_batch} × {optim.accumulate}, {steps} steps in all, at a learning rate of "
+        f"{optim.lr:g} ({RATES['lora']:g} for adapters); negatives are those of the micro-batch. The test gallery has "
         f"{FAMILIES['test'] * MEMBERS:,} pictures in {FAMILIES['test']} families of near-duplicates. The bundled model "
-        "was made on scenes, so there is little left to learn from them. What the paper reports of Long-CLIP-L on "
-        "photographs is not refuted by what does not show here, nor confirmed by what does."
+        f"was made on scenes, so there is little left to learn from them{learnt}. What the paper reports of "
+        "Long-CLIP-L on photographs is not refuted by what does not show here, nor confirmed by what does."
     )
 
 
@@ -148,7 +155,7 @@ def _own_settings(setting: Setting) -> str:
 def _claims(judged: Sequence[tuple[Claim, Judgement]], heads: tuple[str, ...]) -> str:
     rows = []
     for claim, found in judged:
-        verdict = "undecided at this size" if found.verdict == "undecided" else found.verdict
+        size = " at this size" if found.verdict == "undecided" and found.complete else ""
         first = [claim.text] if claim.where is None else [claim.text, claim.where]
-        rows.append([*first, found.measured, verdict, found.why])
+        rows.append([*first, found.measured, f"{found.verdict}{size}", found.why])
     return markdown_table([*heads, "measured here", "verdict", "why"], rows)

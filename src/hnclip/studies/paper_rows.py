@@ -16,6 +16,7 @@ BENCHMARKS = ("DOCCI", "DCI", "Long-DCI", "Urban-1K")
 MISSING = "–"
 NOTE = f"Rows named “paper” are printed in “{paper_title()}”; they were not measured here."
 TITLE = "The paper's numbers, on its own benchmarks (not measured here)"
+_SHALLOW = 10  # ranks down to here are in every table of the paper
 _SEEDS = "mean of "  # how the setting of a replicated row begins
 _PRINTED = ", printed as "  # behind the setting of an untrained model that a table repeats for every source
 
@@ -85,34 +86,42 @@ def paper_rows_of(study: Study, column: Column) -> list[PaperRow]:
 
 
 def paper_part(study: Study) -> TablePart | None:
-    """R@1 of the study's rows on the paper's benchmarks, in both directions, and the differences of the printed numbers
-    that the study asks for; None if the paper has no such rows."""
+    """R@1 of the study's rows on the paper's benchmarks, in both directions, the deep ranks of the study where the
+    paper has them too, and the differences of the printed numbers that the study asks for; None if the paper has no
+    such rows."""
     rows = paper_rows(study)
     if not rows:
         return None
     trained = [row for row in rows if row.result.trained_on is not None] or rows
     order = {name: number for number, name in enumerate(BENCHMARKS)}
     columns = list(dict.fromkeys(row.column for row in sorted(trained, key=lambda row: order[row.result.benchmark])))
+    deep = [k for k in study.ks if k > _SHALLOW]
+    printed = [k for k in deep if all(k in row.result.recall[direction] for row in rows for direction in ARROWS)]
+    cells = [(column, k) for column in columns for k in (1, *printed)]
     named = {(row.name, row.column): row.result for row in rows}
     first = {(row.row, row.column): row.result for row in reversed(rows)}
     lines: list[tuple[str, ...]] = [
-        (name, *(_recalls(_result(named, name, column)) for column in columns))
+        (name, *(_recalls(_result(named, name, column), k) for column, k in cells))
         for name in dict.fromkeys(row.name for row in rows)
     ]
     differences = [
         (
             f"{row.name} − {other}",
-            *(_change(_result(first, row.name, column), _result(first, other, column)) for column in columns),
+            *(_change(_result(first, row.name, column), _result(first, other, column), k) for column, k in cells),
         )
         for row in study.rows
         for other in row.against
     ]
     differences = [line for line in differences if set(line[1:]) != {MISSING}]
     notes = [f"Printed in “{paper_title()}”."]
+    if missing := [f"R@{k}" for k in deep if k not in printed]:
+        notes.append(f"It has no {' and no '.join(missing)} for these rows.")
     if differences:
         lines += [(), *differences]
         notes.append("Differences are those of its printed numbers; there are no intervals.")
-    return TablePart(TITLE, ("R@1, T→I / I→T", *columns), tuple(lines), notes=(" ".join(notes),))
+    heads = [f"{column}, R@{k}" for column, k in cells] if printed else columns
+    what = "T→I / I→T" if printed else "R@1, T→I / I→T"
+    return TablePart(TITLE, (what, *heads), tuple(lines), notes=(" ".join(notes),))
 
 
 def _stands_for(result: PublishedResult, row: Variant) -> bool:
@@ -141,11 +150,11 @@ def _result(found: _Found, name: str, column: str) -> PublishedResult | None:
     return untrained if untrained is not None and untrained.trained_on is None else None
 
 
-def _recalls(result: PublishedResult | None) -> str:
-    return MISSING if result is None else " / ".join(f"{result.recall[direction][1]:.2f}" for direction in ARROWS)
+def _recalls(result: PublishedResult | None, k: int) -> str:
+    return MISSING if result is None else " / ".join(f"{result.recall[direction][k]:.2f}" for direction in ARROWS)
 
 
-def _change(ours: PublishedResult | None, base: PublishedResult | None) -> str:
+def _change(ours: PublishedResult | None, base: PublishedResult | None, k: int) -> str:
     if ours is None or base is None:
         return MISSING
-    return " / ".join(f"{ours.recall[direction][1] - base.recall[direction][1]:+.2f}" for direction in ARROWS)
+    return " / ".join(f"{ours.recall[direction][k] - base.recall[direction][k]:+.2f}" for direction in ARROWS)

@@ -98,6 +98,15 @@ def signed(points: float) -> str:
     return f"{round(points, 1) + 0.0:+.1f}"
 
 
+def level(recall: float) -> float:
+    """A recall as it is compared with others: equal ones may differ in their last bit, as means of two directions do.
+
+    >>> level(50.1 + 1e-14) == level(50.1)
+    True
+    """
+    return round(recall, 9)
+
+
 def queries_of(results: Mapping[Seed, Result], *, held_out: bool = False) -> dict[Seed, PerQuery]:
     """The queries of results by seed; with `held_out` those of the held-out part, of the seeds that have one."""
     found = {}
@@ -121,11 +130,51 @@ def _recall(queries: PerQuery, direction: str, k: int) -> float:
     return recall_at(getattr(queries.ranks, direction), k)
 
 
-def common_seeds(ours: Runs, base: Runs) -> list[int | None]:
-    """Seeds that both sides have. Where one side has none of its own, those of the other."""
-    if None in ours:
-        return list(base)
-    return list(ours) if None in base else [seed for seed in ours if seed in base]
+def common_seeds(*sides: Runs) -> list[int | None]:
+    """Seeds that all sides have. A side that has none of its own has those of the others."""
+    seeded = [side for side in sides if None not in side]
+    if not seeded:
+        return [None]
+    return [seed for seed in seeded[0] if all(seed in side for side in seeded)]
+
+
+class Weighted(NamedTuple):
+    """Recall at k of a row, times a weight."""
+
+    weight: float
+    runs: Runs
+    k: int
+
+
+def weighted_sums(terms: Sequence[Weighted]) -> dict[str, Difference] | None:
+    """Recalls of rows times their weights, added up: for each direction, and the mean of both.
+
+    Over the same queries, families resampled whole, and over the seeds that all rows have; None if there are none.
+
+    Raises:
+        ValueError: the rows were not evaluated on the same gallery.
+    """
+    seeds = common_seeds(*(term.runs for term in terms))
+    if not seeds:
+        return None
+    found = [[term.runs[seed if seed in term.runs else None] for term in terms] for seed in seeds]
+    first = found[0][0]
+    for one in (queries for of_seed in found for queries in of_seed):
+        _check_same_gallery(first, one)
+
+    def sums(direction: str) -> Tensor:
+        hits = [
+            [term.weight * 100.0 * (getattr(one.ranks, direction) <= term.k) for term, one in zip(terms, of_seed)]
+            for of_seed in found
+        ]
+        return torch.stack([torch.stack(of_seed).sum(0) for of_seed in hits], dim=1)  # [n, S]
+
+    values = [sums(direction) for direction in ARROWS]
+    groups = [first.groups_of(direction) for direction in ARROWS]
+    if first.groups.unique().numel() < 2:
+        means = [float(part.double().mean()) for part in values]
+        return {name: Difference(mean, None, None) for name, mean in zip(DIRECTIONS, [*means, fmean(means)])}
+    return {name: Difference(*one) for name, one in zip(DIRECTIONS, crossed_bootstrap(values, groups))}
 
 
 def paired_differences(ours: Runs, base: Runs, k: int) -> dict[str, Difference] | None:
@@ -134,30 +183,13 @@ def paired_differences(ours: Runs, base: Runs, k: int) -> dict[str, Difference] 
     Over the same queries, families resampled whole, and over the seeds that both sides have; None if there are none.
 
     Relations:
-        Of one seed, or of equal ones, the difference of a direction is that of `compare_ranks`. A row against itself
-        has the difference 0 [0, 0]. Swapping the sides flips every sign.
+        `weighted_sums` with the weights 1 and −1. Of one seed, or of equal ones, the difference of a direction is that
+        of `compare_ranks`. A row against itself has the difference 0 [0, 0]. Swapping the sides flips every sign.
 
     Raises:
         ValueError: the sides were not evaluated on the same gallery.
     """
-    seeds = common_seeds(ours, base)
-    if not seeds:
-        return None
-    pairs = [(ours[seed if seed in ours else None], base[seed if seed in base else None]) for seed in seeds]
-    first = pairs[0][0]
-    for one in (queries for pair in pairs for queries in pair):
-        _check_same_gallery(first, one)
-
-    def differences(direction: str) -> Tensor:
-        hits = [[100.0 * (getattr(side.ranks, direction) <= k) for side in pair] for pair in pairs]
-        return torch.stack([a - b for a, b in hits], dim=1)  # [n, S]
-
-    values = [differences(direction) for direction in ARROWS]
-    groups = [first.groups_of(direction) for direction in ARROWS]
-    if first.groups.unique().numel() < 2:
-        means = [float(part.double().mean()) for part in values]
-        return {name: Difference(mean, None, None) for name, mean in zip(DIRECTIONS, [*means, fmean(means)])}
-    return {name: Difference(*found) for name, found in zip(DIRECTIONS, crossed_bootstrap(values, groups))}
+    return weighted_sums([Weighted(1, ours, k), Weighted(-1, base, k)])
 
 
 def _check_same_gallery(one: PerQuery, other: PerQuery) -> None:

@@ -21,7 +21,7 @@ class Study:
         title: in tables.
         question: what it answers, a sentence.
         rows: of the table, in order.
-        shows: what is made of the runs, names of `hnclip.studies.shows.SHOWS`, in order.
+        shows: what is made of the runs, names of files of `hnclip.studies.shows`, in order.
         columns: test galleries of each training domain: its own, the others, or all.
         ks: lengths of the result list.
         seeds: how many unless told.

@@ -7,15 +7,16 @@ from statistics import mean
 from typing import Any
 
 from hnclip.analysis.figures import convergence_grid_figure
+from hnclip.evaluate.table import ARROWS
 from hnclip.studies.findings import Findings
 from hnclip.studies.notes import missing_note, versions_note
 from hnclip.studies.paper_rows import MISSING
 from hnclip.studies.parts import FigurePart, Part, Shown, TablePart, WordsPart
 from hnclip.studies.shows.gaps import nothing_yet
+from hnclip.studies.statistics import level
 from hnclip.studies.study import Domain
 
 PEER = "InfoNCE"
-DIRECTIONS = ("text_to_image", "image_to_text")
 PAPER = (
     "The paper: on DOCCI the first epoch of HN-CLIP (84.3 average R@1) exceeds the final accuracy of FineLIP, GOAL and "
     "StructXLIP, its second (86.1) that of every baseline."
@@ -54,7 +55,7 @@ def show(findings: Findings) -> Shown:
 
 def average(entry: Mapping[str, Any]) -> float:
     """R@1, mean of both directions."""
-    return mean(entry[direction]["R@1"] for direction in DIRECTIONS)
+    return level(mean(entry[direction]["R@1"] for direction in ARROWS))
 
 
 def epochs_to(entries: Sequence[Mapping[str, Any]], value: float) -> int | None:
@@ -79,7 +80,7 @@ def _mean_of(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Epochs:
     return [
         {
             "epoch": epoch,
-            **{direction: {"R@1": mean(run[epoch][direction]["R@1"] for run in by_epoch)} for direction in DIRECTIONS},
+            **{direction: {"R@1": mean(run[epoch][direction]["R@1"] for run in by_epoch)} for direction in ARROWS},
         }
         for epoch in sorted(shared)
     ]

@@ -20,8 +20,9 @@ from hnclip.studies.study import Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_AXES = {"objective.gamma": "boost strength γ", "fraction": "share of the training pairs"}
+_AXES = {"objective.gamma": "boost strength γ"}
 _ACROSS = 3  # panels beside each other
+_QUERIES = "the 95 % interval over queries, which does not tell how another seed would do"
 
 
 class Point(NamedTuple):
@@ -45,9 +46,9 @@ def show(findings: Findings) -> Shown:
     if not ours:
         return Shown((WordsPart(missing_note(findings) or ("No row of this study is a point of a curve.",)),))
     bars = (
-        f"the standard deviation over {len(findings.seeds)} seeds"
+        f"the standard deviation over {len(findings.seeds)} seeds, of a point that has one seed {_QUERIES}"
         if len(findings.seeds) > 1
-        else "the 95 % interval over queries, which does not tell how another seed would do"
+        else _QUERIES
     )
     sentences = [f"Average of both directions. Bars: {bars}; every panel has its own scale."]
     if printed:

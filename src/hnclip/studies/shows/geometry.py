@@ -198,8 +198,9 @@ def _statistics(found: dict[str, _Domain]) -> TablePart:
         headers=("data", "train", "test", "words", "mean cosine, all pairs", "hardest companion"),
         rows=(*measured, (), *paper),
         notes=(
-            "Mean cosines between captions of different pictures to the model before training. The paper's, of its "
-            "Table A1, are those of Long-CLIP-L, another encoder: they do not compare with others.",
+            "Mean cosines between captions of different pictures to the model before training. Ours are of training "
+            "captions. The paper's, of its Table A1, are of test captions and of Long-CLIP-L, another encoder: they do "
+            "not compare with others.",
         ),
     )
 

@@ -57,12 +57,13 @@ def show(findings: Findings) -> Shown:
     first = {key: next((entries for entries in seeds if entries), []) for key, seeds in runs.items()}
     if not any(first.values()):
         return Shown((nothing_yet(findings),), {"runs": {}})
+    first_seed = " The first seed of each; the table has all together." if len(findings.seeds) > 1 else ""
     figure = FigurePart(
         "gradients",
         "Gradient dynamics across data scales",
         scale_grid_figure(first),
         "From the top of each cell: both losses on the batch of a step, both gradient norms and their ratio, the "
-        "cosine between both gradients. Values below 1e-10 are drawn there.",
+        f"cosine between both gradients. Values below 1e-10 are drawn there.{first_seed}",
     )
     pooled = {key: [entry for entries in seeds for entry in entries] for key, seeds in runs.items()}
     every = [entry for entries in pooled.values() for entry in entries]
@@ -114,6 +115,7 @@ def _data(found: GradientDynamics) -> dict[str, Any]:
     start, every = found.epochs.get(1), found.overall
     return {
         "measurements": every.measurements,
+        "measurements_first_epoch": 0 if start is None else start.measurements,
         "infonce_solved_first_epoch": None if start is None else start.infonce_solved,
         "infonce_solved": every.infonce_solved,
         "hn_solved": every.hn_solved,

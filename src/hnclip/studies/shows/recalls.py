@@ -44,12 +44,14 @@ def show(findings: Findings) -> Shown:
 
 def groups_of(study: Study) -> list[list[Variant]]:
     """Rows that are compared with each other: pairs where every comparison is with the row above, as in the paper's
-    table 2; rows of one place where there are several curves, as in its table A9; else all."""
+    table 2; rows of one place where there are several curves, as in its table A9, those without a place apart; else
+    all."""
     rows = list(study.rows)
     pairs = [rows[start : start + 2] for start in range(0, len(rows), 2)]
     if rows and all([row.against for row in pair] == [(), (pair[0].name,)] for pair in pairs):
         return pairs
-    if len({row.series for row in rows}) > 1 and all(row.x is not None for row in rows):
+    placed = [row for row in rows if row.x is not None]
+    if len({row.series for row in placed}) > 1:
         return [[row for row in rows if row.x == x] for x in dict.fromkeys(row.x for row in rows)]
     return [rows]
 

@@ -34,6 +34,7 @@ def show(findings: Findings) -> Shown:
     for row in rows:
         names = (row.against[0], row.name)
         body: list[tuple[str, ...]] = []
+        counts: dict[str, dict[str, int]] = {}
         figures = []
         for domain in findings.domains:
             jobs = {name: findings.job(name, domain, seed) for name in names}
@@ -42,7 +43,9 @@ def show(findings: Findings) -> Shown:
                 body.append((domain.name, *(MISSING,) * 4))
                 continue
             body.append((domain.name, *(f"{count:,}" for count in found.counts.values())))
-            data.setdefault(f"{names[1]} against {names[0]}", {})[domain.name] = found.counts
+            counts[domain.name] = found.counts
+            if not found.examples:  # they agree on every caption
+                continue
             figures.append(
                 FigurePart(
                     file_name("retrievals", *([row.name] if len(rows) > 1 else []), domain.name),
@@ -52,7 +55,8 @@ def show(findings: Findings) -> Shown:
                     f"each from another family of pictures; seed {seed}.",
                 )
             )
-        if figures:
+        if counts:
+            data[f"{names[1]} against {names[0]}"] = counts
             headers = ("test captions of", "both", f"only {names[0]}", f"only {names[1]}", "neither")
             title = f"Text→image: which of {names[0]} and {names[1]} puts the right picture first, in captions"
             notes = (f"Seed {seed}.", *missing_note(findings), *versions_note(findings))

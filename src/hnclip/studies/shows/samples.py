@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import mean
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from hnclip.studies.notes import missing_note, versions_note
 from hnclip.studies.paper_rows import MISSING, paper_rows
 from hnclip.studies.parts import FigurePart, Part, Shown, TablePart
 from hnclip.studies.shows.gaps import file_name, nothing_yet
+from hnclip.studies.statistics import level
 from hnclip.studies.study import Study
 
 TABLE = "A9"
@@ -40,6 +42,7 @@ def show(findings: Findings) -> Shown:
     # The method that the study is about is the one that others are compared with.
     own = next((row.series for row in findings.study.rows if row.against and row.series), None)
     notes = (LAST, *missing_note(findings), *versions_note(findings))
+    untrained = [row.name for row in findings.study.rows if not row.trained]
     for column in findings.columns:
         curves = _curves(findings, column)
         if not curves:
@@ -62,16 +65,23 @@ def show(findings: Findings) -> Shown:
                 "for every method.",
             )
         )
-        parts.append(_table(f"Average R@1 (%): {column.name}", methods, curves, found, notes))
+        start = {row: average for row in untrained if (average := _average(findings, row, column)) is not None}
+        table = _table(f"Average R@1 (%): {column.name}", methods, curves, found, start)
+        parts.append(replace(table, notes=notes))
         data[column.name] = {
             "curves": {name: {f"{share:g}": value for share, value in curve.items()} for name, curve in curves.items()},
             "needs": {name: need._asdict() for name, need in found.items()},
+            "untrained": start,
         }
     if not parts:
         return Shown((nothing_yet(findings),))
     for benchmark, curves in published_curves(findings.study).items():
         title = f"The paper's numbers, not measured here (Table {TABLE}): average R@1 (%), {benchmark}"
-        parts.append(_table(title, list(curves), curves, needs(curves), ()))
+        found = needs(curves)
+        # Its table has but one rival, which is not the strongest that it knows of: so the rival is named.
+        rival = found[own].rival if own in found else None
+        compared = {name: need for name, need in found.items() if name == own}
+        parts.append(_table(title, list(curves), curves, compared, {}, rival=rival))
     return Shown(tuple(parts), data)
 
 
@@ -86,7 +96,8 @@ def needs(curves: Curves) -> dict[str, Need]:
         whole = {other: values[1.0] for other, values in curves.items() if other != name and 1.0 in values}
         if whole:
             rival = max(whole, key=whole.__getitem__)
-            share = next((share for share, value in sorted(curve.items()) if value >= whole[rival]), None)
+            enough = level(whole[rival])
+            share = next((share for share, value in sorted(curve.items()) if level(value) >= enough), None)
             found[name] = Need(rival, whole[rival], share)
     return found
 
@@ -109,27 +120,45 @@ def _curves(findings: Findings, column: Column) -> dict[str, dict[float, float]]
         if row.series is None or row.x is None:
             continue
         curve = curves.setdefault(row.series, {})
-        if results := findings.results(row.name, column):
-            curve[row.x] = mean(result.metrics["mean_R@1"] for result in results.values())
+        if (average := _average(findings, row.name, column)) is not None:
+            curve[row.x] = average
     return {name: curve for name, curve in curves.items() if curve}
 
 
+def _average(findings: Findings, row: str, column: Column) -> float | None:
+    """R@1 of the runs that there are."""
+    results = findings.results(row, column)
+    return mean(result.metrics["mean_R@1"] for result in results.values()) if results else None
+
+
 def _table(
-    title: str, methods: Sequence[str], curves: Curves, found: Mapping[str, Need], notes: tuple[str, ...]
+    title: str,
+    methods: Sequence[str],
+    curves: Curves,
+    found: Mapping[str, Need],
+    start: Mapping[str, float],
+    *,
+    rival: str | None = None,
 ) -> TablePart:
+    """Args:
+    start: average R@1 of rows without training.
+    rival: whom all that were compared at all are compared with; each with its own when left out.
+    """
     shares = sorted({share for curve in curves.values() for share in curve})
-    body = []
+    body: list[tuple[str, ...]] = [
+        (f"{name} (no training)", *(f"{value:.2f}",) * len(shares), MISSING, MISSING) for name, value in start.items()
+    ]
     for name in methods:
         curve, need = curves.get(name, {}), found.get(name)
-        cells = [f"{curve[share]:.1f}" if share in curve else MISSING for share in shares]
+        cells = [f"{curve[share]:.2f}" if share in curve else MISSING for share in shares]
         if need is None:
             body.append((name, *cells, MISSING, MISSING))
         else:
             reached = "none" if need.share is None else f"{100 * need.share:g} %"
-            body.append((name, *cells, f"{need.rival} {need.value:.1f}", reached))
+            body.append((name, *cells, f"{need.value:.2f}" if rival else f"{need.rival} {need.value:.2f}", reached))
+    other = "strongest other, 100 %" if rival is None else f"{rival}, 100 %"
     return TablePart(
         title=title,
-        headers=("method", *(f"{100 * share:g} %" for share in shares), "strongest other, 100 %", "reached with"),
+        headers=("method", *(f"{100 * share:g} %" for share in shares), other, "reached with"),
         rows=tuple(body),
-        notes=notes,
     )

@@ -12,7 +12,7 @@ from hnclip.studies.measured import Measured, measure
 from hnclip.studies.notes import gallery_note, missing_note, versions_note
 from hnclip.studies.paper_rows import BENCHMARKS, MISSING, NOTE, TITLE, PaperRow, paper_rows, paper_rows_of
 from hnclip.studies.parts import Part, Shown, TablePart, WordsPart
-from hnclip.studies.statistics import MEAN, Spread, Standings
+from hnclip.studies.statistics import MEAN, Spread, Standings, level
 from hnclip.studies.study import Study
 
 _EMPTY = ""
@@ -63,8 +63,9 @@ def orders_of(standing: Standings) -> dict[int, str]:
 
 
 def _order(recall: Mapping[str, float]) -> str:
-    heights = sorted(set(recall.values()), reverse=True)
-    return " > ".join(" = ".join(row for row in recall if recall[row] == height) for height in heights)
+    levels = {row: level(value) for row, value in recall.items()}
+    heights = sorted(set(levels.values()), reverse=True)
+    return " > ".join(" = ".join(row for row in levels if levels[row] == height) for height in heights)
 
 
 def largest_gap(found: Mapping[tuple[str, int], Spread]) -> float:

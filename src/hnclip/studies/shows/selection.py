@@ -10,6 +10,7 @@ from typing import Any
 from hnclip.studies.findings import Findings
 from hnclip.studies.notes import missing_note, versions_note
 from hnclip.studies.parts import Part, Shown, TablePart, WordsPart
+from hnclip.studies.statistics import level
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ def chosen(best: int, watched: Sequence[Mapping[str, Any]]) -> Chosen | None:
     Args:
         best: the epoch that validation chose.
     """
-    # Equal recalls may differ in their last bit, as means of two directions do.
-    test = {entry["epoch"]: round(entry["mean_R@1"], 9) for entry in watched if entry["epoch"] > 0}
+    test = {entry["epoch"]: level(entry["mean_R@1"]) for entry in watched if entry["epoch"] > 0}
     if best not in test:
         return None
     by_test, last = max(test, key=lambda epoch: test[epoch]), max(test)
