@@ -109,8 +109,8 @@ def _document(result: Miniature, figures: str, photos: str | None) -> str:
         "not hold* where one lies below, and is *undecided at this size* otherwise. Differences are points of R@1, "
         "averaged over both directions; intervals are over queries, families of near-duplicates whole, and over seeds "
         "where there are several. Of many differences the lowest and the highest are shown. Measured quantities "
-        "(similarities, gradients, times) are held against the paper's own number. Where a claim takes for granted what is "
-        "not so here, or where runs are missing, nothing is decided, and the reason says which.",
+        "(similarities, gradients, times) are held against the paper's own number. Where a claim takes for granted "
+        "what is not so here, or where runs are missing, nothing is decided, and the reason says which.",
         _claims([pair for pair in result.judgements if pair[0].where is not None], ("the paper's claim", "where")),
         "Questions that the paper does not ask, answered by the controls:",
         _claims([pair for pair in result.judgements if pair[0].where is None], ("question, as a claim",)),
