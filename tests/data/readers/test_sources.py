@@ -42,7 +42,7 @@ def test_scenes(source: str, style: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_of_scenes_only_the_split_asked_for_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
-    monkeypatch.setattr(sources, "scene_records", lambda style, split: asked.append((style, split)) or [])
+    monkeypatch.setattr(sources, "scene_records", lambda style, split, **more: asked.append((style, split)) or [])
     open_records("scenes/shelf", "validation")
     assert asked == [("shelf", "validation")]
 
