@@ -71,8 +71,11 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: 
     return "\n".join([line(headers), line(rule), *(line(cells or rule) for cells in drawn)])
 
 
-def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: Marks | None = None) -> str:
-    """A Markdown table with the same alignment; a bar inside a cell is escaped, an empty row is one of empty cells.
+def markdown_table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: Marks | None = None, words: bool = False
+) -> str:
+    """A Markdown table with the same alignment, or with `words` all to the left; a bar inside a cell is escaped, an
+    empty row is one of empty cells.
 
     >>> print(markdown_table(["model", "R@1"], [["a", "9.5"]], marks={(0, 1): "best"}))
     | model | R@1 |
@@ -95,7 +98,8 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, mar
         line([draw(row, column, cell) for column, cell in enumerate(cells or [""] * len(headers))])
         for row, cells in enumerate(rows)
     ]
-    return "\n".join([line(head), line([":---", *["---:"] * (len(headers) - 1)]), *body])
+    others = ":---" if words else "---:"
+    return "\n".join([line(head), line([":---", *[others] * (len(headers) - 1)]), *body])
 
 
 def latex_table(
