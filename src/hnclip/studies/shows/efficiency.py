@@ -24,7 +24,8 @@ from hnclip.train.device import pick_device
 from hnclip.train.run_views import needed_views
 
 PEER = "HN-CLIP"
-TURNS = 5
+TURNS, MANY = 5, 25  # the second where a step is quick, and a passing disturbance weighs much
+QUICK = 2.0  # seconds
 
 
 class Paper(NamedTuple):
@@ -108,10 +109,12 @@ def step_times(configs: Mapping[str, TrainConfig], directory: Path) -> dict[str,
     if path.exists():
         saved = json.loads(path.read_text(encoding="utf-8"))["rows"]
         return {name: StepTime.from_dict(values) for name, values in saved.items()}
-    measure = partial(measure_steps, configs, pairs=first.optim.micro_batch, turns=TURNS, report=lambda text: None)
-    found = measure()
-    if len({one.source for one in found.values()}) > 1:  # some lack what only they need, as regions
-        found = measure(synthetic=True)
+    measure = partial(measure_steps, configs, pairs=first.optim.micro_batch, report=lambda text: None)
+    found = measure(turns=TURNS)
+    synthetic = len({one.source for one in found.values()}) > 1  # some lack what only they need, as regions
+    quick = max(one.seconds_per_step for one in found.values()) < QUICK
+    if synthetic or quick:
+        found = measure(turns=MANY if quick else TURNS, synthetic=synthetic)
     with replace_file(path) as file:
         rows = {name: one.to_dict() for name, one in found.items()}
         file.write_text(json.dumps({"machine": here, "rows": rows}, indent=2) + "\n", encoding="utf-8")
@@ -125,5 +128,6 @@ def _measured(found: StepTime) -> str:
     threads = f"{here['threads']} thread{'s' * (here['threads'] != 1)}"
     return (
         f"Measured with {what}{scaled}, in {found.precision} on {here['processor']} ({here['device']}, {threads}), "
-        f"median of {len(found.turns)} turns. Neither reading pictures nor preparation is in it."
+        f"median of {len(found.turns)} turns; a ratio is the median of those within the turns. Neither reading "
+        "pictures nor preparation is in it."
     )
