@@ -85,6 +85,16 @@ def only_process(path: Path, busy: str) -> Iterator[None]:
         os.close(handle)
 
 
+def file_name(*names: str) -> str:
+    """Names as the name of a file. The end of a long one tells more than its beginning.
+
+    >>> file_name("convergence", "scenes/park")
+    'convergence-scenes-park'
+    """
+    plain = ("".join(letter if letter.isalnum() else "-" for letter in name).strip("-") for name in names)
+    return "-".join(plain)[-60:].strip("-")
+
+
 def read_settings(file: Path) -> dict[str, Any]:
     """The JSON object in a file."""
     try:

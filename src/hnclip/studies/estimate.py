@@ -21,7 +21,7 @@ from hnclip.train.log import read_metrics
 from hnclip.train.loop import CONFIG, RESULT
 
 FORWARD = 3.0  # a forward pass alone is taken as a third of one with its backward pass
-PROBE = 2.0  # steps that a measurement of the gradients costs
+PROBING = 2.0  # steps that a measurement of the gradients costs
 
 
 class Cost(NamedTuple):
@@ -91,7 +91,7 @@ class Rates:
         rate = self.training.get(cost_of(config))
         if rate is None or config.probe_every is None:
             return rate
-        return replace(rate, pairs_per_second=rate.pairs_per_second / (1 + PROBE / config.probe_every))
+        return replace(rate, pairs_per_second=rate.pairs_per_second / (1 + PROBING / config.probe_every))
 
     def pictures(self, config: TrainConfig) -> float | None:
         """Evaluated per second."""

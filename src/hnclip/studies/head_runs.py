@@ -23,16 +23,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hnclip.analysis import heads as head_code
 from hnclip.analysis.head_probe import LEAST_HELD_OUT
 from hnclip.analysis.heads import LEAST_TRAIN, PairRows, TowerFeatures, deal_epochs
-from hnclip.data import sampler as sampler_code
 from hnclip.evaluate.metrics import recall_at
 from hnclip.evaluate.ranks import Ranks
 from hnclip.evaluate.table import ARROWS
 from hnclip.files import read_settings, replace_file
-from hnclip.losses import hard_negative as loss_code
-from hnclip.studies import tower_heads as training_code
+from hnclip.studies.identity import code_fingerprint
 from hnclip.studies.tower_heads import (
     HeadSettings,
     MarginLoss,
@@ -41,11 +38,16 @@ from hnclip.studies.tower_heads import (
     scaled,
     train_tower_heads,
 )
-from hnclip.train import optimizer as optimizer_code
 
 _CPU = torch.device("cpu")
 # What the digits of a run depend on beside its settings and features.
-_CODE = (head_code, sampler_code, loss_code, training_code, optimizer_code)
+_CODE = (
+    "analysis/heads.py",
+    "data/sampler.py",
+    "losses/hard_negative.py",
+    "studies/tower_heads.py",
+    "train/optimizer.py",
+)
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,8 @@ class HeadRuns:
 
     @cached_property
     def _material(self) -> list[str]:
-        code = sha256(b"".join(Path(str(module.__file__)).read_bytes() for module in _CODE)).hexdigest()
-        return [_fingerprint(self.train), _fingerprint(self.validation), code, torch.__version__, self.device.type]
+        features = _fingerprint(self.train), _fingerprint(self.validation)
+        return [*features, code_fingerprint(_CODE), torch.__version__, self.device.type]
 
     def _tell(self, point: Point) -> None:
         if not self._trained:

@@ -18,7 +18,7 @@ RATES = {"lora": 1e-3, "dora": 1e-3}
 
 
 @dataclass(frozen=True)
-class Entry:
+class Special:
     """A study of the miniature, and what is different for it.
 
     Args:
@@ -36,11 +36,11 @@ class Entry:
 # Both styles for what the paper has, one for the controls. 15 against 127 negatives takes batches of 128, and twice the
 # epochs to have some steps of them; so few steps as there are can all be measured.
 _DIFFERENT = (
-    Entry("gradients", {"probe_gradients": "every=1"}),
-    Entry("rivals", styles=("park",)),
-    Entry("negatives", {"optim.accumulate": 8, "optim.epochs": 4}, styles=("park",)),
-    Entry("duplicates", size="doubles", styles=("park",)),
-    Entry("selection", styles=("park",)),
+    Special("gradients", {"probe_gradients": "every=1"}),
+    Special("rivals", styles=("park",)),
+    Special("negatives", {"optim.accumulate": 8, "optim.epochs": 4}, styles=("park",)),
+    Special("duplicates", size="doubles", styles=("park",)),
+    Special("selection", styles=("park",)),
 )
 
 
@@ -49,7 +49,7 @@ def entries() -> list[tuple[Study, Setting]]:
     different = {entry.study: entry for entry in _DIFFERENT}
     found = []
     for name, study in STUDIES.items():
-        entry = different.get(name, Entry(name))
+        entry = different.get(name, Special(name))
         sources = [f"scenes/{style}/{entry.size}" for style in entry.styles]
         domains = tuple(Domain(source, (source,)) for source in sources)
         found.append((study, Setting(set_fields(miniature(), entry.set), domains, rates=RATES)))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hnclip.config import TrainConfig
 from hnclip.frameworks import Plug
 from hnclip.studies.identity import Identity, model_identity, run_identity
-from hnclip.studies.study import Domain, Study
+from hnclip.studies.study import SEEDS, Domain, Study
 from hnclip.studies.variant import Variant, resolve
 
 PROBE = "every=5"  # as the paper measures gradients
@@ -77,8 +77,6 @@ class Setting:
     rates: Mapping[Plug, float] = field(default_factory=dict)
 
     def seeds_of(self, study: Study) -> tuple[int, ...]:
-        from hnclip.studies.study import SEEDS
-
         if self.seeds is not None:
             return self.seeds
         if study.seeds > len(SEEDS):

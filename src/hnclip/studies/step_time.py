@@ -27,8 +27,8 @@ from hnclip.objectives.objective import Objective
 from hnclip.studies.identity import Trained
 from hnclip.studies.matched import open_start
 from hnclip.train.device import pick_device
-from hnclip.train.loop import _choose_trainable
-from hnclip.train.optimizer import build_optimizer
+from hnclip.train.loop import choose_trainable
+from hnclip.train.optimizer import optimizer_of
 from hnclip.train.run_views import with_views
 from hnclip.train.step import Stepper
 
@@ -168,7 +168,7 @@ class _Way:
         self.config = config
         self.model, here = _model(config, report)
         device = self.model.device
-        _choose_trainable(config, self.model)
+        choose_trainable(config, self.model)
         objective = build_objective(config.objective)
         self.model.readouts.update(build_readouts(config.objective, self.model))
         if config.speed.recompute:
@@ -182,15 +182,7 @@ class _Way:
         self.batch, self.source = _batch(config, self.model, objective, wanted, here and not synthetic, report)
         if not here:
             self.source = "random weights, synthetic batch"
-        optimizer = build_optimizer(
-            self.model,
-            lr=optim.lr,
-            scale_lr=optim.lr if optim.scale_lr is None else optim.scale_lr,
-            weight_decay=optim.weight_decay,
-            readout_lr=optim.readout_lr,
-            decay=optim.decay,
-            betas=(optim.beta1, optim.beta2),
-        )
+        optimizer = optimizer_of(self.model, optim)
         # Somewhere in the middle of a run, where a framework that changes its terms on the way has all of them.
         self.stepper = Stepper(self.model, objective, optimizer, optim, total=100)
 

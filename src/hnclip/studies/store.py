@@ -13,7 +13,7 @@ from typing import Any
 from hnclip.config import TrainConfig, from_json, to_json
 from hnclip.evaluate.protocol import evaluate_task, open_task
 from hnclip.evaluate.result import Result
-from hnclip.files import only_process, replace_file
+from hnclip.files import file_name, only_process, replace_file
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.studies.identity import EVALUATION, code_fingerprint, gallery_fingerprint, versions
@@ -113,7 +113,7 @@ class Store:
         content = [gallery_fingerprint(gallery.source, split, job.config.read) for split in splits]
         digest = sha256(repr((content, code_fingerprint(EVALUATION))).encode()).hexdigest()[:10]
         place = self.home(job) / "evaluations"
-        own = place / f"{_plain(gallery.name)}-{digest}.safetensors"
+        own = place / f"{file_name(gallery.name)}-{digest}.safetensors"
         # The same records by another path have another name.
         return own if own.exists() else next(iter(sorted(place.glob(f"*-{digest}.safetensors"))), own)
 
@@ -164,10 +164,4 @@ def _label(job: Job) -> str:
     if not job.trained:
         return "zero-shot"
     objective = config.objective
-    return _plain(f"{objective.framework}-{objective.global_loss}-{config.data.partition('=')[0]}-{config.seed}")
-
-
-def _plain(name: str) -> str:
-    """A part of a file's name; the end of a long one tells more than its beginning."""
-    written = "".join(letter if letter.isascii() and (letter.isalnum() or letter == "_") else "-" for letter in name)
-    return written.strip("-")[-60:].strip("-")
+    return file_name(f"{objective.framework}-{objective.global_loss}-{config.data.partition('=')[0]}-{config.seed}")

@@ -45,7 +45,7 @@ from hnclip.train.evaluation import evaluate_together
 from hnclip.train.grad_cache import Share
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.log import MetricsLog, progress_bar
-from hnclip.train.optimizer import build_optimizer
+from hnclip.train.optimizer import optimizer_of
 from hnclip.train.parallel import Alone, hold
 from hnclip.train.prefetch import ahead
 from hnclip.train.run_data import RunData, batch_sizes, length_order, own_share
@@ -110,15 +110,7 @@ class Run:
         self.epoch_steps = len(batch_sizes(len(data.pairs), config))
         self.total = progress.total = optim.epochs * self.epoch_steps
         self.parallel: Alone = hold(model, config.speed.parallel)
-        self.optimizer = build_optimizer(
-            model,
-            lr=optim.lr,
-            scale_lr=optim.lr if optim.scale_lr is None else optim.scale_lr,
-            weight_decay=optim.weight_decay,
-            readout_lr=optim.readout_lr,
-            decay=optim.decay,
-            betas=(optim.beta1, optim.beta2),
-        )
+        self.optimizer = optimizer_of(model, optim)
         self.stepper = Stepper(model, objective, self.optimizer, optim, total=self.total, parallel=self.parallel)
         if self.stepper.warmup >= self.total:
             report(

@@ -141,7 +141,7 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
         base = _base(config)
         model = load(**asdict(base)).to(device)
         report(f"model: {model.source}")
-        _choose_trainable(config, model)
+        choose_trainable(config, model)
         objective = build_objective(config.objective)
         model.readouts.update(build_readouts(config.objective, model))
         report(describe_trainable(model))
@@ -214,7 +214,8 @@ def _base(config: TrainConfig) -> BaseModel:
     return base if config.adapt.method == "full" else base.located()  # else refused now, not after the first epoch
 
 
-def _choose_trainable(config: TrainConfig, model: DualEncoder) -> None:
+def choose_trainable(config: TrainConfig, model: DualEncoder) -> None:
+    """Freeze what a run leaves as it is, or add its adapters."""
     adapt, scale_trains = config.adapt, config.optim.scale_lr != 0
     if adapt.method == "full":
         freeze(model, image=adapt.freeze_image, text=adapt.freeze_text)

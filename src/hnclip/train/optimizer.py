@@ -8,6 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from hnclip.config import OptimConfig
+
 
 def parameter_groups(
     model: nn.Module,
@@ -56,6 +58,19 @@ def build_optimizer(model: nn.Module, *, betas: tuple[float, float], **rates: An
     groups = parameter_groups(model, **rates)
     kinds = {parameter.device.type for group in groups for parameter in group["params"]}
     return torch.optim.AdamW(groups, betas=betas, fused=kinds <= {"cpu", "cuda"} or None)
+
+
+def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+    """The optimiser of a run."""
+    return build_optimizer(
+        model,
+        lr=optim.lr,
+        scale_lr=optim.lr if optim.scale_lr is None else optim.scale_lr,
+        weight_decay=optim.weight_decay,
+        readout_lr=optim.readout_lr,
+        decay=optim.decay,
+        betas=(optim.beta1, optim.beta2),
+    )
 
 
 def learning_rate_factor(step: int, *, total: int, warmup: int, floor: float = 0.0) -> float:

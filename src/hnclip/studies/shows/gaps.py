@@ -1,4 +1,4 @@
-"""What shows say where something is missing, and names of files."""
+"""What shows say where something is missing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,3 @@ from hnclip.studies.parts import WordsPart
 def nothing_yet(findings: Findings) -> WordsPart:
     """Instead of tables and figures, where there is nothing to make them of."""
     return WordsPart(missing_note(findings) or ("Its runs measured nothing of this.",))
-
-
-def file_name(*names: str) -> str:
-    """Names as the name of a file.
-
-    >>> file_name("convergence", "scenes/park")
-    'convergence-scenes-park'
-    """
-    return "-".join("".join(letter if letter.isalnum() else "-" for letter in name).strip("-") for name in names)

@@ -32,14 +32,13 @@ from hnclip.diagnose.material import Material
 from hnclip.evaluate.protocol import open_task
 from hnclip.evaluate.published import published_statistics
 from hnclip.evaluate.retrieval import encode_captions
-from hnclip.files import replace_file
+from hnclip.files import file_name, replace_file
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.studies.findings import Findings
 from hnclip.studies.identity import Trained, model_fingerprint, training_fingerprint
 from hnclip.studies.matched import open_start
 from hnclip.studies.paper_rows import BENCHMARKS
 from hnclip.studies.parts import FigurePart, Part, Shown, TablePart
-from hnclip.studies.shows.gaps import file_name
 
 ROWS = 2  # near-duplicates that are shown of each domain
 THUMBNAIL = 480  # pixels: as large as a figure shows a picture

@@ -9,12 +9,13 @@ from hnclip.analysis.figures import Example, retrieval_figure
 from hnclip.data.cache import cache_directory
 from hnclip.evaluate.protocol import open_task, usable
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
+from hnclip.files import file_name
 from hnclip.studies.findings import Findings
 from hnclip.studies.notes import missing_note, versions_note
 from hnclip.studies.paper_rows import MISSING
 from hnclip.studies.parts import FigurePart, Part, Shown, TablePart
 from hnclip.studies.plan import Job
-from hnclip.studies.shows.gaps import file_name, nothing_yet
+from hnclip.studies.shows.gaps import nothing_yet
 from hnclip.studies.study import Domain
 
 EXAMPLES = 4

@@ -8,11 +8,12 @@ from statistics import mean
 from typing import NamedTuple
 
 from hnclip.analysis.figures import sample_efficiency_figure
+from hnclip.files import file_name
 from hnclip.studies.findings import Column, Findings
 from hnclip.studies.notes import missing_note, versions_note
 from hnclip.studies.paper_rows import MISSING, paper_rows
 from hnclip.studies.parts import FigurePart, Part, Shown, TablePart
-from hnclip.studies.shows.gaps import file_name, nothing_yet
+from hnclip.studies.shows.gaps import nothing_yet
 from hnclip.studies.statistics import level
 from hnclip.studies.study import Study
 
