@@ -32,6 +32,9 @@ image–text retrieval for long, nearly identical captions
   diagnose     how alike your captions are to a model, and what that means for training
   convert      open a model in any layout, write it as a Hugging Face directory or as ONNX
   encode       pictures and captions into vectors on disk, resumable, by any number of processes
+  index        make your pictures findable by description; again, to take in what changed
+  search       find pictures by a description or a picture, and captions by a picture
+  serve        a page to search an index, and an HTTP API
   interpolate  weights between a base model and a fine-tuned one, against forgetting
   bench        speed and memory beside named peers, measured here
   pretrain     make the bundled model anew
@@ -279,6 +282,39 @@ def _convert(arguments: Sequence[str]) -> None:
     print(f"written: {options.out}")
 
 
+def _index(arguments: Sequence[str]) -> None:
+    from hnclip.search.options import IndexOptions
+
+    options = _parse(IndexOptions, "index", arguments)
+
+    from hnclip.search.build import build_index
+
+    quiet = options.quiet or options.json
+    result = build_index(options, quiet=quiet, report=_warn if quiet else _say)
+    print(json.dumps(result.to_dict()) if options.json else result.to_text())
+
+
+def _search(arguments: Sequence[str]) -> None:
+    from hnclip.search.options import SearchOptions
+
+    options = _parse(SearchOptions, "search", arguments)
+
+    from hnclip.search.ask import ask
+
+    answer = ask(options)
+    print(json.dumps(answer.to_dict()) if options.json else answer.to_text())
+
+
+def _serve(arguments: Sequence[str]) -> None:
+    from hnclip.search.options import ServeOptions
+
+    options = _parse(ServeOptions, "serve", arguments)
+
+    from hnclip.search.serve.run import serve
+
+    serve(options, report=_warn if options.quiet else _say)
+
+
 def _interpolate(arguments: Sequence[str]) -> None:
     from hnclip.options import Interpolate
 
@@ -460,6 +496,7 @@ CONTINUE = {
     "diagnose": "the same command continues where it was",
     "study": "the same command continues where it was",
     "encode": "the same command continues where it was",
+    "index": "the same command continues where it was",
     "prepare": "the same command continues where it was",
     "pretrain": "the same command continues where it was",
     "bench": "nothing was written",
@@ -475,6 +512,9 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "diagnose": _diagnose,
     "convert": _convert,
     "encode": _encode,
+    "index": _index,
+    "search": _search,
+    "serve": _serve,
     "interpolate": _interpolate,
     "bench": _bench,
     "pretrain": _pretrain,

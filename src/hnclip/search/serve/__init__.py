@@ -1,0 +1,1 @@
+"""`hnclip serve`: an index behind HTTP, and a page to search it."""
