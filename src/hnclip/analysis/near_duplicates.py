@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 
 import torch
@@ -40,7 +41,7 @@ _UNSPACED = (
     (0x1000, 0x109F, 4),  # Myanmar
     (0x1780, 0x17FF, 4),  # Khmer
 )
-_WORD = 0  # kind of the characters of words between spaces; that of unspaced scripts is the length compared
+WORD = 0  # kind of the characters of words between spaces; that of unspaced scripts is the length compared
 _APOSTROPHES = "'’"
 _DIRECTIONS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -116,6 +117,20 @@ def highlight_shared(query: str, *others: str, limit: int = LIMIT) -> tuple[Pass
     return _highlight(query, content & shared), *(_highlight(text, content) for text in rest)
 
 
+def highlight_different(*texts: str, limit: int = LIMIT) -> tuple[Passage, ...]:
+    """All texts as they are shown (`shorten`): in each those content words are highlighted that none of the others has.
+
+    What is compared are the whole texts, so a word that another text only has beyond the limit is no difference. A
+    single text differs from nothing.
+    """
+    content = [_content(text) for text in texts]
+    alone = [
+        own.difference(*content[:place], *content[place + 1 :]) if len(texts) > 1 else set[str]()
+        for place, own in enumerate(content)
+    ]
+    return tuple(_highlight(shorten(text, limit), words) for text, words in zip(texts, alone))
+
+
 def shorten(text: str, limit: int = LIMIT) -> str:
     """At most `limit` characters of a text, cut between words with an ellipsis; what cannot be printed is a space.
 
@@ -132,6 +147,7 @@ def shorten(text: str, limit: int = LIMIT) -> str:
     return "".join(" " if _unprintable(character) else character for character in start)
 
 
+@lru_cache(2**16)
 def _unprintable(character: str) -> bool:
     """Control characters, line ends, halves of surrogate pairs, and what turns the direction of the text around it."""
     return unicodedata.category(character) in ("Cc", "Zl", "Zp", "Cs") or character in _DIRECTIONS
@@ -204,30 +220,33 @@ def _content(text: str) -> set[str]:
 
 def _words(text: str) -> Iterator[tuple[int, int, str]]:
     """Where each word begins and ends, and what it is compared by."""
-    kinds = [_kind(character) for character in text]
+    kinds = [letter_kind(character) for character in text]
     for place in range(1, len(text) - 1):
-        if text[place] in _APOSTROPHES and kinds[place - 1] == kinds[place + 1] == _WORD:
-            kinds[place] = _WORD
+        if text[place] in _APOSTROPHES and kinds[place - 1] == kinds[place + 1] == WORD:
+            kinds[place] = WORD
     start = 0
     for kind, run in groupby(kinds):
         end = start + len(list(run))
-        if kind == _WORD:
-            yield start, end, _compared(text[start:end])
+        if kind == WORD:
+            yield start, end, compared(text[start:end])
         elif kind is not None:
             for first in range(start, max(start + 1, end - kind + 1)):
                 last = min(first + kind, end)
-                yield first, last, _compared(text[first:last])
+                yield first, last, compared(text[first:last])
         start = end
 
 
-def _kind(character: str) -> int | None:
-    """None between words. Marks are letters here: without its vowel signs a Hindi word falls into pieces."""
+@lru_cache(2**16)  # of each character there are many
+def letter_kind(character: str) -> int | None:
+    """`WORD` for characters of words between spaces, the length that is compared for those of scripts without spaces,
+    None between words. Marks are letters here: without its vowel signs a Hindi word falls into pieces."""
     if unicodedata.category(character)[0] not in "LNM":
         return None
     code = ord(character)
-    return next((length for low, high, length in _UNSPACED if low <= code <= high), _WORD)
+    return next((length for low, high, length in _UNSPACED if low <= code <= high), WORD)
 
 
-def _compared(word: str) -> str:
+def compared(word: str) -> str:
+    """What a word is compared by: case does not matter, and 's is no part of it."""
     key = unicodedata.normalize("NFC", word.casefold()).replace("’", "'")
     return key.removesuffix("'s")

@@ -97,14 +97,22 @@ def open_model(index: Index, model: str | None = None, device: str = "auto") -> 
         model: where it lies now, if that is not where it lay then.
 
     Raises:
-        ValueError: it is another model: its vectors would mean nothing to the index.
+        ValueError: it is not where it was, or it is another model: its vectors would mean nothing to the index.
     """
     from hnclip.models.load import load
     from hnclip.train.device import pick_device
     from hnclip.train.runs import models_of
 
     name = model or index.about.model
-    opened = load(models_of(name)[0][1], **index.about.opening).eval()
+    try:
+        opened = load(models_of(name)[0][1], **index.about.opening).eval()
+    except (ValueError, OSError) as error:
+        if model is not None:
+            raise
+        raise ValueError(
+            f"{index.path} was made with {index.about.source}, which cannot be opened: {error}\n"
+            "If it has moved, say where it lies now by --model"
+        ) from error
     if model_fingerprint(opened) != index.about.fingerprint:
         raise ValueError(
             f"{index.path} was made with {index.about.source}, and {name} is another model now: give the one it was "

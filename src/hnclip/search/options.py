@@ -34,9 +34,10 @@ class IndexOptions:
     tokens: bool = False
     """Keep the vectors of all patches: re-ranking and explanations need no picture then, but each one takes as much
     room as all its patches have numbers."""
-    engine: EngineName = "exact"
+    engine: EngineName | None = None
     """exact needs nothing else; faiss-ivf and faiss-hnsw are for millions on one machine (pip install
-    'hnclip[faiss]'); milvus is for more than one machine (pip install 'hnclip[milvus]')."""
+    'hnclip[faiss]'); milvus is for more than one machine (pip install 'hnclip[milvus]'). Left out, it stays the
+    index's own, which is exact at first."""
     uri: str | None = None
     """Of Milvus: a file, or a server as http://HOST:PORT; a file beside the index when left out."""
     replace: bool = False

@@ -1,9 +1,9 @@
 """Exact search through codes of 8 bits: every row is looked at, few are looked at closely, none is missed.
 
-A scan of the codes gives each row's score to within a bound: the code's distance from its row (`slack`), the rounding
-of the query to bf16 and that of the result. Some rows that look best are scored closely; the k-th best of these is a
-score that k rows reach for certain. Whatever could reach it within the bound is scored closely too. The codes are half
-of the bf16 vectors' bytes, and reading them is what a query takes its time for.
+A scan of the codes gives each row's score to within a bound, `_off` and the rounding of its result. Some rows that look
+best are scored closely; the k-th best of these is a score that k rows reach for certain. Whatever could reach it too
+within the bound is scored closely as well. The codes are half of the bf16 vectors' bytes, and reading them is what a
+query takes its time for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 from hnclip.search.index.vectors import StoredVectors
 
 TOGETHER = 4  # queries of one scan: more of them make the kernel compute, not read
-_ROUNDING = 2**-8  # relative, of a result in bf16 and of what led to it
+_LONGEST = 1.01  # rows have length 1 up to bf16
+_ROUNDING = 2**-8  # of a result in bf16, relative to it: the kernel may cut instead of rounding
 _BLOCK = 16384  # rows at a time where the kernel is missing, or when many rows are scored closely
 
 
@@ -24,7 +25,8 @@ def exact_nearest(
     """For each query, scores and rows of the k nearest from row `first` on, in the order of `ranked`.
 
     Args:
-        dead: rows that do not count.
+        k: at least 1.
+        dead: rows that do not count, each once.
 
     Shape:
         queries [Q, D] float32; returns Q pairs of [≤ k] float32 and [≤ k] int64
@@ -68,16 +70,24 @@ def _closely(
     scores, rows = ranked(vectors, query, best.indices + first, k)
     if len(best.indices) == living:
         return scores, rows
-    reached = float(scores[-1]) - _bound(vectors, query, max(map(abs, best.values[[0, -1]].tolist())))
-    possible = (look >= reached).nonzero().squeeze(1)  # [m], `rows` among them
+    needed = float(scores[-1]) - _off(vectors, query)  # of codes and query alone, before the result is rounded
+    look_at = needed - _ROUNDING * abs(needed)  # x - r·|x| grows with x, so no row that reaches it lies below
+    possible = (look >= look_at).nonzero().squeeze(1)  # [m], `rows` among them
     return ranked(vectors, query, possible + first, k)
 
 
-def _bound(vectors: StoredVectors, query: Tensor, largest: float) -> float:
-    """How far the scan may be off a row's score where its result is at most this large."""
-    longest = 1.01  # rows have length 1 up to bf16
-    rounding = (query - query.to(torch.bfloat16).float()).norm()
-    return float(longest * rounding + 1.01 * query.norm() * vectors.slack + _ROUNDING * largest + 1e-6)
+def _off(vectors: StoredVectors, query: Tensor) -> float:
+    """How far a row's score may be from query·code·scale as the scan sums it up, before it rounds the result.
+
+    With q' the query in bf16, x the row and x' its code times its scale, both sums being of D products in float32:
+    |q·x − q'·x'| ≤ |q·(x − x')| + |(q − q')·x'| ≤ ‖q‖·slack + ‖q − q'‖·‖x'‖, and each sum is off by at most
+    (D + few)·2⁻²⁴·‖q‖·‖x‖. Codes and q' are numbers of bf16, so a product that takes float32 for bf16 loses nothing.
+    """
+    length = float(query.norm())
+    rounded = float((query - query.to(torch.bfloat16).float()).norm())
+    longest = _LONGEST + vectors.slack  # of x'
+    summing = 2 * (vectors.shape[1] + 8) * 2**-24 * _LONGEST * longest * length
+    return longest * rounded + _LONGEST * length * vectors.slack + summing + 1e-12
 
 
 def _scan(vectors: StoredVectors, queries: Tensor, first: int) -> Tensor:
@@ -88,10 +98,17 @@ def _scan(vectors: StoredVectors, queries: Tensor, first: int) -> Tensor:
 
 
 def _product(queries: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """queries·codesᵀ·scales [q, N], by torch's kernel for weights of 8 bits where there is one."""
+    """queries·codesᵀ·scales [q, N], by torch's kernel for weights of 8 bits where there is one.
+
+    The kernel is private: it may be missing, or not be made for this processor. Widths that are no multiple of 32 must
+    not be given to it, some end the process.
+    """
     kernel = getattr(torch, "_weight_int8pack_mm", None)
     if kernel is not None and codes.shape[1] % 32 == 0 and len(codes):
-        return kernel(queries, codes, scales)
+        try:
+            return kernel(queries, codes, scales)
+        except (NotImplementedError, RuntimeError):
+            pass
     found = torch.empty(len(queries), len(codes))
     for start in range(0, len(codes), _BLOCK):
         part = slice(start, start + _BLOCK)

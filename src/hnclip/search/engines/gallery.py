@@ -13,7 +13,8 @@ from hnclip.search.engines.exact import exact_nearest, ranked
 from hnclip.search.index.layout import Kind
 from hnclip.search.index.reader import Index
 
-MORE = 4  # times k that an engine is asked for: its order is only roughly the right one
+MORE, LEAST = 4, 64  # times the wanted that an engine is asked for, its order is only roughly right; and no fewer rows
+FURTHER = 16  # times that, where dead rows left too few of them
 
 
 @dataclass(frozen=True)
@@ -53,21 +54,31 @@ class Gallery:
         return [Nearest(rows.numpy(), scores.numpy()) for scores, rows in found]
 
     def _approximate(self, candidates: Candidates, queries: Tensor, k: int) -> list[tuple[Tensor, Tensor]]:
-        """What the engine proposes, and what it does not know of yet."""
+        """What the engine proposes, and what it does not know of yet; all rows for a query it has too little for."""
         covered = min(candidates.covered, len(self.vectors))
+        wanted = min(k, covered - int((self._dead < covered).sum()))  # living rows that must come
+        proposed = self._propose(candidates, queries, covered, wanted)
         recent = exact_nearest(self.vectors, queries, k, first=covered, dead=self._dead)
-        wanted = min(covered, k, covered - int((self._dead < covered).sum()))  # living rows that must come
-        count = min(covered, MORE * k)
-        rows = [torch.zeros(0, dtype=torch.int64) for _ in queries]
-        while wanted:
-            proposed = torch.from_numpy(candidates.propose(queries.numpy(), count))  # [Q, count]
-            rows = [self._living(some, covered) for some in proposed]
-            if count == covered or min(map(len, rows)) >= wanted:
-                break
-            count = min(covered, 4 * count)  # dead rows were in the way
-        return [
-            ranked(self.vectors, query, torch.cat([own, new]), k) for query, own, (_, new) in zip(queries, rows, recent)
+        found = [
+            ranked(self.vectors, query, torch.cat([rows, new]), k)
+            for query, rows, (_, new) in zip(queries, proposed, recent)
         ]
+        if short := [number for number, rows in enumerate(proposed) if len(rows) < wanted]:
+            for number, exact in zip(short, exact_nearest(self.vectors, queries[short], k, dead=self._dead)):
+                found[number] = exact
+        return found
+
+    def _propose(self, candidates: Candidates, queries: Tensor, covered: int, wanted: int) -> list[Tensor]:
+        """Living rows for each query, at least as many as are wanted if the engine has them."""
+        rows = [torch.zeros(0, dtype=torch.int64) for _ in queries]
+        some_more = max(MORE * wanted, LEAST)
+        for count in (some_more, FURTHER * some_more):  # once more where dead rows were in the way
+            short = [number for number, some in enumerate(rows) if len(some) < wanted]
+            if short:
+                found = candidates.propose(queries[short].numpy(), min(covered, count))  # [short, count]
+                for number, some in zip(short, torch.from_numpy(found)):
+                    rows[number] = self._living(some, covered)
+        return rows
 
     def _living(self, proposed: Tensor, covered: int) -> Tensor:
         """Rows of this version, each once."""

@@ -1,14 +1,86 @@
-"""Which engine searches an index, by name."""
+"""Which engine searches an index, by name, and how an index gets one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hnclip.search.engines import Candidates
-from hnclip.search.index.layout import Kind
+from hnclip.search.engines.made import FEW, Version, again
+from hnclip.search.index.layout import KINDS, Kind
 from hnclip.search.index.reader import Index
+from hnclip.search.index.vectors import StoredVectors, row_files
+from hnclip.search.index.writer import IndexWriter
+
+ENGINE_NAMES = ("exact", "faiss-ivf", "faiss-hnsw", "milvus")
 
 
 def open_candidates(index: Index, kind: Kind, engine: str) -> Candidates | None:
-    """What proposes rows of this kind; None where the search is exact."""
-    if engine == "exact":
+    """What proposes rows of this kind. None where the search is exact: of few rows, and of an index whose own engine is
+    not made yet.
+
+    Raises:
+        ValueError: another engine was asked for than the index has, its package is missing, or its files are damaged;
+            the message says what to do.
+        OSError: a server does not answer.
+    """
+    _check(engine)
+    if engine == "exact" or len(index.vectors(kind)) < FEW:
         return None
-    raise ValueError(f"engine must be one of exact, faiss-ivf, faiss-hnsw, milvus; got {engine!r}")
+    candidates = _open(index, kind, engine)
+    if candidates is None and engine != index.about.engine:
+        raise ValueError(f"{index.path} has no {engine} yet: {again(index, engine)}")
+    return candidates
+
+
+def make_engine(
+    writer: IndexWriter, engine: str, uri: str | None = None, report: Callable[[str], None] = lambda text: None
+) -> None:
+    """Let an engine know all rows of an index; what other engines have stays where it is.
+
+    Args:
+        uri: of Milvus.
+        report: is told what is going on.
+
+    Raises:
+        ValueError: its package is missing, or the URI is none.
+        OSError: a file cannot be written, or a server does not answer. The index is whole, and what the engine does not
+            know is scanned.
+    """
+    _check(engine)
+    if engine == "exact":
+        return
+    for kind in KINDS:
+        count: int = getattr(writer.state, kind)
+        if count >= FEW:
+            files = row_files(writer.directory, kind, writer.about.width, writer.about.storage)
+            _make(writer, kind, StoredVectors(files, count, writer.about.width, 0.0), engine, uri, report)
+        elif count:
+            report(f"{count:,} {kind} are few enough to be scanned: {engine} is not made of less than {FEW:,}")
+
+
+def _open(version: Version, kind: Kind, engine: str) -> Candidates | None:
+    if engine == "milvus":
+        from hnclip.search.engines.milvus_engine import open_milvus
+
+        return open_milvus(version, kind)
+    from hnclip.search.engines.faiss_engine import open_faiss
+
+    return open_faiss(version, kind, engine)
+
+
+def _make(
+    version: Version, kind: Kind, vectors: StoredVectors, engine: str, uri: str | None, report: Callable[[str], None]
+) -> None:
+    if engine == "milvus":
+        from hnclip.search.engines.milvus_engine import make_milvus
+
+        make_milvus(version, kind, vectors, uri, report)
+    else:
+        from hnclip.search.engines.faiss_engine import make_faiss
+
+        make_faiss(version, kind, vectors, engine, report)
+
+
+def _check(engine: str) -> None:
+    if engine not in ENGINE_NAMES:
+        raise ValueError(f"engine must be one of {', '.join(ENGINE_NAMES)}; got {engine!r}")

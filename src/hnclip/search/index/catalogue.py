@@ -8,13 +8,13 @@ born ≤ v < died: to give an item another picture or other captions is to end i
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 
-from hnclip.search.index.layout import damaged
+from hnclip.search.index.layout import About, damaged
 
 PATIENCE = 60.0  # seconds to wait for the transaction of another process
 ASKED = 500  # values in one question; old versions of SQLite allow 999
@@ -65,8 +65,18 @@ def text_hash(text: str) -> bytes:
     return content_hash(text.encode("utf-8", "surrogatepass"))
 
 
+def texts_hash(texts: Sequence[str]) -> bytes:
+    """Names several captions in their order."""
+    return content_hash(b"".join(map(text_hash, texts)))
+
+
+def database_uri(file: Path, mode: str) -> str:
+    escaped = file.absolute().as_posix().replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    return f"file:{escaped}?mode={mode}"
+
+
 def create_catalogue(file: Path, about: str) -> sqlite3.Connection:
-    database = _connect(f"file:{_escaped(file)}")
+    database = _connect(database_uri(file, "rwc"))
     with writing(database):
         for statement in SCHEMA.split(";"):
             database.execute(statement)
@@ -75,24 +85,46 @@ def create_catalogue(file: Path, about: str) -> sqlite3.Connection:
     return database
 
 
-def open_catalogue(file: Path, path: Path, *, write: bool) -> tuple[sqlite3.Connection, str, State]:
-    """The catalogue in a file, what the index is about, and its state; `path` is the index, for messages."""
+def open_catalogue(file: Path, path: Path) -> sqlite3.Connection:
+    """The catalogue in a file; `path` is the index, for messages."""
     if not file.is_file():
         raise ValueError(damaged(path, f"{file.parent.name}/{file.name} is missing"))
     with explained(path):
-        database = _connect(f"file:{_escaped(file)}?mode={'rw' if write else 'ro'}")
-        try:
-            database.execute("BEGIN")  # both of one moment
-            about = database.execute("SELECT text FROM about").fetchone()
-            state = database.execute("SELECT * FROM state").fetchone()
-            database.execute("COMMIT")
-        except BaseException:
-            database.close()
-            raise
+        # A reader, too, may find a transaction that a killed writer did not finish, and has to undo it before it can
+        # read: hence rw. Where nothing may be written SQLite opens the file for reading, of its own accord.
+        return _connect(database_uri(file, "rw"))
+
+
+def read_state(database: sqlite3.Connection, path: Path) -> tuple[About, State]:
+    """What the index is about, and how far it is."""
+    about = database.execute("SELECT text FROM about").fetchone()
+    state = database.execute("SELECT * FROM state").fetchone()
     if about is None or state is None:
-        database.close()
         raise ValueError(damaged(path, "its catalogue is empty"))
-    return database, about[0], State(*state)
+    return About.from_json(about[0], path), State(*state)
+
+
+def write_state(database: sqlite3.Connection, state: State) -> None:
+    columns = ", ".join(f"{column.name} = ?" for column in fields(State))
+    database.execute(f"UPDATE state SET {columns}", astuple(state))
+
+
+def thumbnails_end(database: sqlite3.Connection, rows: int) -> int:
+    """Bytes of thumbnails that the first rows have: they lie in the order of rows."""
+    question = "SELECT thumbnail_at + thumbnail_size FROM pictures WHERE row < ? ORDER BY row DESC LIMIT 1"
+    found = database.execute(question, (rows,)).fetchone()
+    return found[0] if found else 0
+
+
+@contextmanager
+def one_moment(database: sqlite3.Connection) -> Iterator[None]:
+    """Several questions, answered from one state."""
+    database.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if database.in_transaction:
+            database.execute("COMMIT")
 
 
 @contextmanager
@@ -114,6 +146,8 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:  # locked, full, no right: that says nothing about the content
+        if "no such" in str(error):  # a table or column, of a file that was cut to nothing
+            raise ValueError(damaged(path, f"its catalogue is not whole ({error})")) from error
         raise OSError(f"the catalogue of {path} cannot be used: {error}") from error
     except sqlite3.DatabaseError as error:
         raise ValueError(damaged(path, f"its catalogue cannot be read ({error})")) from error
@@ -122,7 +156,3 @@ def explained(path: Path) -> Iterator[None]:
 def _connect(uri: str) -> sqlite3.Connection:
     # Threads of a server share a connection; the reader lets one of them in at a time.
     return sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-
-
-def _escaped(file: Path) -> str:
-    return file.absolute().as_posix().replace("%", "%25").replace("?", "%3f").replace("#", "%23")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -11,19 +12,27 @@ from typing import Any
 import numpy as np
 
 from hnclip.data.records import BadPicture, ImageSource, Problem
-from hnclip.search.index.catalogue import ASKED, State, content_hash, explained, open_catalogue
+from hnclip.search.index.catalogue import (
+    ASKED,
+    content_hash,
+    explained,
+    one_moment,
+    open_catalogue,
+    read_state,
+    thumbnails_end,
+)
 from hnclip.search.index.layout import (
     CATALOGUE,
+    KINDS,
     THUMBNAILS,
     TOKENS,
-    About,
     Kind,
     damaged,
     generation_directory,
     read_header,
 )
 from hnclip.search.index.places import source_at
-from hnclip.search.index.vectors import StoredVectors, check_sizes, from_bf16, row_files
+from hnclip.search.index.vectors import StoredVectors, from_bf16, mapped, row_files
 
 
 @dataclass(frozen=True)
@@ -63,27 +72,34 @@ class Index:
             ValueError: there is no index, or it is damaged or of another layout; the message says what to do.
         """
         self.path = Path(path)
-        self.generation = read_header(self.path)
-        self.directory = generation_directory(self.path, self.generation)
         self._lock = Lock()
-        self._database, about, state = open_catalogue(self.directory / CATALOGUE, self.path, write=False)
-        self.state: State = state
-        try:
+        while True:
+            self.generation = read_header(self.path)
             try:
-                self.about = About.from_json(about)
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    damaged(self.path, f"its catalogue does not say what it is about ({error})")
-                ) from error
+                self._open()
+                return
+            except (ValueError, OSError):  # a writer may have put another generation in its place meanwhile
+                if read_header(self.path) == self.generation:
+                    raise
+
+    def _open(self) -> None:
+        """Open all files of the generation: they are there to the end, whoever removes their names."""
+        self.directory = generation_directory(self.path, self.generation)
+        with ExitStack() as opened:
+            self._database = opened.enter_context(closing(open_catalogue(self.directory / CATALOGUE, self.path)))
+            with explained(self.path):
+                self._database.execute("PRAGMA query_only = ON")
+                with one_moment(self._database):
+                    self.about, self.state = read_state(self._database, self.path)
+                    self._dead = {kind: self._read_dead(kind) for kind in KINDS}
+                    thumbnails = thumbnails_end(self._database, self.state.images)
             self.root = None if self.about.root is None else Path(self.about.root)
-            self._vectors = {"images": self._open("images"), "captions": self._open("captions")}
-            self._thumbnails = (self.directory / THUMBNAILS).open("rb", buffering=0)
-        except FileNotFoundError as error:
-            self._database.close()
-            raise ValueError(damaged(self.path, f"{error.filename} is missing")) from error
-        except BaseException:
-            self._database.close()
-            raise
+            self._check_sizes(thumbnails)
+            self._vectors = {kind: self._open_vectors(kind) for kind in KINDS}
+            shape = (self.state.images, self.about.patches, self.about.width)
+            self._tokens = mapped(self.directory / TOKENS, np.dtype(np.uint16), shape) if self.about.patches else None
+            self._thumbnails = opened.enter_context((self.directory / THUMBNAILS).open("rb", buffering=0))
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Index:
         return self
@@ -92,18 +108,14 @@ class Index:
         self.close()
 
     def close(self) -> None:
-        self._thumbnails.close()
-        self._database.close()
+        self._opened.close()
 
     def vectors(self, kind: Kind) -> StoredVectors:
         return self._vectors[kind]
 
     def dead(self, kind: Kind) -> np.ndarray:
         """Rows of vectors that no item has any more, in order: they are never found."""
-        found = self._ask(
-            "SELECT row FROM dead WHERE kind = ? AND row < ? ORDER BY row", (kind, len(self.vectors(kind)))
-        )
-        return np.array([row for (row,) in found], np.int64)
+        return self._dead[kind]
 
     def count(self) -> int:
         """Items."""
@@ -119,6 +131,8 @@ class Index:
 
     def item(self, number: int) -> Item | None:
         """The item of an id, if this version has it."""
+        if not 0 <= number < 2**63:  # SQLite knows no others
+            return None
         return next(iter(self._items("items.id", [number])), None)
 
     def captions(self, rows: Sequence[int]) -> dict[int, Caption]:
@@ -185,11 +199,9 @@ class Index:
 
     def tokens(self, rows: Sequence[int]) -> np.ndarray | None:
         """Patch vectors [n, P, D] float32 of rows of images, if the index keeps them."""
-        if not self.about.patches:
+        if self._tokens is None:
             return None
-        count, shape = len(self.vectors("images")), (self.about.patches, self.about.width)
-        stored = np.memmap(self.directory / TOKENS, np.uint16, "r", shape=(count, *shape))
-        return from_bf16(stored[np.asarray(rows, np.int64)])
+        return from_bf16(self._tokens[np.asarray(rows, np.int64)])
 
     def stale(self) -> bool:
         """Whether there is a newer version by now."""
@@ -197,15 +209,30 @@ class Index:
             return True
         return self._ask("SELECT version FROM state")[0][0] != self.state.version
 
-    def _open(self, kind: Kind) -> StoredVectors:
-        count: int = getattr(self.state, kind)
+    def _open_vectors(self, kind: Kind) -> StoredVectors:
         files = row_files(self.directory, kind, self.about.width, self.about.storage)
-        if wrong := check_sizes(files, count):
-            raise ValueError(
-                f"{self.path} is damaged: {self.directory.name}/{wrong}. Mend it by indexing again:\n"
-                f"  hnclip index {self.about.data} --out {self.path}"
-            )
-        return StoredVectors(files, count, self.about.width, getattr(self.state, f"{kind}_slack"))
+        return StoredVectors(files, getattr(self.state, kind), self.about.width, getattr(self.state, f"{kind}_slack"))
+
+    def _check_sizes(self, thumbnails: int) -> None:
+        """Every file must hold what the catalogue names."""
+        wanted = [(self.directory / THUMBNAILS, thumbnails)]
+        if self.about.patches:
+            wanted.append((self.directory / TOKENS, 2 * self.state.images * self.about.patches * self.about.width))
+        for kind in KINDS:
+            files = row_files(self.directory, kind, self.about.width, self.about.storage)
+            wanted += [(file, getattr(self.state, kind) * row) for file, row in files.files()]
+        for file, needed in wanted:
+            size = file.stat().st_size if file.exists() else -1
+            if size < needed or size < 0:
+                what = f"holds {size:,} bytes of {needed:,}" if size >= 0 else "is missing"
+                raise ValueError(
+                    f"{self.path} is damaged: {self.directory.name}/{file.name} {what}. Mend it by indexing again:\n"
+                    f"  {self.about.command(self.path)}"
+                )
+
+    def _read_dead(self, kind: Kind) -> np.ndarray:
+        found = self._database.execute("SELECT row FROM dead WHERE kind = ? ORDER BY row", (kind,)).fetchall()
+        return np.array([row for (row,) in found], np.int64)
 
     def _items(self, column: str, values: Sequence[int]) -> Iterator[Item]:
         said: dict[int, list[str]] = {}

@@ -53,9 +53,9 @@ class StoredVectors:
     def __init__(self, files: Row, count: int, width: int, slack: float) -> None:
         self.shape = (count, width)
         self.slack = slack if files.bf16 else 0.0
-        self.codes = _mapped(files.codes[0], np.dtype(np.int8), (count, width))
-        self.scales = _mapped(files.scales[0], np.dtype(np.uint16), (count,))
-        self.bf16 = _mapped(files.bf16[0], np.dtype(np.uint16), (count, width)) if files.bf16 else None
+        self.codes = mapped(files.codes[0], np.dtype(np.int8), (count, width))
+        self.scales = mapped(files.scales[0], np.dtype(np.uint16), (count,))
+        self.bf16 = mapped(files.bf16[0], np.dtype(np.uint16), (count, width)) if files.bf16 else None
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -65,16 +65,6 @@ class StoredVectors:
         if self.bf16 is not None:
             return from_bf16(self.bf16[chosen])
         return self.codes[chosen].astype(np.float32) * from_bf16(self.scales[chosen])[:, None]
-
-
-def check_sizes(files: Row, count: int) -> str:
-    """What is wrong with the files if they do not hold so many rows; else nothing."""
-    for path, row in files.files():
-        size = path.stat().st_size if path.exists() else -1
-        if size < count * row:
-            what = f"holds {size:,} bytes of {count * row:,}" if size >= 0 else "is missing"
-            return f"{path.name} {what}"
-    return ""
 
 
 def whole_rows(files: Row) -> int:
@@ -129,7 +119,8 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
     return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
 
 
-def _mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def mapped(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """The beginning of a file as an array; it stays there when the file's name is removed."""
     if 0 in shape:
         return np.empty(shape, dtype)  # no file of no bytes can be mapped
     # Copy on write rather than read only: torch warns of arrays that it could not write to.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import shutil
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import astuple, dataclass, field, replace
-from itertools import accumulate
+from dataclasses import replace
+from itertools import accumulate, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,23 @@ import numpy as np
 from hnclip.data.records import Problem
 from hnclip.files import only_process
 from hnclip.search.index.catalogue import (
-    ASKED,
     State,
-    create_catalogue,
     explained,
     open_catalogue,
+    read_state,
     text_hash,
+    texts_hash,
+    thumbnails_end,
+    write_state,
     writing,
 )
+from hnclip.search.index.changes import Change, Known, NewItem, NewPicture
+from hnclip.search.index.compact import compact
+from hnclip.search.index.generations import begin_generation, check_place, clear_away, generations, room
 from hnclip.search.index.layout import (
     CATALOGUE,
     HEADER,
+    KINDS,
     LOCK,
     THUMBNAILS,
     TOKENS,
@@ -37,102 +43,77 @@ from hnclip.search.index.layout import (
     read_header,
     write_header,
 )
+from hnclip.search.index.lives import bear_item, bury_rows, end_items, rows_of
 from hnclip.search.index.vectors import append, row_files, to_bf16, whole_rows, write_at
 
-KINDS: tuple[Kind, ...] = ("images", "captions")
-
-
-@dataclass(frozen=True)
-class NewPicture:
-    """Content that the index does not have yet.
-
-    Shape:
-        vector [D] of length 1; tokens [P, D] if the index keeps them
-    """
-
-    content: bytes
-    vector: np.ndarray
-    shape: tuple[int, int]
-    thumbnail: bytes
-    tokens: np.ndarray | None = None
-
-
-@dataclass(frozen=True)
-class NewItem:
-    """A picture under a name; one that had the name before ends. Its content and captions are in the index, or come
-    with the same change."""
-
-    name: str
-    content: bytes
-    place: str
-    stamp: str
-    captions: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a version does to the one before.
-
-    Args:
-        captions: vectors [D] of texts that the index does not have yet.
-        gone: names of items that end.
-        stamps: of items whose file has another stamp but the same content.
-        problems: by stamp, what could not be indexed; a problem of the same name goes.
-        solved: names of problems that are none any more.
-    """
-
-    pictures: Sequence[NewPicture] = ()
-    captions: Mapping[str, np.ndarray] = field(default_factory=dict)
-    items: Sequence[NewItem] = ()
-    gone: Collection[str] = ()
-    stamps: Mapping[str, str] = field(default_factory=dict)
-    problems: Sequence[tuple[Problem, str]] = ()
-    solved: Collection[str] = ()
-
-
-@dataclass(frozen=True)
-class Known:
-    """A living item as the next run compares it."""
-
-    stamp: str
-    place: str
-    content: bytes
-    captions: tuple[str, ...]
+__all__ = ["Change", "IndexWriter", "Known", "NewItem", "NewPicture", "open_writer"]
 
 
 class IndexWriter:
     """The only writer of an index, see `open_writer`. Its `state` is that of the last change."""
 
-    def __init__(self, path: Path, generation: int, database: sqlite3.Connection, about: About, state: State) -> None:
-        self.path, self.generation, self.about, self.state = path, generation, about, state
-        self.directory = generation_directory(path, generation)
-        self._database = database
+    def __init__(self, path: Path, generation: int, *, counts: bool = True) -> None:
+        """
+        Args:
+            counts: whether readers see this generation; one that does not waits for `publish`.
+        """
+        self.path, self.generation, self.counts = path, generation, counts
+        self._database = open_catalogue(self.directory / CATALOGUE, path)
+        try:
+            with explained(path):
+                # Readers wait while the file is written to: that is to be at the end of a transaction, not all along.
+                self._database.execute("PRAGMA cache_spill = OFF")
+                self.about, self.state = read_state(self._database, path)
+        except BaseException:
+            self._database.close()
+            raise
+
+    @property
+    def directory(self) -> Path:
+        return generation_directory(self.path, self.generation)
+
+    def close(self) -> None:
+        self._database.close()
 
     def known(self) -> Iterator[tuple[str, Known]]:
         """Living items by name."""
-        said: dict[int, list[str]] = {}
-        for item, text in self._database.execute(
-            "SELECT said.item, captions.text FROM said JOIN captions ON captions.row = said.row JOIN items ON "
-            "items.id = said.item WHERE items.died IS NULL ORDER BY said.item, said.number"
-        ):
-            said.setdefault(item, []).append(text)
-        for number, name, stamp, place, content in self._database.execute(
-            "SELECT items.id, items.name, items.stamp, items.place, pictures.content FROM items "
-            "JOIN pictures ON pictures.row = items.row WHERE items.died IS NULL ORDER BY items.id"
-        ):
-            yield name, Known(stamp, place, content, tuple(said.get(number, ())))
+        said: dict[int, bytes] = {}
+        with explained(self.path):
+            for item, texts in groupby(
+                self._database.execute(
+                    "SELECT said.item, captions.text FROM said JOIN captions ON captions.row = said.row JOIN items ON "
+                    "items.id = said.item WHERE items.died IS NULL ORDER BY said.item, said.number"
+                ),
+                key=itemgetter(0),
+            ):
+                said[item] = texts_hash([text for _, text in texts])
+            none = texts_hash(())
+            for number, name, stamp, place, content in self._database.execute(
+                "SELECT items.id, items.name, items.stamp, items.place, pictures.content FROM items "
+                "JOIN pictures ON pictures.row = items.row WHERE items.died IS NULL ORDER BY items.id"
+            ):
+                yield name, Known(stamp, place, content, said.get(number, none))
 
-    def problems(self) -> dict[str, str]:
-        """Stamps of what could not be indexed, by name."""
-        return dict(self._database.execute("SELECT name, stamp FROM problems"))
+    def problems(self) -> dict[str, tuple[Problem, str]]:
+        """What could not be indexed, with its stamp, by name."""
+        with explained(self.path):
+            return {
+                name: (Problem(kind, name, detail), stamp)
+                for name, kind, detail, stamp in self._database.execute(
+                    "SELECT name, kind, detail, stamp FROM problems"
+                )
+            }
 
-    def known_contents(self, contents: Sequence[bytes]) -> set[bytes]:
-        """Those that the index has a vector of, also where no item shows it any more."""
-        return set(self._rows("pictures", contents))
+    def contents(self) -> set[bytes]:
+        """Pictures that the index has a vector of, also where no item shows it any more."""
+        with explained(self.path):
+            return {content for (content,) in self._database.execute("SELECT content FROM pictures")}
 
     def known_texts(self, texts: Sequence[str]) -> set[str]:
+        """Those that the index has a vector of."""
         hashes = {text_hash(text): text for text in texts}
-        return {hashes[found] for found in self._rows("captions", list(hashes))}
+        with explained(self.path):
+            return {hashes[found] for found in rows_of(self._database, "captions", list(hashes))}
 
     def commit(self, change: Change) -> None:
         """Make the next version.
@@ -140,10 +121,10 @@ class IndexWriter:
         Raises:
             OSError: the disk is full or fails; the index is as it was.
         """
-        with _room(self.path), explained(self.path):
-            there = self._rows("pictures", [new.content for new in change.pictures])
+        with room(self.path), explained(self.path):
+            there = rows_of(self._database, "pictures", [new.content for new in change.pictures])
             pictures = [new for mark, new in {new.content: new for new in change.pictures}.items() if mark not in there]
-            there = self._rows("captions", [text_hash(text) for text in change.captions])
+            there = rows_of(self._database, "captions", [text_hash(text) for text in change.captions])
             texts = [text for text in change.captions if text_hash(text) not in there]
             thumbnails = self._write_pictures(pictures)
             image_slack = self._write_vectors("images", [new.vector for new in pictures])
@@ -168,10 +149,11 @@ class IndexWriter:
                     "INSERT INTO captions VALUES (?, ?, ?)",
                     ((old.captions + number, text_hash(text), text) for number, text in enumerate(texts)),
                 )
-                ended = self._end([*change.gone, *(item.name for item in change.items)], state.version)
+                names = [*change.gone, *(item.name for item in change.items)]
+                ended = end_items(self._database, names, state.version)
                 for item in change.items:
-                    self._bear(item, state.version)
-                self._bury(ended)
+                    bear_item(self._database, item, state.version)
+                bury_rows(self._database, ended, old)
                 self._many(
                     "UPDATE items SET stamp = ? WHERE name = ? AND died IS NULL",
                     ((stamp, name) for name, stamp in change.stamps.items()),
@@ -181,25 +163,65 @@ class IndexWriter:
                     "INSERT OR REPLACE INTO problems VALUES (?, ?, ?, ?)",
                     ((problem.where, problem.kind, problem.detail, stamp) for problem, stamp in change.problems),
                 )
-                self._set_state(state)
+                write_state(self._database, state)
         self.state = state
 
     def set_about(self, about: About) -> None:
-        """Say anew what the index is about: the folder has moved, or another engine is to search it."""
-        with explained(self.path), writing(self._database):
+        """Say anew what the index is about: the folder has moved, or another engine is to search it. Readers learn of
+        it as of any other change."""
+        state = replace(self.state, version=self.state.version + 1)
+        with room(self.path), explained(self.path), writing(self._database):
             self._database.execute("UPDATE about SET text = ?", (about.to_json(),))
-        self.about = about
+            write_state(self._database, state)
+        self.about, self.state = about, state
 
     def dead(self, kind: Kind) -> int:
         """Rows that nothing shows any more."""
-        return self._database.execute("SELECT count(*) FROM dead WHERE kind = ?", (kind,)).fetchone()[0]
+        with explained(self.path):
+            return self._database.execute("SELECT count(*) FROM dead WHERE kind = ?", (kind,)).fetchone()[0]
+
+    def ended(self) -> tuple[int, int]:
+        """Items that are no more, of all."""
+        with explained(self.path):
+            return self._database.execute("SELECT count(died), count(*) FROM items").fetchone()
+
+    def living(self) -> tuple[int, int]:
+        """Items, and captions that one of them has."""
+        ended, items = self.ended()
+        return items - ended, self.state.captions - self.dead("captions")
+
+    def forget_missing(self) -> None:
+        """Forget rows that a file cut short no longer holds and all behind them, and the items that show them.
+
+        In a generation of its own: rows are not given a second time in the same one, where engines know them.
+        """
+        whole = {kind: self._whole(kind) for kind in KINDS}
+        if whole != {kind: getattr(self.state, kind) for kind in KINDS}:
+            compact(self, **whole)
+
+    def publish(self) -> None:
+        """From here on this generation is the index."""
+        if not self.counts:
+            with room(self.path):
+                write_header(self.path, self.generation)
+            self.counts = True
+            clear_away(self.path, [self.generation])
+
+    def go_on(self, generation: int, database: sqlite3.Connection, state: State) -> None:
+        """Go on with another generation of the same index instead of this one."""
+        if self.counts:
+            with room(self.path):
+                write_header(self.path, generation)
+        self._database.close()
+        old, self.generation, self._database, self.state = self.directory, generation, database, state
+        shutil.rmtree(old, ignore_errors=True)
 
     def _write_pictures(self, pictures: Sequence[NewPicture]) -> list[int]:
         """Thumbnails and tokens behind those that are there; returns where each thumbnail begins."""
         if not pictures:
             return []
-        (end,) = self._database.execute("SELECT max(thumbnail_at + thumbnail_size) FROM pictures").fetchone()
-        starts = list(accumulate((len(new.thumbnail) for new in pictures), initial=end or 0))[:-1]
+        end = thumbnails_end(self._database, self.state.images)
+        starts = list(accumulate((len(new.thumbnail) for new in pictures), initial=end))[:-1]
         write_at(self.directory / THUMBNAILS, starts[0], b"".join(new.thumbnail for new in pictures))
         if self.about.patches:
             row = 2 * self.about.patches * self.about.width
@@ -218,99 +240,27 @@ class IndexWriter:
             raise ValueError(f"vectors must be {self.about.width} finite numbers each, got {together.shape}")
         return append(files, getattr(self.state, kind), together)
 
-    def _end(self, names: Collection[str], version: int) -> list[tuple[int, int]]:
-        """End the living items of these names; returns their ids and rows."""
-        ended = []
-        for name in names:
-            found = self._database.execute(
-                "SELECT id, row FROM items WHERE name = ? AND died IS NULL", (name,)
-            ).fetchone()
-            if found is not None:
-                self._database.execute("UPDATE items SET died = ? WHERE id = ?", (version, found[0]))
-                ended.append(found)
-        return ended
-
-    def _bear(self, item: NewItem, version: int) -> None:
-        rows = self._rows("pictures", [item.content])
-        said = self._rows("captions", [text_hash(text) for text in item.captions])
-        if len(rows) != 1 or len(said) != len(set(item.captions)):
-            raise ValueError(f"{item.name}: its picture or a caption of it has no vector")
-        number = self._database.execute(
-            "INSERT INTO items (name, row, place, stamp, born) VALUES (?, ?, ?, ?, ?)",
-            (item.name, rows[item.content], item.place, item.stamp, version),
-        ).lastrowid
-        captions = [said[text_hash(text)] for text in item.captions]
-        self._many("INSERT INTO said VALUES (?, ?, ?)", ((number, at, row) for at, row in enumerate(captions)))
-        self._database.execute("DELETE FROM dead WHERE kind = 'images' AND row = ?", (rows[item.content],))
-        self._many("DELETE FROM dead WHERE kind = 'captions' AND row = ?", ((row,) for row in captions))
-
-    def _bury(self, ended: Sequence[tuple[int, int]]) -> None:
-        """Rows that ended items had and no living one has are dead."""
-        self._many(
-            "INSERT OR IGNORE INTO dead SELECT 'images', ?1 WHERE NOT EXISTS "
-            "(SELECT 1 FROM items WHERE row = ?1 AND died IS NULL)",
-            ((row,) for _, row in ended),
-        )
-        self._many(
-            "INSERT OR IGNORE INTO dead SELECT 'captions', said.row FROM said WHERE said.item = ? AND NOT EXISTS "
-            "(SELECT 1 FROM said AS other JOIN items ON items.id = other.item WHERE other.row = said.row "
-            "AND items.died IS NULL)",
-            ((number,) for number, _ in ended),
-        )
-
-    def _forget_missing(self) -> None:
-        """Forget rows that a file cut short no longer holds and all behind them, and the items that show them."""
-        images, captions = self._whole("images"), self._whole("captions")
-        if (images, captions) == (self.state.images, self.state.captions):
-            return
-        state = replace(self.state, version=self.state.version + 1, images=images, captions=captions)
-        with explained(self.path), writing(self._database):
-            lost = self._database.execute(
-                "SELECT id FROM items WHERE row >= ? UNION SELECT item FROM said WHERE row >= ?", (images, captions)
-            ).fetchall()
-            left = self._database.execute("SELECT id, row FROM items WHERE row < ?", (images,)).fetchall()
-            gone = {number for (number,) in lost}
-            self._many("DELETE FROM items WHERE id = ?", lost)
-            self._bury([(number, row) for number, row in left if number in gone])
-            self._many("DELETE FROM said WHERE item = ?", lost)
-            for kind, table, rows in (("images", "pictures", images), ("captions", "captions", captions)):
-                self._database.execute(f"DELETE FROM {table} WHERE row >= ?", (rows,))
-                self._database.execute("DELETE FROM dead WHERE kind = ? AND row >= ?", (kind, rows))
-            self._set_state(state)
-        self.state = state
-
     def _whole(self, kind: Kind) -> int:
         """Committed rows that are really there."""
         count: int = getattr(self.state, kind)
         count = min(count, whole_rows(row_files(self.directory, kind, self.about.width, self.about.storage)))
         if kind == "images":
-            thumbnails = _size(self.directory / THUMBNAILS)
-            question = "SELECT count(*) FROM pictures WHERE row < ? AND thumbnail_at + thumbnail_size <= ?"
-            count = self._database.execute(question, (count, thumbnails)).fetchone()[0]  # they lie in order of rows
             if self.about.patches:
                 count = min(count, _size(self.directory / TOKENS) // (2 * self.about.patches * self.about.width))
+            thumbnails = _size(self.directory / THUMBNAILS)
+            if thumbnails < thumbnails_end(self._database, count):
+                question = "SELECT count(*) FROM pictures WHERE row < ? AND thumbnail_at + thumbnail_size <= ?"
+                count = self._database.execute(question, (count, thumbnails)).fetchone()[0]  # they lie in order of rows
         return count
-
-    def _set_state(self, state: State) -> None:
-        self._database.execute(
-            "UPDATE state SET version = ?, images = ?, captions = ?, images_slack = ?, captions_slack = ?",
-            astuple(state),
-        )
-
-    def _rows(self, table: str, contents: Sequence[bytes]) -> dict[bytes, int]:
-        found: dict[bytes, int] = {}
-        for start in range(0, len(contents), ASKED):
-            part = contents[start : start + ASKED]
-            marks = ",".join("?" * len(part))
-            found.update(self._database.execute(f"SELECT content, row FROM {table} WHERE content IN ({marks})", part))
-        return found
 
     def _many(self, statement: str, values: Iterable[Sequence[Any]]) -> None:
         self._database.executemany(statement, values)
 
 
 @contextmanager
-def open_writer(path: Path, about: About) -> Iterator[IndexWriter]:
+def open_writer(
+    path: Path, about: About, *, check: Callable[[IndexWriter], str] = lambda writer: "", replace: bool = False
+) -> Iterator[IndexWriter]:
     """The index of this path, to be written by this process alone; made if there is none.
 
     What a killed writer left behind is cleared away, and rows that a file cut short no longer holds are forgotten, so
@@ -318,63 +268,61 @@ def open_writer(path: Path, about: About) -> Iterator[IndexWriter]:
 
     Args:
         about: what a new index is about; an existing one keeps its own.
+        check: why an existing one cannot be gone on with; nothing if it can.
+        replace: then, and where one is damaged, write a new generation beside it that counts from `publish` on. One
+            that was begun for the same and not finished is gone on with.
 
     Raises:
-        ValueError: another process is writing, or what lies there is no index.
+        ValueError: another process is writing, or what lies there is no index, or one that cannot be gone on with.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} exists and is no index of hnclip: choose another --out")
-    if path.is_dir() and not (path / HEADER).exists() and any(not _own(entry.name) for entry in path.iterdir()):
-        raise ValueError(f"{path} is a directory that holds other things than an index: choose another --out")
-    with _room(path):
+    check_place(path)
+    with room(path):
         path.mkdir(parents=True, exist_ok=True)
     busy = f"another process is writing {path}: wait until it is done"
-    with only_process(path / LOCK, busy), _room(path):
+    with only_process(path / LOCK, busy), room(path):
         if not (path / HEADER).exists():
             begin_generation(path, 1, about).close()
             write_header(path, 1)
-        generation = read_header(path)
-        directory = generation_directory(path, generation)
-        for other in path.iterdir():
-            if other.is_dir() and other != directory:  # never counted, or counts no more
-                shutil.rmtree(other, ignore_errors=True)
-        database, own, state = open_catalogue(directory / CATALOGUE, path, write=True)
-        with closing(database):
-            writer = IndexWriter(path, generation, database, About.from_json(own), state)
-            writer._forget_missing()
+        try:
+            writer = _checked(path, read_header(path), check)
+        except ValueError:
+            if not replace:
+                raise
+            writer = _replacement(path, about, check)
+        else:
+            clear_away(path, [writer.generation])
+        with closing(writer):
             yield writer
 
 
-def begin_generation(path: Path, generation: int, about: About) -> sqlite3.Connection:
-    """Empty files of a generation that does not count yet; what lay there is removed."""
-    directory = generation_directory(path, generation)
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
-    (directory / THUMBNAILS).touch()
-    for kind in KINDS:
-        for file, _ in row_files(directory, kind, about.width, about.storage).files():
-            file.touch()
-    return create_catalogue(directory / CATALOGUE, about.to_json())
+def _checked(path: Path, generation: int, check: Callable[[IndexWriter], str], *, counts: bool = True) -> IndexWriter:
+    writer = IndexWriter(path, generation, counts=counts)
+    try:
+        if why := check(writer):
+            raise ValueError(why)
+        writer.forget_missing()
+    except BaseException:
+        writer.close()
+        raise
+    return writer
 
 
-def _own(name: str) -> bool:
-    """Whether a file may belong to an index that was killed before it had a header."""
-    return name == LOCK or name.isdigit() or name.startswith(f".{HEADER}.")
+def _replacement(path: Path, about: About, check: Callable[[IndexWriter], str]) -> IndexWriter:
+    """The last generation, if it does not count and was begun for the same; else an empty one behind it."""
+    try:
+        counting = [read_header(path)]
+    except ValueError:
+        counting = []
+    last = max([0, *generations(path)])
+    if last not in [0, *counting]:
+        try:
+            return _checked(path, last, check, counts=False)
+        except ValueError:
+            pass  # of something else, or damaged too
+    clear_away(path, counting)
+    begin_generation(path, last + 1, about).close()
+    return IndexWriter(path, last + 1, counts=False)
 
 
 def _size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
-
-
-@contextmanager
-def _room(path: Path) -> Iterator[None]:
-    """Errors of the disk, with the index and what can be done."""
-    try:
-        yield
-    except OSError as error:
-        full = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
-        if error.errno in full or "disk is full" in str(error):
-            raise OSError(
-                errno.ENOSPC, f"no room for {path}: make some, then the same command goes on where it was"
-            ) from error
-        raise

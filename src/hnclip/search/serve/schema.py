@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _whole(value: Any) -> Any:
+    """To JSON 24.0 is a whole number."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def plain(value: Any) -> Any:
+    """A number in an address has digits and nothing else: pydantic would read "1_0" and " 10" too."""
+    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
+        raise ValueError("it must be a whole number")
+    return value
+
 
 Piece = tuple[str, bool]  # a piece of a text, and whether it is highlighted
+Whole = Annotated[int, BeforeValidator(_whole)]
+# Of a picture; larger ones JavaScript would not tell apart. The limits stand first, else they are not described.
+Id = Annotated[int, Field(ge=0, le=2**53 - 1), BeforeValidator(_whole)]
 
 
 class _Strict(BaseModel):
@@ -15,11 +31,22 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class SearchRequest(_Strict):
-    text: str = Field(min_length=1, description="The description; what is beyond the model's context is cut.")
-    k: int = Field(24, ge=1, description="How many results.")
+class _Asked(_Strict):
+    """Nor a value of another type, as "24" for a number."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class SearchRequest(_Asked):
+    text: str = Field(
+        min_length=1,
+        description="The description; what is beyond the model's context is cut, and without a word it finds nothing.",
+    )
+    k: Whole = Field(24, ge=1, description="How many results.")
     find: Literal["images", "captions"] = "images"
-    rerank: bool = Field(False, description="Put the best 100 pictures into another order, by words and patches.")
+    rerank: bool = Field(
+        False, description="Put the best 100 pictures into another order, by words and patches; not captions."
+    )
 
 
 class Result(_Strict):
@@ -65,9 +92,9 @@ class TwinGroup(_Strict):
     captions: list[TwinCaption]
 
 
-class SeparateRequest(_Strict):
+class SeparateRequest(_Asked):
     text: str = Field(min_length=1)
-    ids: list[int] = Field(min_length=2, max_length=8, description="Members of a group of near-twins.")
+    ids: list[Id] = Field(min_length=2, max_length=8, description="Members of a group of near-twins.")
 
 
 class SeparateAnswer(_Strict):
@@ -82,9 +109,9 @@ class SearchAnswer(_Strict):
     seconds: float
 
 
-class ExplainRequest(_Strict):
+class ExplainRequest(_Asked):
     text: str = Field(min_length=1)
-    id: int = Field(ge=0, description="The picture's.")
+    id: Id = Field(description="The picture's.")
 
 
 class Word(_Strict):
@@ -106,6 +133,7 @@ class Explanation(_Strict):
     box: tuple[float, float, float, float] = Field(
         description="What the model sees of the picture: left, top, right, bottom as shares of its width and height."
     )
+    approximate: bool = Field(description="The thumbnail was looked at: the picture itself cannot be read any more.")
 
 
 class Limits(_Strict):
@@ -129,7 +157,11 @@ class Info(_Strict):
     limits: Limits
 
 
-class SessionRequest(_Strict):
+class Health(_Strict):
+    ready: bool = Field(description="Whether the model is loaded: searches wait for it.")
+
+
+class SessionRequest(_Asked):
     """For pages, whose pictures cannot send a header: the token, once, for a cookie."""
 
     token: str

@@ -1,0 +1,268 @@
+"""`hnclip index`: make an index, or bring it up to date."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hnclip.data.records import Problem
+from hnclip.data.threads import decoding_threads, in_order, processors
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load
+from hnclip.search.fingerprint import model_fingerprint
+from hnclip.search.index.compact import compact
+from hnclip.search.index.generations import check_place
+from hnclip.search.index.layout import KINDS, About
+from hnclip.search.index.writer import IndexWriter, open_writer
+from hnclip.search.index_pictures import Pictures
+from hnclip.search.index_plan import make_plan
+from hnclip.search.index_run import Counts, Run
+from hnclip.search.index_source import IndexSource, open_index_source
+from hnclip.search.options import IndexOptions
+from hnclip.search.shards import counted
+from hnclip.train.device import pick_device
+from hnclip.train.log import progress_bar
+from hnclip.train.runs import models_of
+
+AHEAD = 2  # batches that are decoded before the encoder asks for them
+DEAD_SHARE = 0.25  # of rows or items: with more of them, and not few, the index is written anew without them
+DEAD_LEAST = 1000
+SHOWN = 5  # problems that people are shown
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was done, and what the index holds now.
+
+    Args:
+        pictures, captions: of the index.
+        seconds: that it took, `working` of them for pictures and captions.
+        compacted: what was dead is out of the files.
+    """
+
+    out: Path
+    data: str
+    model: str
+    pictures: int
+    captions: int
+    counts: Counts
+    seconds: float
+    working: float
+    compacted: bool
+    problems: tuple[Problem, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if name not in ("counts", "problems")}
+        problems = [asdict(problem) for problem in self.problems]
+        return {**own, "out": str(self.out), **asdict(self.counts), "problems": problems}
+
+    def to_text(self) -> str:
+        counts = self.counts
+        done = {name: getattr(counts, name) for name in ("new", "changed", "moved", "gone", "unchanged")}
+        what = ", ".join(f"{number:,} {name}" for name, number in done.items() if number) or "nothing there"
+        encoded = [counted(counts.encoded, "picture")] * bool(counts.encoded)
+        encoded += [counted(counts.encoded_captions, "caption")] * bool(counts.encoded_captions)
+        rate = f", {counts.encoded / self.working:,.0f} pictures/s" if counts.encoded else ""
+        lines = [
+            f"{self.out}: {counted(self.pictures, 'picture')}, {counted(self.captions, 'caption')}",
+            what,
+            f"encoded {' and '.join(encoded) or 'nothing'} in {self.working:.1f} s{rate}",
+        ]
+        if counts.cut_captions:
+            lines.append(f"{counted(counts.cut_captions, 'caption')} cut at the model's context")
+        if self.compacted:
+            lines.append("written anew without what was gone")
+        return "\n".join([*lines, *self._left_out(), *self._next()])
+
+    def _left_out(self) -> list[str]:
+        if not self.problems:
+            return []
+        bad, others = self.counts.bad, len(self.problems) - self.counts.bad
+        parts = [counted(bad, "picture")] * bool(bad) + [f"{counted(others, 'row')} of text"] * bool(others)
+        shown = [f"  {problem.kind}: {_told(problem)}" for problem in self.problems[:SHOWN]]
+        more = len(self.problems) - SHOWN
+        return [f"left out {' and '.join(parts)}:", *shown, *[f"  and {more:,} more, --json lists all"] * (more > 0)]
+
+    def _next(self) -> list[str]:
+        if not self.pictures:
+            return []
+        place = shlex.quote(str(self.out))
+        search = f'hnclip search {place} "what the picture shows, in as many words as you like"'
+        return ["next:", f"  {search}", f"  hnclip serve {place}"]
+
+
+def _told(problem: Problem) -> str:
+    """Most details name the file."""
+    return problem.detail if problem.where in problem.detail else f"{problem.where}: {problem.detail}"
+
+
+def build_index(
+    options: IndexOptions, *, quiet: bool = False, report: Callable[[str], None] = lambda text: None
+) -> Built:
+    """Make an index, or bring it up to date with its folder or data: what has not changed is not even read.
+
+    Raises:
+        ValueError: there is no picture, or what lies at `options.out` is of another model or of other data; it is as it
+            was.
+        OSError: the disk is full or fails; what was committed is there, and the same call goes on.
+    """
+    start = time.monotonic()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    check_place(options.out)  # said before the model is opened, and the next before hours of encoding
+    _need_engine(options.engine)
+    source = open_index_source(options.data, options.read, split=options.split, report=report)
+    device = pick_device(options.device)
+    model = load(models_of(options.model)[0][1], **vars(options.opening)).eval().to(device)
+    about = _about(options, source, model)
+    report(f"model: {model.source}; data: {counted(len(source), 'picture')} of {source.data}")
+
+    def check(writer: IndexWriter) -> str:
+        return _why_not(writer, about, source)
+
+    with open_writer(options.out, about, check=check, replace=options.replace) as writer:
+        now = replace(about, engine=writer.about.engine, uri=writer.about.uri)
+        if writer.about != now:  # the folder or the model was moved
+            writer.set_about(now)
+        began = time.monotonic()
+        run = _bring_in(writer, model, source, options, quiet=quiet)
+        working = time.monotonic() - began
+        writer.publish()
+        compacted = _compact(writer, report)
+        _make_engine(writer, options, report)
+        pictures, captions = writer.living()
+    return Built(
+        out=options.out,
+        data=source.data,
+        model=model.source,
+        pictures=pictures,
+        captions=captions,
+        counts=run.counts,
+        seconds=time.monotonic() - start,
+        working=working,
+        compacted=compacted,
+        problems=tuple(problem for problem, _ in run.problems.values()),
+    )
+
+
+def _bring_in(
+    writer: IndexWriter, model: DualEncoder, source: IndexSource, options: IndexOptions, *, quiet: bool
+) -> Run:
+    known, problems = dict(writer.known()), writer.problems()
+    with decoding_threads(options.workers or processors()) as pool:
+        # Pillow warns of odd metadata, picture by picture.
+        warnings.filterwarnings("ignore", module="PIL")
+        with progress_bar("comparing", len(source), quiet=quiet) as bar:
+            plan = make_plan(source, known, problems, pool, bar.advance)
+        pictures = Pictures(source, known, writer.contents(), model.image_transform)
+        with progress_bar("pictures and captions", plan.steps, quiet=quiet) as bar:
+            run = Run(writer, model, pictures, known, plan, batch=options.batch, advance=bar.advance)
+            try:
+                work = plan.work
+                while work:  # a second time only for copies of pictures that could not be decoded
+                    for found in in_order(pool, pictures.look, work, AHEAD * options.batch):
+                        run.take(found)
+                    work = run.turn()
+                run.finish(problems)
+            finally:
+                run.close()
+    return run
+
+
+def _about(options: IndexOptions, source: IndexSource, model: DualEncoder) -> About:
+    patches = 0
+    if options.tokens:
+        blank = torch.zeros((1, 3, model.image_size, model.image_size), dtype=torch.uint8, device=model.device)
+        with torch.no_grad():
+            tokens = model.encode_images(blank, tokens=True).tokens  # [1, P, D]
+        assert tokens is not None
+        patches = tokens.shape[1]
+    opening = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options.opening).items()}
+    return About(
+        model=options.model,
+        source=model.source,
+        fingerprint=model_fingerprint(model),
+        opening=opening,
+        width=model.width,
+        storage=options.storage,
+        patches=patches,
+        data=source.data,
+        root=None if source.root is None else str(source.root),
+        split=options.split,
+    )
+
+
+def _why_not(writer: IndexWriter, about: About, source: IndexSource) -> str:
+    """Why an index cannot be gone on with; nothing if it can."""
+    own = writer.about
+    again = f"Go on with\n  {own.command(writer.path)}\nor make it anew by --replace, or choose another --out"
+    if own.fingerprint != about.fingerprint:
+        return f"{writer.path} was made with another model, {own.source}. {again}"
+    if own.storage != about.storage:
+        return f"{writer.path} stores vectors as {own.storage}, not as {about.storage}. {again}"
+    if own.patches != about.patches:
+        return f"{writer.path} was made {'with' if own.patches else 'without'} --tokens. {again}"
+    if own.split != about.split:
+        return f"{writer.path} holds split {own.split}, not {about.split}. {again}"
+    if not _same_data(writer, about, source):
+        return f"{writer.path} is an index of {own.data}, not of {about.data}. {again}"
+    return ""
+
+
+def _same_data(writer: IndexWriter, about: About, source: IndexSource) -> bool:
+    own = writer.about
+    if own.data == about.data:
+        return True
+    if own.root is None or about.root is None:
+        return False
+    if os.path.exists(own.data):
+        return os.path.samefile(own.data, about.data)
+    # It may have moved. But a disk that is not mounted and another folder by mistake must not empty an index.
+    known = {name for name, _ in writer.known()}
+    found = sum(source.entry(number).name in known for number in range(len(source)))
+    return 2 * found >= len(known)
+
+
+def _compact(writer: IndexWriter, report: Callable[[str], None]) -> bool:
+    """Write the index anew if that is worth it."""
+    dead = [(writer.dead(kind), getattr(writer.state, kind)) for kind in KINDS]
+    if not any(gone >= DEAD_LEAST and gone > DEAD_SHARE * total for gone, total in [*dead, writer.ended()]):
+        return False
+    try:
+        compact(writer)
+    except OSError as error:  # nothing is lost, it only takes more room than it needs
+        report(f"what is gone stays in the files for now: {error}")
+        return False
+    return True
+
+
+def _need_engine(engine: str | None) -> None:
+    """Say that a package is missing, if it is."""
+    if engine in ("faiss-ivf", "faiss-hnsw"):
+        from hnclip.search.engines.faiss_engine import import_faiss
+
+        import_faiss()
+    elif engine == "milvus":
+        from hnclip.search.engines.milvus_server import import_milvus
+
+        import_milvus()
+
+
+def _make_engine(writer: IndexWriter, options: IndexOptions, report: Callable[[str], None]) -> None:
+    engine = options.engine or writer.about.engine
+    uri = options.uri if options.engine else writer.about.uri
+    if engine != "exact":
+        from hnclip.search.engines.open import make_engine
+
+        make_engine(writer, engine, uri, report)
+    about = replace(writer.about, engine=engine, uri=uri)
+    if writer.about != about:
+        writer.set_about(about)

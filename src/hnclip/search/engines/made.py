@@ -1,0 +1,101 @@
+"""What an engine has made of the rows of one kind, in a file beside it: a generation's `engines/KIND.ENGINE.json`.
+
+It is written last and replaced in one step, so what it names is whole. Rows mean something within their generation
+alone, and within it they never change: an engine that has fewer of them than the index is only behind.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from hnclip.files import read_settings, replace_file
+from hnclip.search.index.layout import ENGINES, About, Kind
+from hnclip.search.index.vectors import StoredVectors
+
+FEW = 1_000  # rows; fewer are scanned as quickly as any engine could answer
+BLOCK = 2**27  # bytes of float32 that an engine is given at once
+_SAID_EVERY = 10.0  # seconds
+
+
+class Version(Protocol):
+    """An index, or its writer: where the files lie, and whose they are."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def directory(self) -> Path: ...
+    @property
+    def generation(self) -> int: ...
+    @property
+    def about(self) -> About: ...
+
+
+@dataclass(frozen=True)
+class Made:
+    """
+    Args:
+        rows: that the engine knows, from the first on.
+        trained: rows that there were when it was made; those that came later were only added.
+        details: what else the engine needs to open it.
+    """
+
+    engine: str
+    kind: Kind
+    generation: int
+    width: int
+    rows: int
+    trained: int
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+def made_file(version: Version, kind: Kind, engine: str) -> Path:
+    return version.directory / ENGINES / f"{kind}.{engine}.json"
+
+
+def read_made(version: Version, kind: Kind, engine: str) -> Made | None:
+    """What the engine has made in this generation; None if there is nothing, or nothing that can be used."""
+    try:
+        found = read_settings(made_file(version, kind, engine))
+        made = Made(**{one.name: found[one.name] for one in fields(Made)})
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+    expected = (engine, kind, version.generation, version.about.width)
+    return made if (made.engine, made.kind, made.generation, made.width) == expected else None
+
+
+def write_made(version: Version, made: Made) -> None:
+    with replace_file(made_file(version, made.kind, made.engine)) as file:
+        file.write_text(json.dumps(asdict(made)), encoding="utf-8")
+
+
+def again(version: Version, engine: str) -> str:
+    """What to do where an engine has nothing that can be used."""
+    return f"make it with\n  {version.about.command(version.path, engine=engine)}"
+
+
+def row_blocks(
+    vectors: StoredVectors, first: int, what: str, report: Callable[[str], None], *, size: int = BLOCK
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Rows from `first` on, some at a time, each time with the number of the first of them; says now and then how far
+    it is.
+
+    Shape:
+        blocks [n, D] float32
+    """
+    count, width = vectors.shape
+    step = max(1, size // (4 * width))
+    begun = said = time.monotonic()
+    for start in range(first, count, step):
+        yield start, vectors.rows(slice(start, start + step))
+        now, done = time.monotonic(), min(start + step, count)
+        if now - said >= _SAID_EVERY and done < count:
+            said = now
+            rest = (now - begun) * (count - done) / (done - first)
+            report(f"{what}: {done:,} of {count:,} rows, {rest / 60:.0f} min left")

@@ -1,0 +1,161 @@
+"""`hnclip serve`: listen, answer, stop."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hnclip.search.index.reader import Index
+from hnclip.search.options import ServeOptions
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from hnclip.search.serve.service import Service
+
+GRACE = 5  # seconds that requests have to finish when the server stops
+LOCAL = ("localhost", "127.0.0.1", "[::1]")
+
+
+def serve(options: ServeOptions, report: Callable[[str], None]) -> None:
+    """Serve an index until the process is told to stop.
+
+    The server listens, and answers what needs no model, before torch is imported.
+
+    Raises:
+        ValueError: an option, the index or its model cannot be used.
+        OSError: the port cannot be listened on.
+    """
+    token = checked_token(options)
+    index = Index(options.index)
+    try:
+        listener = listen(options.host, options.port)
+    except BaseException:
+        index.close()
+        raise
+    with listener:
+        service, server = make_server(options, index, listener, token, report)
+        address = url(options.host, listener)
+        if not token and not is_local(listener):
+            report(
+                f"warning: whoever reaches {address} can search and see the pictures: set a token with $HNCLIP_TOKEN"
+            )
+        report(f"serving {options.index} at {address}   Ctrl-C stops it")
+        service.keeper.start(failed=lambda: setattr(server, "should_exit", True))
+        try:
+            server.run(sockets=[listener])
+        finally:
+            ended = service.close(seconds=2.0)
+    if service.keeper.failure is not None:
+        raise service.keeper.failure
+    report("stopped")
+    if not ended:
+        # A thread is in the middle of loading or computing. The interpreter cannot end it without a crash; nothing is
+        # left to be done.
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def make_server(
+    options: ServeOptions, index: Index, listener: socket.socket, token: str | None, report: Callable[[str], None]
+) -> tuple[Service, uvicorn.Server]:
+    """The server of an open index, on a socket that listens; the service is to be started and closed."""
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn
+    except ImportError as error:
+        raise ValueError(f"hnclip serve needs {error.name}: pip install 'hnclip[serve]'") from error
+
+    from hnclip.search.serve.app import make_app
+    from hnclip.search.serve.keeper import Keeper
+    from hnclip.search.serve.protocol import Protocol
+    from hnclip.search.serve.service import Service
+
+    class Server(uvicorn.Server):
+        """uvicorn's, to which a signal is no error: that is how a server is stopped."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            if threading.current_thread() is not threading.main_thread():
+                yield
+                return
+            signals = (signal.SIGINT, signal.SIGTERM)
+            before: dict[int, Any] = {number: signal.signal(number, self.handle_exit) for number in signals}
+            try:
+                yield
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+
+    service = Service(Keeper(options, index, report), options)
+    hosts = (*LOCAL, options.host.lower()) if is_local(listener) else None
+    config = uvicorn.Config(
+        make_app(service, options, token=token, hosts=hosts),
+        http=Protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=GRACE,
+    )
+    return service, Server(config)
+
+
+def checked_token(options: ServeOptions) -> str | None:
+    """The token, from the options or from the environment.
+
+    Raises:
+        ValueError: it is none that a header could carry.
+    """
+    token = options.token if options.token is not None else os.environ.get("HNCLIP_TOKEN") or None
+    if token is not None and (not token.strip() or token != token.strip() or not token.isprintable()):
+        raise ValueError("the token must be one word or several, without spaces around them")
+    return token
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on this address.
+
+    Raises:
+        OSError: it is in use, or none of this machine's.
+    """
+    if not 0 <= port < 65536:
+        raise ValueError(f"--port must lie between 0 and 65535, got {port}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--host {host} is no address of this machine: {error}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":  # elsewhere it would let two servers share the port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            f"cannot listen on port {port} of {host} ({error.strerror}): choose another with --port, 0 takes any that "
+            "is free"
+        ) from error
+    return listener
+
+
+def is_local(listener: socket.socket) -> bool:
+    """Whether only this machine reaches it."""
+    return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def url(host: str, listener: socket.socket) -> str:
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{listener.getsockname()[1]}/"

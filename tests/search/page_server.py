@@ -1,0 +1,182 @@
+"""What tests of the page share: the real server on an index of scenes, and visits of a real browser to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Browser, Page, Request, expect
+from small_index import small_index
+
+from browser import open_browser
+from hnclip.data.pictures import FileImage
+from hnclip.data.records import Record
+from hnclip.data.scenes import scene_records
+from hnclip.models.load import load
+from hnclip.search.index.reader import Index
+from hnclip.search.options import ServeOptions
+from hnclip.search.serve.run import listen, make_server
+
+EVIL = "<img src=x onerror=\"document.title = 'owned'\"><script>document.title = 'owned'</script> & {}"
+ENDLESS = "w" * 400
+ARABIC = "قارب أحمر عند الرصيف 🎉"
+WIDE = (400, 160)  # a picture of which the model sees the middle alone
+
+
+def scenes() -> list[Record]:
+    """In families of four that are nearly the same."""
+    return scene_records("park", "validation", families=8)
+
+
+def page_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scenes as files, a wide picture, and scenes with hostile names and captions that are no files; made once."""
+    directory = tmp_path_factory.getbasetemp() / "page"
+    path, files = directory / "Park pictures.hnc", directory / "pictures"
+    if not directory.exists():
+        model = load()
+        small_index(path, model, scenes(), files=files)
+        Image.linear_gradient("L").resize(WIDE).convert("RGB").save(files / "wide.png")
+        captions = (EVIL, f"{ENDLESS} {EVIL}", ARABIC)
+        hostile = [
+            Record(f"{caption}{number}.jpg", record.image, (caption,), None)
+            for number, (caption, record) in enumerate(zip(captions, scene_records("shelf", "validation", families=1)))
+        ]
+        wide = Record("folder/wide.png", FileImage(files / "wide.png"), ("a wide grey gradient",), None)
+        small_index(path, model, [wide, *hostile])
+    return path
+
+
+class PageServer:
+    """`hnclip serve` on a thread of this process; it can be stopped, and started again at the same address."""
+
+    def __init__(self, index: Path, *, token: str | None = None, **options: Any) -> None:
+        self.options = ServeOptions(index=index, **options)
+        self.token, self.port = token, 0
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def start(self, *, load: bool = True) -> None:
+        """Listen; the model is loaded as well unless that is to come later."""
+        self.listener = listen("127.0.0.1", self.port)
+        self.port = self.listener.getsockname()[1]
+        self.service, self.server = make_server(
+            self.options, Index(self.options.index), self.listener, self.token, lambda text: None
+        )
+        if load:
+            self.load()
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+
+    def load(self) -> None:
+        self.service.keeper.start(failed=lambda: setattr(self.server, "should_exit", True))
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(20)
+        self.listener.close()
+        assert self.service.close(seconds=10)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def running(index: Path, **options: Any) -> Iterator[PageServer]:
+    server = PageServer(index, **options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@dataclass
+class Visit:
+    """A page that was opened, and what happened on the way."""
+
+    page: Page
+    server: PageServer
+    requests: list[str] = field(default_factory=list)
+    gone: list[Request] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def search(self, text: str) -> None:
+        """Write a description and wait for what is found."""
+        self.page.fill("#box", text)
+        self.page.press("#box", "Enter")
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for the answer to what was asked."""
+        expect(self.page.locator("#progress")).to_be_hidden()
+        expect(self.page.locator("#found")).not_to_have_attribute("aria-busy", "true")
+
+    def first(self) -> str:
+        """The name of the best result."""
+        return self.page.locator(".tile-name").first.inner_text()
+
+    def until(self, condition: str) -> None:
+        """Wait for it. Playwright's own way evaluates text inside the page, which the page's policy forbids."""
+        for _ in range(250):
+            if self.page.evaluate(condition):
+                return
+            self.page.wait_for_timeout(20)
+        pytest.fail(f"not within 5 seconds: {condition}")
+
+    def api(self, path: str, **asked: Any) -> Any:
+        """The server's own answer, past the page."""
+        return self.page.request.post(f"{self.server.address}api/{path}", data=asked).json()
+
+
+class Visits:
+    """Opens pages in one browser, each as another visitor."""
+
+    def __init__(self, browser: Browser) -> None:
+        self.browser = browser
+        self.open: list[Visit] = []
+
+    def __call__(
+        self, server: PageServer, *, width: int = 1280, scheme: str = "light", phone: bool = False, at: str = ""
+    ) -> Visit:
+        context = self.browser.new_context(
+            viewport={"width": width, "height": 800},
+            color_scheme=scheme,
+            reduced_motion="reduce",
+            has_touch=phone,
+            is_mobile=phone,
+        )
+        context.set_default_timeout(5000)
+        visit = Visit(context.new_page(), server)
+        visit.page.on("request", lambda request: visit.requests.append(request.url))
+        visit.page.on("requestfailed", lambda request: visit.gone.append(request))
+        visit.page.on("console", lambda message: visit.complaints.append(message.text))
+        visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+        visit.page.on("dialog", lambda dialog: visit.complaints.append(dialog.message))
+        self.open.append(visit)
+        visit.page.goto(server.address + at)
+        return visit
+
+    def close(self) -> None:
+        """What holds for every visit: it asked this server alone, and the policy forbade nothing."""
+        seen, self.open = self.open, []
+        for visit in seen:
+            visit.page.context.close()
+        for visit in seen:
+            own = (visit.server.address, f"blob:{visit.server.address}", "data:image/svg+xml")
+            assert [url for url in visit.requests if not url.startswith(own)] == []
+            assert [text for text in visit.complaints if "Content Security Policy" in text] == []
+
+
+@contextmanager
+def visits() -> Iterator[Visits]:
+    with open_browser() as browser:
+        yield Visits(browser)

@@ -1,0 +1,142 @@
+"""What the tests of the server share: a small index, the application on it, and a server that really listens."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from small_index import small_index
+from starlette.testclient import TestClient
+
+from hnclip.data.records import Record
+from hnclip.data.scenes import scene_records
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load
+from hnclip.search.index.reader import Index
+from hnclip.search.options import ServeOptions
+from hnclip.search.serve.app import make_app
+from hnclip.search.serve.keeper import Keeper
+from hnclip.search.serve.run import LOCAL, listen, make_server
+from hnclip.search.serve.service import Service
+
+
+@cache
+def model() -> DualEncoder:
+    return load()
+
+
+@cache
+def records() -> tuple[Record, ...]:
+    return tuple(scene_records("park", "validation", families=4))
+
+
+def make_index(directory: Path, count: int | None = None) -> Path:
+    """An index of pictures that are files in directory/pictures."""
+    path = directory / "park.hnc"
+    small_index(path, model(), records()[:count], files=directory / "pictures")
+    return path
+
+
+@dataclass(frozen=True)
+class Served:
+    """An application in this process, and what it is made of."""
+
+    app: FastAPI
+    service: Service
+    said: list[str]
+
+    def client(self, **more: Any) -> TestClient:
+        return TestClient(self.app, base_url="http://localhost:8765", raise_server_exceptions=False, **more)
+
+
+@contextmanager
+def served(path: Path, *, token: str | None = None, loaded: bool = True, **options: Any) -> Iterator[Served]:
+    """The application on an index; unless it is `loaded` its model never is."""
+    chosen = ServeOptions(index=path, **options)
+    said: list[str] = []
+    keeper = Keeper(chosen, Index(path), said.append)
+    service = Service(keeper, chosen)
+    try:
+        if loaded:
+            keeper._model = (keeper._view.index.about.fingerprint, model())  # loaded once for all tests
+            keeper.load()
+        yield Served(make_app(service, chosen, token=token, hosts=LOCAL), service, said)
+    finally:
+        assert service.close(seconds=10)
+
+
+@contextmanager
+def listening(
+    path: Path, *, token: str | None = None, prepare: Callable[[Service], object] = lambda service: None, **options: Any
+) -> Iterator[tuple[int, Service]]:
+    """A server on a port of this machine."""
+    chosen = ServeOptions(index=path, **options)
+    with listen("127.0.0.1", 0) as listener:
+        service, server = make_server(chosen, Index(path), listener, token, lambda text: None)
+        keeper = service.keeper
+        keeper._model = (keeper._view.index.about.fingerprint, model())
+        prepare(service)
+        keeper.load()
+        thread = threading.Thread(target=_run, args=(server, listener))
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.01)
+            yield listener.getsockname()[1], service
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert service.close(seconds=10)
+            assert not thread.is_alive()
+
+
+def _run(server: uvicorn.Server, listener: socket.socket) -> None:
+    server.run(sockets=[listener])
+
+
+def ask(port: int, path: str, asked: Any = None) -> tuple[int, Any]:
+    """Status and JSON of an answer, over a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        if asked is None:
+            connection.request("GET", path)
+        else:
+            connection.request("POST", path, json.dumps(asked), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def exchange(port: int, sent: bytes, seconds: float = 10.0) -> bytes:
+    """What comes back, to the end of the connection, for bytes that are sent as they are."""
+    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
+        connection.sendall(sent)
+        return received(connection)
+
+
+def received(connection: socket.socket) -> bytes:
+    parts = []
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def answer_of(raw: bytes) -> tuple[int, Any]:
+    """Status and JSON of an answer as it came over the wire."""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)

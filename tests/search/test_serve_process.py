@@ -1,0 +1,112 @@
+"""`hnclip serve` as a process: it starts before its model is there, it says where, and it stops when it is told to."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from serve_helpers import ask, make_index, records
+
+from hnclip.search.options import ServeOptions
+from hnclip.search.serve.run import is_local, listen, serve, url
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_index(tmp_path_factory.mktemp("process"), 4)
+
+
+@contextmanager
+def process(path: Path, *options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process that serves, and its port."""
+    command = [sys.executable, "-m", "hnclip", "serve", str(path), "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}) as server:
+        try:
+            assert server.stderr is not None
+            line = server.stderr.readline()
+            if line.startswith("warning:"):
+                line = server.stderr.readline()
+            found = re.search(r" at http://.*:(\d+)/ ", line)
+            assert found, line
+            yield server, int(found[1])
+        finally:
+            server.kill()
+
+
+def rest(server: subprocess.Popen[str]) -> str:
+    """What it says until it ends."""
+    _, said = server.communicate(timeout=90)
+    return said
+
+
+def test_the_life_of_a_server(tmp_path: Path) -> None:
+    path = make_index(tmp_path, 3)
+    with process(path) as (server, port):
+        assert ask(port, "/healthz") == (200, {"ready": False})  # it answers before torch is imported
+        assert ask(port, "/api/index")[1]["pictures"] == 3
+        status, answer = 503, {}
+        while status == 503:  # it waits for the model, but not for ever
+            status, answer = ask(port, "/api/search", {"text": records()[1].captions[0], "k": 3})
+        assert (status, len(answer["results"])) == (200, 3)
+        assert ask(port, "/healthz") == (200, {"ready": True})
+        make_index(tmp_path, 6)
+        until = time.monotonic() + 20
+        while ask(port, "/api/index")[1]["pictures"] != 6 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert len(ask(port, "/api/search", {"text": "a tent", "k": 20})[1]["results"]) == 6
+        start = time.monotonic()
+        server.send_signal(signal.SIGTERM)
+        assert rest(server) == "stopped\n"
+        assert server.returncode == 0
+        assert time.monotonic() - start < 10
+        with pytest.raises(ConnectionRefusedError):
+            ask(port, "/healthz")
+
+
+def test_a_server_can_be_stopped_while_it_loads(path: Path) -> None:
+    with process(path, "--token", "secret", HNCLIP_TOKEN="other") as (server, port):
+        assert ask(port, "/api/index")[0] == 401
+        start = time.monotonic()
+        server.send_signal(signal.SIGINT)
+        assert rest(server) == "stopped\n"
+        assert server.returncode == 0
+        assert time.monotonic() - start < 10
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_process_with_a_sentence(path: Path) -> None:
+    with process(path, "--model", "/no/such/model", "--host", "0.0.0.0") as (server, _):
+        said = rest(server)
+        assert server.returncode == 1
+        assert said.startswith("hnclip serve: ")
+        assert "/no/such/model" in said
+        assert "Traceback" not in said
+
+
+def test_what_is_wrong_is_said_before_anything_is_served(path: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(ValueError, match="does not exist"):
+        serve(ServeOptions(index=tmp_path / "nothing.hnc"), said.append)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="choose another with --port"):
+        serve(ServeOptions(index=path, port=taken.getsockname()[1]), said.append)
+    with pytest.raises(ValueError, match="--port"):
+        serve(ServeOptions(index=path, port=70000), said.append)
+    with pytest.raises(ValueError, match="--host"):
+        serve(ServeOptions(index=path, host="no.such.host.invalid"), said.append)
+    assert said == []
+
+
+def test_addresses() -> None:
+    with listen("127.0.0.1", 0) as own, listen("0.0.0.0", 0) as all_of_them:
+        assert is_local(own)
+        assert not is_local(all_of_them)
+        assert url("127.0.0.1", own) == f"http://127.0.0.1:{own.getsockname()[1]}/"
+        assert url("::1", own).startswith("http://[::1]:")
