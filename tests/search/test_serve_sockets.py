@@ -26,16 +26,22 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_index(tmp_path_factory.mktemp("sockets"), 4)
 
 
+@pytest.fixture(scope="module")
+def impatient(path: Path) -> Iterator[int]:
+    """The port of a server that does not wait long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protocol, "HEAD", 0.4)
+        patch.setattr(protocol, "STALL", 0.4)
+        patch.setattr(protocol, "LINGER", 0.3)
+        patch.setattr(guard, "LINGER", 0.3)
+        with listening(path, timeout=0.6, max_upload=1_000_000) as (found, _):
+            yield found
+
+
 @pytest.fixture
-def port(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A server that is impatient."""
-    monkeypatch.setattr(protocol, "HEAD", 0.4)
-    monkeypatch.setattr(protocol, "STALL", 0.4)
-    monkeypatch.setattr(protocol, "LINGER", 0.3)
-    monkeypatch.setattr(guard, "LINGER", 0.3)
-    with listening(path, timeout=0.6, max_upload=1_000_000) as (found, _):
-        yield found
-        assert ask(found, "/api/search", TEXT)[0] == 200  # whatever the test did to it
+def port(impatient: int) -> Iterator[int]:
+    yield impatient
+    assert ask(impatient, "/healthz") == (200, {"ready": True})  # whatever the test did to it
 
 
 class Stalled:

@@ -16,7 +16,7 @@ from hnclip.data.readers.locate import files_below
 from hnclip.data.readers.paths import is_data_name
 from hnclip.data.records import DataSet, ImageSource, Problem, Record
 from hnclip.data.sources import SCENES, open_data
-from hnclip.search.index.places import place_of
+from hnclip.search.index.places import file_place, place_of
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ class IndexSource:
         if number < len(self.files):
             assert self.root is not None
             name = self.files[number]
-            image = FileImage(self.root / name)
-            return Entry(name, image, place_of(image, self.root), self.captions.get(name, ()))
+            return Entry(name, FileImage(self.root / name), file_place(name), self.captions.get(name, ()))
         record = self.records[number - len(self.files)]
         return Entry(record.id, record.image, place_of(record.image, self.root), record.captions)
 

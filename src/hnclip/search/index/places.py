@@ -13,11 +13,16 @@ from hnclip.data.records import ImageSource
 def place_of(image: ImageSource, root: Path | None) -> str:
     """The place of a picture; of files below the root relative to it, so that the folder may move as a whole."""
     if isinstance(image, FileImage):
-        return json.dumps({"file": _relative(image.path, root)})
+        return file_place(_relative(image.path, root))
     if isinstance(image, TarImage):
         tar = _relative(image.tar, root)
         return json.dumps({"tar": tar, "name": image.name, "offset": image.offset, "size": image.size})
     return "{}"
+
+
+def file_place(path: str) -> str:
+    """The place of a file, by its path below the root."""
+    return json.dumps({"file": path})
 
 
 def source_at(place: str, root: Path | None) -> ImageSource | None:

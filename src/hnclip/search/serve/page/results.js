@@ -4,6 +4,7 @@ import { addressOf } from "./address.js";
 import { arrange, button, byId, count, icon, lastPart, make, plural, ratio, score, thumbnail } from "./dom.js";
 import { band } from "./twins.js";
 
+const SHORT = 6; // results in a row that may stand beside a band, if there is room
 const SKELETONS = [1.5, 1.33, 0.75, 1.5, 1, 1.33, 1.78, 0.75, 1.33, 1.5];
 
 export class Results {
@@ -158,6 +159,7 @@ export class Results {
 
   #run(results) {
     const list = this.#keep(`run ${results[0].id}`, () => make("ul", { class: "run" }));
+    list.classList.toggle("short", results.length <= SHORT);
     arrange(list, results.map((result) => {
       const cell = this.#keep(`cell ${result.id}`, () => make("li", { class: "cell" }));
       const tile = this.#tile(result);
