@@ -53,7 +53,7 @@ class Options:
     """As for `hnclip eval` (docs/models.md); of a run its best epoch."""
     data: tuple[str, ...] = ("scenes/park", "scenes/shelf")
     """As for `hnclip eval` (docs/data.md); with a validation and a test split."""
-    weights: tuple[float, ...] = (WEIGHT, 0.1, 0.2, 0.5, 1.0, 2.0)
+    weights: tuple[float, ...] = (0.01, 0.02, WEIGHT, 0.1, 0.2, 0.5, 1.0, 2.0)
     """Of the score beside the cosine."""
     most: int = MOST
     """Pictures of each query that are put into another order."""

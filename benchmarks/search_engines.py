@@ -68,6 +68,10 @@ class Options:
     place: Path | None = None
     """Directory for the files; a temporary one when left out."""
 
+    def __post_init__(self) -> None:
+        if self.queries < 2:
+            raise ValueError(f"queries must be at least 2, half of them pictures and half texts; got {self.queries}")
+
 
 def run(options: Options, say: Callable[[str], None]) -> Report:
     rows = []

@@ -70,4 +70,6 @@ def test_what_is_said() -> None:
 
 
 def test_what_search_does_is_measured() -> None:
-    assert WEIGHT in MODULE.Options().weights
+    weights = MODULE.Options().weights
+    assert WEIGHT in weights
+    assert min(weights) < WEIGHT < max(weights)  # so that it can be seen to be too large, or too small

@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, Request, expect
-from small_index import small_index
+from small_index import bundled, small_index
 
 from browser import open_browser
 from hnclip.data.pictures import FileImage
 from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
-from hnclip.models.load import load
 from hnclip.search.index.reader import Index
 from hnclip.search.options import ServeOptions
 from hnclip.search.serve.run import listen, make_server
@@ -40,7 +39,7 @@ def page_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.getbasetemp() / "page"
     path, files = directory / "Park pictures.hnc", directory / "pictures"
     if not directory.exists():
-        model = load()
+        model = bundled()
         small_index(path, model, scenes(), files=files)
         Image.linear_gradient("L").resize(WIDE).convert("RGB").save(files / "wide.png")
         captions = (EVIL, f"{ENDLESS} {EVIL}", ARABIC)

@@ -16,13 +16,12 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from small_index import small_index
+from small_index import bundled, small_index
 from starlette.testclient import TestClient
 
 from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
 from hnclip.search.index.reader import Index
 from hnclip.search.options import ServeOptions
 from hnclip.search.serve.app import make_app
@@ -31,9 +30,8 @@ from hnclip.search.serve.run import LOCAL, listen, make_server
 from hnclip.search.serve.service import Service
 
 
-@cache
 def model() -> DualEncoder:
-    return load()
+    return bundled()
 
 
 @cache

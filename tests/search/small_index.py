@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from hnclip.data.pictures import FileImage
 from hnclip.data.records import ImageSource, Record, upright_shape
 from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load
 from hnclip.options import Opening
 from hnclip.search.fingerprint import model_fingerprint
 from hnclip.search.index.catalogue import content_hash
@@ -17,6 +19,12 @@ from hnclip.search.index.layout import About
 from hnclip.search.index.places import place_of
 from hnclip.search.index.thumbnails import thumbnail
 from hnclip.search.index.writer import Change, NewItem, NewPicture, open_writer
+
+
+@cache
+def bundled() -> DualEncoder:
+    """The bundled model, loaded once for all tests: none may change it."""
+    return load().eval()
 
 
 def small_index(
@@ -27,6 +35,7 @@ def small_index(
     tokens: bool = False,
     files: Path | None = None,
     name: str = "bundled",
+    engine: str = "exact",
 ) -> None:
     """Index records, captions too, under their ids; run again it adds to what is there.
 
@@ -35,6 +44,7 @@ def small_index(
         files: write the pictures there as PNG files and let the items point to these; without it they stay where they
             are, and generated scenes have no place of their own.
         name: of the model, as `hnclip index --model` would take it.
+        engine: the index's own, which is not made here.
     """
     images = [record.image if files is None else _written(record, files) for record in records]
     pictures = [image.load() for image in images]
@@ -54,6 +64,7 @@ def small_index(
         patches=0 if patches is None else patches.shape[1],
         data="records of a test" if files is None else str(files),
         root=None if files is None else str(files.absolute()),
+        engine=engine,
     )
     root = None if files is None else files.absolute()
     with open_writer(path, about) as writer:

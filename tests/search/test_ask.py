@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from small_index import small_index
+from small_index import bundled, small_index
 
 from hnclip.cli import main
 from hnclip.data.pictures import FileImage
 from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
 from hnclip.search.answer_text import differences
+from hnclip.search.ask import THUMBNAILS
+from hnclip.search.engines.open import make_engine
+from hnclip.search.index.writer import open_writer
 from hnclip.search.rerank import WEIGHT
 
 RECORDS = scene_records("park", "test", families=3)
@@ -28,7 +30,13 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(scope="module")
 def model() -> DualEncoder:
-    return load().eval()
+    return bundled()
+
+
+@pytest.fixture(autouse=True)
+def loaded_once(model: DualEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How a model is opened is a matter of test_find.py."""
+    monkeypatch.setattr("hnclip.models.load.load", lambda *_, **__: model)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +93,7 @@ def test_programs_get_everything(folder: Path, capsys: Capture) -> None:
     assert answer["captions"] == answer["notes"] == []
     results = answer["results"]
     both = [result["score"] + WEIGHT * result["tokens"] for result in results]
-    assert both == sorted(both, reverse=True)
+    assert both == pytest.approx(sorted(both, reverse=True), abs=1e-5)
     assert len({result["id"] for result in results}) == 5
     for result in results:
         assert Path(result["path"]).name == result["name"]
@@ -97,7 +105,10 @@ def test_programs_get_everything(folder: Path, capsys: Capture) -> None:
     assert len(members) > 1
     assert 0.8 < group["similarity"] <= 1.001
     assert [said["id"] for said in group["captions"]] == members
+    assert group["separated"] == members
     assert all(len(separator["scores"]) == len(members) for separator in group["separators"])
+    numbers = [group["similarity"], *(found[name] for found in results for name in ("score", "tokens"))]
+    assert all(number == round(number, 5) for number in numbers)  # as all others
     assert len(answer["explanations"]) == 3
     for explanation, result in zip(answer["explanations"], results):
         assert explanation["id"] == result["id"]
@@ -139,6 +150,79 @@ def test_explanations_fit_the_terminal(
     assert "Words in [brackets] are in one of their captions alone:" in text
     assert "Words of the description that separate them" in text
     assert "   1A " in text
+
+
+def test_a_text_that_a_second_cleaning_changes_is_explained(folder: Path, capsys: Capture) -> None:
+    text = "<b> &amp;amp;amp;lt;&amp;amp;amp;gt; dog cat tree"
+    explanation = found(capsys, folder / "files.hnc", text, "--explain")["explanations"][0]
+    assert [word["text"] for word in explanation["words"]][-3:] == ["dog", "cat", "tree"]
+
+
+def test_copies_are_twins_that_nothing_separates(
+    model: DualEncoder, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those are compared whose content differs, under their own ranks."""
+    monkeypatch.setenv("COLUMNS", "80")
+    files = tmp_path / "files"
+    files.mkdir()
+    records = []
+    for name, scene in (("a", 4), ("b", 4), ("c", 5), ("d", 4)):
+        RECORDS[scene].image.load().save(files / f"{name}.png")
+        records.append(Record(name, FileImage(files / f"{name}.png"), (), None))
+    small_index(tmp_path / "copies.hnc", model, [records[0], records[1]])
+    (group,) = found(capsys, tmp_path / "copies.hnc", TEXT, "--explain")["groups"]
+    assert (group["similarity"], group["separated"], group["separators"]) == (1, [], [])
+    text = printed(capsys, tmp_path / "copies.hnc", TEXT, "--explain")
+    assert "Near-twins A: results 1 and 2; cosine with the first 1.0000\n" in text + "\n"
+    assert "separate them" not in text
+    small_index(tmp_path / "more.hnc", model, records)
+    answer = found(capsys, tmp_path / "more.hnc", TEXT, "--explain")
+    (group,) = answer["groups"]
+    names = [result["name"] for result in answer["results"]]
+    assert sorted(names) == ["a", "b", "c", "d"]
+    ranks = [0, 1] if names[0] == "c" else [0, 3]  # copies come together
+    assert group["separated"] == [answer["results"][place]["id"] for place in ranks]
+    assert {len(separator["scores"]) for separator in group["separators"]} == {2}
+    lines = printed(capsys, tmp_path / "more.hnc", TEXT, "--explain").splitlines()
+    (head,) = [line for line in lines if line.strip().startswith("word ")]
+    assert head.split() == ["word", *(str(place + 1) for place in ranks)]
+
+
+def test_an_engine_that_is_not_there_is_told(
+    model: DualEncoder, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.hnc"
+    small_index(path, model, RECORDS, engine="faiss-hnsw")
+    answer = found(capsys, path, TEXT, "-k", 3)
+    assert (answer["engine"], answer["notes"]) == ("exact", [])  # there are few
+    monkeypatch.setattr("hnclip.search.engines.open.FEW", 12)
+    answer = found(capsys, path, TEXT, "-k", 3)
+    command = f"  hnclip index 'records of a test' --out {path} --engine faiss-hnsw"
+    assert (answer["engine"], answer["notes"]) == (
+        "exact",
+        ["faiss-hnsw of the pictures is not made, or is gone, so all of them were looked at: make it with\n" + command],
+    )
+    assert command in printed(capsys, path, TEXT, "-k", 3).splitlines()  # to be copied
+    with open_writer(path, None) as writer:
+        make_engine(writer, "faiss-hnsw")
+    for find in ("images", "captions"):
+        answer = found(capsys, path, TEXT, "-k", 3, "--find", find)
+        assert (answer["engine"], answer["notes"]) == ("faiss-hnsw", [])
+    assert found(capsys, path, TEXT, "--engine", "exact", "-k", 3)["notes"] == []
+
+
+def test_pictures_that_were_looked_at_by_their_thumbnails_are_told(
+    folder: Path, model: DualEncoder, tmp_path: Path, capsys: Capture
+) -> None:
+    bare, path = folder / "bare.hnc", tmp_path / "a.hnc"
+    for more in (["--rerank"], ["--explain"]):
+        assert found(capsys, bare, TEXT, "-k", 3, *more)["notes"] == [THUMBNAILS]
+        assert found(capsys, folder / "files.hnc", TEXT, "-k", 3, *more)["notes"] == []
+    small_index(path, model, RECORDS, files=tmp_path / "files")
+    last = found(capsys, path, TEXT, "-k", 12, "--rerank")["results"][-1]
+    Path(last["path"]).unlink()
+    assert found(capsys, path, TEXT, "-k", 1, "--rerank")["notes"] == [THUMBNAILS]  # though it is not shown
+    assert found(capsys, path, TEXT, "-k", 1)["notes"] == []
 
 
 def test_the_description_comes_from_standard_input(
@@ -188,6 +272,13 @@ def test_fewer_none_and_nothing_at_all(folder: Path, capsys: Capture) -> None:
     bare, empty = folder / "bare.hnc", folder / "empty.hnc"
     assert f"there are no more: {bare} holds 3 pictures" in found(capsys, bare, TEXT)["notes"]
     assert found(capsys, bare, TEXT, "-k", 3)["notes"] == []
+    assert printed(capsys, bare, TEXT, "-k", 1).startswith(f"1 of 3 pictures in {bare}")
+    one = folder / "one.hnc"
+    small_index(one, bundled(), RECORDS[:1])
+    for find, what in (("images", "picture"), ("captions", "caption")):
+        text = printed(capsys, one, TEXT, "--find", find)
+        assert text.startswith(f"1 of 1 {what} in {one}")
+        assert f"holds 1 {what} #" in " ".join(text.split())
     answer = found(capsys, bare, TEXT, "--find", "captions")
     assert answer["captions"] == []
     assert f"{bare} holds no captions" in answer["notes"][0]
@@ -209,6 +300,8 @@ def test_a_cut_description_says_where(folder: Path, capsys: Capture, model: Dual
         "“… tree tree tree tree house”"
     ]
     assert not found(capsys, folder / "files.hnc", text.removesuffix(" flag"))["cut"]
+    behind = ". " * model.context + "tree"  # no word was read
+    assert found(capsys, folder / "files.hnc", behind)["notes"][-1].endswith("context of 248 tokens")
 
 
 @pytest.mark.parametrize("text", ["", "   ", "…!"])

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_index import bundled
 
 from hnclip.data.texts import TokenizedTexts
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
 from hnclip.search.description import read_description, token_vectors, word_vectors
 
 TEXT = "A mid-sized, checked umbrella; the dog's leash (red) lies under it — isn't it?"
@@ -18,7 +18,7 @@ TEXT = "A mid-sized, checked umbrella; the dog's leash (red) lies under it — i
 
 @pytest.fixture(scope="module")
 def model() -> DualEncoder:
-    return load().eval()
+    return bundled()
 
 
 def cut_by(offsets: list[tuple[int, int]]) -> SimpleNamespace:
@@ -111,6 +111,26 @@ def test_what_one_token_reaches_over_is_one_word() -> None:
     tokens = [(0, 2), (1, 2), (2, 3), (3, 4), (4, 4), (5, 8)]
     found = read_description(cut_by(tokens), "红房子。 abc")  # type: ignore[arg-type]
     assert [(word.text, word.tokens) for word in found.words] == [("红房", (0, 1)), ("子", (2,)), ("abc", (5,))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<b> &amp;amp;amp;lt;&amp;amp;amp;gt; dog cat tree",
+        "<b> red &amp;amp;amp;amp; dog and a very small cat <b> . . . .",
+    ],
+)
+def test_a_text_is_cleaned_once(model: DualEncoder, text: str) -> None:
+    """Of what a second cleaning would change, each word has the vectors of its own tokens."""
+    found = read_description(model, text)
+    assert model.text_transform.clean(found.text) != found.text
+    with torch.no_grad():
+        said = model.encode_texts(model.tokenize([text]), tokens=True).tokens
+    assert said is not None
+    (offsets,) = model.text_transform.offsets([text])
+    for word, vector in zip(found.words, word_vectors(model, found), strict=True):
+        inside = [place + 1 for place, (a, b) in enumerate(offsets) if a < word.stop and b > word.start]
+        torch.testing.assert_close(vector, said[0, inside].mean(dim=0), atol=1e-5, rtol=0)
 
 
 def test_a_word_is_the_mean_of_its_tokens(model: DualEncoder) -> None:

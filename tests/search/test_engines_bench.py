@@ -79,6 +79,12 @@ def test_recall_and_times(bench: Any) -> None:
     assert row["median"] <= row["p95"]
 
 
+def test_both_kinds_of_queries_are_asked(bench: Any) -> None:
+    bench.Options(queries=2)
+    with pytest.raises(ValueError, match="queries must be at least 2, half of them pictures and half texts; got 1"):
+        bench.Options(queries=1)
+
+
 def test_every_engine_is_measured(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("hnclip.search.engines.open.FEW", 100)
     said: list[str] = []

@@ -18,7 +18,7 @@ from milvus_lite.server_manager import server_manager_instance
 from pymilvus.exceptions import MilvusException
 
 from hnclip.search.engines import milvus_engine
-from hnclip.search.engines.made import read_made
+from hnclip.search.engines.made import made_file, read_made
 from hnclip.search.engines.milvus_server import Connection, InUse, explained, plain_uri
 from hnclip.search.engines.open import make_engine, open_candidates
 from hnclip.search.index.compact import compact
@@ -191,6 +191,23 @@ def test_a_half_filled_or_dropped_collection_is_filled_again(tmp_path: Path, mon
         proposed = some.candidates.propose(rows[:2], 40)
         assert ((proposed >= 0).sum(1) == 30).all()
         assert len(some.nearest(rows[:2], 50)[1].rows) == 50
+
+
+def test_to_search_makes_no_file(tmp_path: Path) -> None:
+    path, place = tmp_path / "photos.hnc", tmp_path / "milvus"
+    with writing(path, "milvus") as writer:
+        add(writer, clusters(110))
+        make_engine(writer, "milvus", str(place / "some.db"))  # its directory is made
+        assert (place / "some.db").exists()
+        shutil.rmtree(place)
+        with gallery(path, "milvus") as some:
+            assert some.candidates is None  # searched exactly
+        assert not place.exists()
+        make_engine(writer, "milvus", str(place / "some.db"))
+        file = made_file(writer, "images", "milvus")
+        file.write_text(json.dumps({**json.loads(file.read_text()), "details": {"uri": None}}))
+    with gallery(path, "milvus") as some:
+        assert some.candidates is None
 
 
 def test_a_server_that_goes_away(tmp_path: Path) -> None:

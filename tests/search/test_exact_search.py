@@ -65,7 +65,7 @@ def near_twins(generator: np.random.Generator, count: int, width: int, spread: f
     return unit(moved)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 10**6),
     count=st.integers(1, 400),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_index import small_index
+from small_index import bundled, small_index
 
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.records import Record
@@ -30,7 +30,7 @@ TEXT = "A mid-sized red umbrella stands under the pink tree, and a house."
 
 @pytest.fixture(scope="module")
 def model() -> DualEncoder:
-    return load().eval()
+    return bundled()
 
 
 @pytest.fixture(scope="module")

@@ -7,21 +7,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_index import small_index
+from small_index import bundled, small_index
 
 from hnclip.data.pictures import FileImage
 from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.search.find import open_finder
+from hnclip.search.engines import Candidates
+from hnclip.search.engines.open import make_engine
+from hnclip.search.find import Finder, open_finder
+from hnclip.search.index.reader import Index
+from hnclip.search.index.writer import open_writer
 
 RECORDS = scene_records("park", "test", families=3)
 
 
 @pytest.fixture(scope="module")
 def model() -> DualEncoder:
-    return load().eval()
+    return bundled()
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +100,73 @@ def test_another_model_is_refused(model_directory: Path, path: Path, tmp_path: P
     small_index(tmp_path / "a.hnc", load(model_directory), RECORDS[:2], name=str(tmp_path / "moved"))
     with open_finder(tmp_path / "a.hnc", model=str(model_directory)) as finder:
         assert len(finder.images(finder.text_vectors(["a tree"]), 5)[0]) == 2
-    with pytest.raises((ValueError, OSError), match="moved"), open_finder(tmp_path / "a.hnc"):
+    said = r"a\.hnc was made with .*, which cannot be opened: .*\nIf it has moved, say where it lies now by --model"
+    with pytest.raises(ValueError, match=said), open_finder(tmp_path / "a.hnc"):
         pass
+
+
+class Closing(Candidates):
+    """Says when it is closed, and fails if it is told to."""
+
+    covered = 0
+
+    def __init__(self, name: str, closed: list[str], *, fails: bool = False) -> None:
+        self.name, self.closed, self.fails = name, closed, fails
+
+    def propose(self, queries: np.ndarray, count: int) -> np.ndarray:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed.append(self.name)
+        if self.fails:
+            raise OSError(f"{self.name} does not close")
+
+
+def test_an_engine_is_closed_if_the_other_cannot_be_opened(
+    path: Path, model: DualEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    def opened(index: Index, kind: str, engine: str) -> Candidates:
+        if kind == "captions":
+            raise OSError("no such server")
+        return Closing(kind, closed)
+
+    monkeypatch.setattr("hnclip.search.find.open_candidates", opened)
+    with Index(path) as index, pytest.raises(OSError, match="no such server"):
+        Finder(index, model)
+    assert closed == ["images"]
+
+
+@pytest.mark.parametrize("fails", ["images", "captions"])
+def test_both_engines_are_closed_if_one_fails(
+    path: Path, model: DualEncoder, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(
+        "hnclip.search.find.open_candidates", lambda _, kind, __: Closing(kind, closed, fails=kind == fails)
+    )
+    with Index(path) as index:
+        finder = Finder(index, model)
+        with pytest.raises(OSError, match=f"{fails} does not close"):
+            finder.close()
+    assert sorted(closed) == ["captions", "images"]
+
+
+def test_the_engine_that_searches_is_named(model: DualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.hnc"
+    bare = [Record(record.id, record.image, (), None) for record in RECORDS[:3]]
+    small_index(path, model, [*bare, *RECORDS[3:]], engine="faiss-hnsw")
+    with open_finder(path) as finder:
+        assert finder.engine == "faiss-hnsw"
+        assert (finder.engine_of("images"), finder.engine_of("captions")) == ("exact", "exact")
+    monkeypatch.setattr("hnclip.search.engines.open.FEW", 10)  # 12 pictures, but 9 captions
+    with open_writer(path, None) as writer:
+        make_engine(writer, "faiss-hnsw")
+    with open_finder(path) as finder:
+        assert (finder.engine_of("images"), finder.engine_of("captions")) == ("faiss-hnsw", "exact")
+    with open_finder(path, engine="exact") as finder:
+        assert finder.engine_of("images") == "exact"
 
 
 def test_an_unknown_engine_or_no_index(path: Path, tmp_path: Path) -> None:

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from page_server import PageServer, Visit, Visits, page_index, running, scenes, visits
 from playwright.sync_api import Locator, Page, Route, expect
-from small_index import small_index
-
-from hnclip.models.load import load
+from small_index import bundled, small_index
 
 TEXT, OTHER = scenes()[2].captions[0], scenes()[21].captions[0]
 NAME, OTHER_NAME = "park-validation-0-0-2.png", "park-validation-0-5-1.png"
@@ -253,7 +251,7 @@ def test_what_is_not_the_servers_json_is_never_shown(visit: Visits, server: Page
 
 
 def test_an_empty_index_is_said_to_be_empty(visit: Visits, tmp_path: Path) -> None:
-    small_index(tmp_path / "empty.hnc", load(), [], files=tmp_path)
+    small_index(tmp_path / "empty.hnc", bundled(), [], files=tmp_path)
     with running(tmp_path / "empty.hnc") as server:
         here = visit(server)
         expect(here.page.locator("#welcome-count")).to_contain_text("no pictures yet")

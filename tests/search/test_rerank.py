@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_index import small_index
+from small_index import bundled, small_index
 
 from hnclip.data.pictures import FileImage
 from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
 from hnclip.losses.token import token_loss
-from hnclip.models.load import load
 from hnclip.search import rerank as module
 from hnclip.search.description import token_vectors
 from hnclip.search.find import Finder, Hit, open_finder
@@ -35,8 +34,7 @@ def finder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finder]:
     for name, level in (("a", 1), ("b", 9), ("c", 1)):
         RECORDS[-1].image.load().save(twins / f"{name}.png", compress_level=level)
         records.append(Record(f"twins/{name}.png", FileImage(twins / f"{name}.png"), (), None))
-    model = load().eval()
-    small_index(folder / "a.hnc", model, [*RECORDS, *records], tokens=True)
+    small_index(folder / "a.hnc", bundled(), [*RECORDS, *records], tokens=True)
     with open_finder(folder / "a.hnc") as finder:
         yield finder
 
@@ -124,10 +122,13 @@ def test_nothing_and_a_text_without_words(finder: Finder, hits: list[Hit]) -> No
 
 def test_pictures_without_stored_patches_are_read_again(finder: Finder, hits: list[Hit], tmp_path: Path) -> None:
     small_index(tmp_path / "a.hnc", finder.model, RECORDS[:4], files=tmp_path / "files")
+    (tmp_path / "files" / f"{RECORDS[3].id.replace('/', '-')}.png").unlink()
     with open_finder(tmp_path / "a.hnc") as read:
         again = {hit.item.name: hit for hit in rerank(read, TEXT, read.images(read.text_vectors([TEXT]), 9)[0])}
     stored = {hit.item.name: hit for hit in rerank(finder, TEXT, hits)}
-    for record in RECORDS[:4]:
+    assert not any(hit.approximate for hit in stored.values())
+    assert [hit.item.name for hit in again.values() if hit.approximate] == [f"{RECORDS[3].id.replace('/', '-')}.png"]
+    for record in RECORDS[:3]:
         name = f"{record.id.replace('/', '-')}.png"
         assert again[name].tokens == pytest.approx(stored[record.id].tokens, abs=5e-3)
         assert replace(again[name], tokens=None, item=stored[record.id].item).score == stored[record.id].score

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from serve_helpers import Served, ask, listening, make_index, model, records, served
+from small_index import small_index
 
+from hnclip.search.engines import Candidates
+from hnclip.search.engines.open import make_engine
 from hnclip.search.explain import explain
 from hnclip.search.find import Finder
 from hnclip.search.index.writer import Change, open_writer
@@ -64,7 +67,7 @@ def test_near_twins_are_named_with_what_their_captions_differ_in(park: Served, f
         members = {found["id"] for found in answer["results"] if found["group"] == number}
         assert members == {item.id for item in group.items}
         told = [(one["id"], [tuple(piece) for piece in one["pieces"]]) for one in answer["groups"][number]["captions"]]
-        assert told == [(item.id, list(passage)) for item, passage in group.captions]
+        assert told == [(said.item.id, list(said.passage)) for said in group.captions]
 
 
 def test_captions_are_found_with_their_pictures_and_the_pictures_own_scores(park: Served, finder: Finder) -> None:
@@ -149,6 +152,28 @@ def test_searches_that_are_answered_together_get_what_each_gets_alone(finder: Fi
         assert both.cut == (number == 4)
 
 
+class FirstRows(Candidates):
+    """An engine that takes the first rows for the nearest."""
+
+    covered = 16
+
+    def propose(self, queries: np.ndarray, count: int) -> np.ndarray:
+        return np.tile(np.arange(count), (len(queries), 1))
+
+
+def test_an_approximate_answer_does_not_depend_on_who_else_asks(park: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hnclip.search.engines.gallery.LEAST", 1)
+    monkeypatch.setattr("hnclip.search.find.open_candidates", lambda *_: FirstRows())
+    with park.service.keeper.borrow() as view:
+        searches = [Search(k=k, find="images", text=text_of(15)) for k in (4, 1, 4, 2)]
+        finder = Finder(view.index, model())
+        together = answer_searches(finder, searches)
+        alone = [answer_searches(finder, [search])[0] for search in searches]
+    found = [[result.id for result in answer.results] for answer in together]  # type: ignore[union-attr]
+    assert found == [[result.id for result in answer.results] for answer in alone]  # type: ignore[union-attr]
+    assert found[0][:1] != found[1]  # who asks for more finds a better one
+
+
 def test_without_a_word_there_is_nothing_to_find(park: Served) -> None:
     client = park.client()
     assert client.post("/api/search", json={"text": "\u0000"}).json()["results"] == []
@@ -214,6 +239,35 @@ def test_the_index_is_described(park: Served) -> None:
     assert info["ready"] is True
     assert info["model"] == model().source
     assert park.client().get("/healthz").json() == {"ready": True}
+
+
+def test_the_engine_that_searches_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "park.hnc"
+    small_index(path, model(), records()[:4], engine="faiss-hnsw")
+    monkeypatch.setattr("hnclip.search.engines.open.FEW", 4)
+    with served(path) as found:
+        assert found.client().get("/api/index").json()["engine"] == "exact"  # its own is not made yet
+        with open_writer(path, None) as writer:
+            make_engine(writer, "faiss-hnsw")
+        found.service.keeper.look()
+        assert found.client().get("/api/index").json()["engine"] == "faiss-hnsw"
+
+
+def test_a_version_that_cannot_be_searched_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engines too: of some, a file that is not closed can be opened by nobody else."""
+    with served(make_index(tmp_path, 3)) as found:
+        make_index(tmp_path, 4)
+        closed: list[int] = []
+
+        def fails(finder: Finder, searches: object) -> None:
+            raise OSError("no answer")
+
+        with monkeypatch.context() as broken:
+            broken.setattr("hnclip.search.serve.answers.answer_searches", fails)
+            broken.setattr(Finder, "close", lambda self: closed.append(self.index.count()))
+            found.service.keeper.look()
+        assert closed == [4]
+        assert found.client().get("/api/index").json()["pictures"] == 3
 
 
 def test_before_the_model_is_there_all_but_searches_is_answered(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from serve_helpers import ask, make_index, records
@@ -99,11 +100,18 @@ def test_what_is_wrong_is_said_before_anything_is_served(path: Path, tmp_path: P
         serve(ServeOptions(index=tmp_path / "nothing.hnc"), said.append)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="choose another with --port"):
         serve(ServeOptions(index=path, port=taken.getsockname()[1]), said.append)
-    with pytest.raises(ValueError, match="--port"):
-        serve(ServeOptions(index=path, port=70000), said.append)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match=r"pip install 'hnclip\[serve\]'"):
+        patch.setattr("hnclip.search.serve.run.find_spec", lambda name: None)
+        serve(ServeOptions(index=path), said.append)
     with pytest.raises(ValueError, match="--host"):
         serve(ServeOptions(index=path, host="no.such.host.invalid"), said.append)
     assert said == []
+
+
+@pytest.mark.parametrize("wrong", [{"port": 70000}, {"waiting": 0}, {"timeout": 0.0}, {"max_k": 0}, {"threads": -1}])
+def test_options_that_make_no_sense(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"--{next(iter(wrong)).replace('_', '-')}"):
+        ServeOptions(index=Path("park.hnc"), **wrong)
 
 
 def test_addresses() -> None:

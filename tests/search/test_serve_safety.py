@@ -48,6 +48,14 @@ def png_of(width: int, height: int) -> bytes:
     )
 
 
+def pcx() -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(content, "PCX")
+    return content.getvalue()
+
+
+PCX = pcx()
+
 # Strangers
 
 
@@ -195,16 +203,8 @@ def test_pictures_without_files_have_a_thumbnail_alone(tmp_path: Path) -> None:
 
 
 def test_formats_that_browsers_do_not_show_become_jpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, kinds = (
-        [],
-        {
-            "a.tif": "image/jpeg",
-            "b.ppm": "image/jpeg",
-            "c.webp": "image/webp",
-            "d.bmp": "image/bmp",
-            "e.jpg": "image/jpeg",
-        },
-    )
+    kinds = {"a.tif": "jpeg", "b.ppm": "jpeg", "c.webp": "webp", "d.bmp": "bmp", "e.jpg": "jpeg", "f.pcx": "jpeg"}
+    made = []
     for number, name in enumerate(kinds):
         picture = records()[number].image.load()
         picture.save(tmp_path / name)
@@ -214,9 +214,10 @@ def test_formats_that_browsers_do_not_show_become_jpeg(tmp_path: Path, monkeypat
         client = found.client()
         for number, (name, kind) in enumerate(kinds.items()):
             answer = client.get(f"/api/pictures/{number + 1}")
-            assert answer.headers["content-type"] == kind
+            assert answer.headers["content-type"] == f"image/{kind}"
             with Image.open(tmp_path / name) as picture:
                 assert Image.open(io.BytesIO(answer.content)).size == picture.size
+        assert answer.content == client.get("/api/pictures/6/thumbnail").content  # of a rare format
         with monkeypatch.context() as patch:
             patch.setattr(pictures, "LARGEST", 1000)
             assert client.get("/api/pictures/1").status_code == 410
@@ -244,6 +245,7 @@ def test_pictures_that_would_be_too_large_are_not_decoded(park: Served) -> None:
         (b"no picture", 422),
         (png_of(100, 100), 422),  # promises more than it has
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", 422),  # Pillow would start Ghostscript
+        (PCX, 422),  # Pillow would know it
         (b"\x89PNG\r\n\x1a\n", 422),
         (b"x" * 100_001, 413),
     ],

@@ -262,6 +262,16 @@ def test_uploads_are_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert slow.recv(100).startswith(b"HTTP/1.1 422")
 
 
+def test_what_has_begun_is_answered_before_the_server_stops(path: Path) -> None:
+    stalled = Stalled()
+    with ThreadPoolExecutor(2) as pool:
+        with listening(path, prepare=stalled.put_in) as (port, _):
+            first = pool.submit(ask, port, "/api/search", TEXT)
+            assert stalled.begun.wait(10)
+            threading.Timer(0.5, stalled.go.set).start()
+        assert first.result(10)[0] == 200
+
+
 def test_stopping_lets_nobody_wait(path: Path) -> None:
     """Kept-open connections and those in the middle of a head do not keep the server alive."""
     with listening(path) as (port, _):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from small_index import small_index
+from small_index import bundled, small_index
 
 from hnclip.analysis.near_duplicates import STOP_WORDS
 from hnclip.data.scenes import scene_records
-from hnclip.models.load import load
+from hnclip.search import twins
 from hnclip.search.explain import explain
 from hnclip.search.find import CaptionHit, Finder, Hit, open_finder
 from hnclip.search.index.layout import About
@@ -23,6 +24,8 @@ from hnclip.search.index.writer import Change, NewItem, NewPicture, open_writer
 from hnclip.search.twins import CLOSE, SEPARATORS, TwinGroup, separators, twin_groups, usual_cosine
 
 WIDTH = 64
+RECORDS = scene_records("park", "test", families=3)
+TEXT = "The umbrella and the balloon stand under a pink tree, a tent, a house, the flag, an apple and the balloon."
 
 
 def clustered(seed: int, families: int, members: int) -> np.ndarray:
@@ -110,7 +113,7 @@ def test_a_cone_changes_nothing(tmp_path: Path) -> None:
     """With a direction that all share every cosine c becomes a + (1 − a)·c, and so does the mean."""
     vectors = clustered(7, 6, 5)
     found = []
-    for share in (0.0, 0.5, 0.9):
+    for share in (0.0, 0.5, 0.85):
         cone = np.sqrt(1 - share) * vectors
         cone[:, -1] = np.sqrt(share)
         with finder_of(tmp_path / f"{share}.hnc", cone) as finder:
@@ -142,6 +145,25 @@ def test_the_same_content_is_a_twin_also_where_all_is_alike(tmp_path: Path) -> N
     vectors[:, 0] = 1
     with finder_of(tmp_path / "a.hnc", vectors, again=[1]) as finder:
         assert ["1", "1 again"] in [group[-2:] for group in names(twin_groups(finder, all_hits(finder, [1, 3])))]
+
+
+@pytest.mark.parametrize("count", [2, 3, 40])
+def test_twins_are_found_where_all_is_alike(tmp_path: Path, count: int) -> None:
+    """Their own mean cosine must not make them usual."""
+    vectors = np.zeros((count, WIDTH))
+    vectors[:, 0], vectors[:, 1:] = 1, 0.01 * np.eye(count, WIDTH - 1)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert vectors[0] @ vectors[1] == pytest.approx(0.9999, abs=1e-5)
+    with finder_of(tmp_path / "a.hnc", vectors) as finder:
+        assert names(twin_groups(finder, all_hits(finder))) == [[f"{row}" for row in range(count)]]
+
+
+def test_few_pictures_do_not_make_a_cone(tmp_path: Path) -> None:
+    """Of cosine 0.92: twins beside one that is not alike, whether they are all or there are many."""
+    alike = np.full((3, 1), np.sqrt(0.92)) * np.eye(1, WIDTH) + np.sqrt(0.08) * np.eye(3, WIDTH, k=1)
+    for others in (0, 30):
+        with finder_of(tmp_path / f"{others}.hnc", np.concatenate([alike, np.eye(others, WIDTH, k=9)])) as finder:
+            assert names(twin_groups(finder, all_hits(finder))) == [["0", "1", "2"]]
 
 
 def test_few_results_have_no_twins(tmp_path: Path) -> None:
@@ -182,7 +204,8 @@ def test_captions_that_were_found_have_twins_too(tmp_path: Path) -> None:
         hits = [CaptionHit(captions[row], 0.5) for row in (5, 1, 3, 4)]
         (group,) = twin_groups(finder, hits)
     assert ([item.name for item in group.items], group.places) == (["1", "4"], (1, 3))
-    assert [passage for _, passage in group.captions] == [
+    assert [(said.place, said.item.name) for said in group.captions] == [(1, "1"), (3, "4")]
+    assert [said.passage for said in group.captions] == [
         (("caption number ", False), ("1", True)),
         (("caption number ", False), ("4", True)),
     ]
@@ -191,16 +214,18 @@ def test_captions_that_were_found_have_twins_too(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def finder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finder]:
     path = tmp_path_factory.mktemp("twins") / "a.hnc"
-    small_index(path, load().eval(), scene_records("park", "test", families=3), tokens=True)
+    small_index(path, bundled(), RECORDS, tokens=True)
     with open_finder(path) as finder:
         yield finder
 
 
 def test_words_that_one_member_alone_has_are_highlighted(finder: Finder) -> None:
-    text = scene_records("park", "test", families=2)[5].captions[0]
+    text = RECORDS[5].captions[0]
     group = twin_groups(finder, finder.images(finder.text_vectors([text]), 10)[0])[0]
     assert len(group.captions) == len(group.items) == 4
-    for item, passage in group.captions:
+    for said in group.captions:
+        item, passage = said.item, said.passage
+        assert item == group.items[group.places.index(said.place)]
         assert "".join(piece for piece, _ in passage) == item.captions[0]
         others = " ".join(other.captions[0].lower() for other in group.items if other != item)
         marked = [piece for piece, highlighted in passage if highlighted]
@@ -210,9 +235,8 @@ def test_words_that_one_member_alone_has_are_highlighted(finder: Finder) -> None
 
 def test_separators_are_the_words_of_the_largest_difference(finder: Finder) -> None:
     items = list(finder.index.all_items())[4:7]
-    text = "The umbrella and the balloon stand under a pink tree, a tent, a house, the flag, an apple and the balloon."
-    found = separators(finder, text, items)
-    explained = explain(finder, text, items)
+    found = separators(finder, TEXT, items)
+    explained = explain(finder, TEXT, items)
     spreads: dict[str, float] = {}
     for words in zip(*(each.words for each in explained)):
         scores = [word.score for word in words]
@@ -226,10 +250,12 @@ def test_separators_are_the_words_of_the_largest_difference(finder: Finder) -> N
 
 
 def test_a_word_counts_where_it_separates_best(finder: Finder, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = ["Tree", "the", "house", "tree", "tree"]
-    scores = [[0.2, 0.9, 0.1, 0.3, 0.6], [0.3, 0.1, 0.2, 0.7, 0.5]]
+    said = ["Tree", "the", "house", "tree", "tree", "alike"]
+    scores = [[0.2, 0.9, 0.1, 0.3, 0.6, 0.5], [0.3, 0.1, 0.2, 0.7, 0.5, 0.5009]]
     explained = [
-        SimpleNamespace(words=[SimpleNamespace(text=word, score=score) for word, score in zip(said, row)])
+        SimpleNamespace(
+            words=[SimpleNamespace(text=word, score=score) for word, score in zip(said, row)], approximate=False
+        )
         for row in scores
     ]
     monkeypatch.setattr("hnclip.search.twins.explain", lambda *_: explained)
@@ -240,3 +266,25 @@ def test_a_word_counts_where_it_separates_best(finder: Finder, monkeypatch: pyte
 def test_one_picture_is_separated_from_nothing(finder: Finder) -> None:
     assert separators(finder, "a tree", list(finder.index.all_items())[:1]) == []
     assert separators(finder, "the of", list(finder.index.all_items())[:2]) == []
+
+
+def test_files_of_the_same_content_are_separated_by_nothing(finder: Finder, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = list(finder.index.all_items())[4:6]
+    copy = replace(one, id=99, name="copy")
+    assert separators(finder, TEXT, [one, copy]) == []
+    looked: list[int] = []
+    monkeypatch.setattr(twins, "explain", lambda *given: looked.append(len(given[2])) or explain(*given))
+    found = separators(finder, TEXT, [one, copy, other, one])
+    assert looked == [2]  # each once
+    assert [each.word for each in found] == [each.word for each in separators(finder, TEXT, [one, other])]
+    for each in found:
+        assert each.scores[0] == each.scores[1] == each.scores[3] != each.scores[2]
+        assert not each.approximate
+
+
+def test_thumbnails_that_separate_are_told(finder: Finder, tmp_path: Path) -> None:
+    small_index(tmp_path / "a.hnc", finder.model, RECORDS[:2])  # without stored patches, and without files
+    with open_finder(tmp_path / "a.hnc") as bare:
+        found = separators(bare, RECORDS[0].captions[0], list(bare.index.all_items()))
+    assert found
+    assert all(each.approximate for each in found)

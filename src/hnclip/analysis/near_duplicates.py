@@ -220,19 +220,29 @@ def _content(text: str) -> set[str]:
 
 def _words(text: str) -> Iterator[tuple[int, int, str]]:
     """Where each word begins and ends, and what it is compared by."""
-    kinds = [letter_kind(character) for character in text]
-    for place in range(1, len(text) - 1):
-        if text[place] in _APOSTROPHES and kinds[place - 1] == kinds[place + 1] == WORD:
-            kinds[place] = WORD
-    start = 0
-    for kind, run in groupby(kinds):
-        end = start + len(list(run))
+    for start, end, kind in letter_runs(text, _APOSTROPHES):
         if kind == WORD:
             yield start, end, compared(text[start:end])
         elif kind is not None:
             for first in range(start, max(start + 1, end - kind + 1)):
                 last = min(first + kind, end)
                 yield first, last, compared(text[first:last])
+
+
+def letter_runs(text: str, joiners: str) -> Iterator[tuple[int, int, int | None]]:
+    """Where each run of characters of one `letter_kind` begins and ends, and its kind; all of the text is in one.
+
+    Args:
+        joiners: characters that are part of a word which has letters on both sides of them.
+    """
+    kinds = [letter_kind(character) for character in text]
+    for place in range(1, len(text) - 1):
+        if text[place] in joiners and kinds[place - 1] == kinds[place + 1] == WORD:
+            kinds[place] = WORD
+    start = 0
+    for kind, run in groupby(kinds):
+        end = start + len(list(run))
+        yield start, end, kind
         start = end
 
 

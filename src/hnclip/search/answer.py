@@ -18,10 +18,12 @@ DIGITS = 5  # of cosines in JSON
 
 @dataclass(frozen=True)
 class Separated:
-    """A group of near-twins, and which words of the description separate its first members; none if a picture asked."""
+    """A group of near-twins, and which words of the description separate some of its members; none if a picture asked.
+    `places` are those of these members among the results, in the order of the separators' scores."""
 
     group: TwinGroup
     separators: tuple[Separator, ...] = ()
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Answer:
     """Results, best first.
 
     Args:
+        engine: the one that searched, `exact` where all rows were looked at.
         query: the description, or the path of the picture that was searched by.
         asked: whether it was a text or a picture.
         total: pictures or captions of the index that could be found.
@@ -80,13 +83,18 @@ class Answer:
             "total": self.total,
             "cut": self.cut,
             "results": [
-                {**picture(hit.item), "score": hit.score, "tokens": hit.tokens, "group": groups.get(place)}
+                {
+                    **picture(hit.item),
+                    "score": round(hit.score, DIGITS),
+                    "tokens": None if hit.tokens is None else round(hit.tokens, DIGITS),
+                    "group": groups.get(place),
+                }
                 for place, hit in enumerate(self.hits)
             ],
             "captions": [
                 {
                     "text": hit.caption.text,
-                    "score": hit.score,
+                    "score": round(hit.score, DIGITS),
                     "group": groups.get(place),
                     "pictures": [picture(item) for item in hit.caption.items],
                 }
@@ -113,8 +121,11 @@ def _group(twins: Separated) -> dict[str, Any]:
     group = twins.group
     return {
         "ids": [item.id for item in group.items],
-        "similarity": group.similarity,
-        "captions": [{"id": item.id, "pieces": [list(piece) for piece in passage]} for item, passage in group.captions],
+        "similarity": round(group.similarity, DIGITS),
+        "captions": [
+            {"id": said.item.id, "pieces": [list(piece) for piece in said.passage]} for said in group.captions
+        ],
+        "separated": [item.id for place, item in zip(group.places, group.items) if place in twins.places],
         "separators": [
             {"word": found.word, "scores": [round(score, DIGITS) for score in found.scores]}
             for found in twins.separators

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hnclip.analysis.near_duplicates import STOP_WORDS, compared, shorten
 from hnclip.analysis.shown import Passage
+from hnclip.search.shards import counted
 from hnclip.tables import text_table
 
 if TYPE_CHECKING:
@@ -26,28 +27,37 @@ def answer_text(answer: Answer) -> str:
     """Plain text, as wide as the terminal but no wider than people read."""
     width = min(WIDEST, max(NARROWEST, shutil.get_terminal_size().columns))
     count = len(answer.hits) + len(answer.captions)
-    what = "pictures" if answer.find == "images" else "captions"
-    parts = [f"{count:,} of {answer.total:,} {what} in {answer.index}, nearest first"] if count else []
-    parts += [_wrapped(f"note: {note}", width) for note in answer.notes]
+    total = counted(answer.total, "picture" if answer.find == "images" else "caption")
+    parts = [f"{count:,} of {total} in {answer.index}, nearest first"] if count else []
+    parts += [_note(note, width) for note in answer.notes]
     blocks = ["\n".join(parts), "\n".join(_results(answer, width))]
     blocks += [_explanation(answer, explanation, width) for explanation in answer.explanations]
     blocks += [_twins(answer, twins, width) for twins in answer.twins]
     return "\n\n".join(block for block in blocks if block)
 
 
+def _note(note: str, width: int) -> str:
+    """A command on lines of its own stays as it is, to be copied."""
+    first, *rest = note.split("\n")
+    return "\n".join([_wrapped(f"note: {first}", width), *rest])
+
+
 def _results(answer: Answer, width: int) -> Iterator[str]:
     """A result's rank, score and name, and below it what is said of it; the letter is that of its near-twins."""
-    groups = answer.group_of()
+    letters = {place: _letter(group) for place, group in answer.group_of().items()}
+    column = max(map(len, letters.values()), default=0)
+    re_ranked = any(hit.tokens is not None for hit in answer.hits)
     if answer.hits or answer.captions:
-        tokens = "  tokens" if answer.hits and answer.hits[0].tokens is not None else ""
-        yield f"   #{' ' * bool(groups)}   score{tokens}  {'picture' if answer.hits else 'caption'}"
+        tokens = "  tokens" if re_ranked else ""
+        yield f"   #{' ' * column}   score{tokens}  {'picture' if answer.hits else 'caption'}"
     for place, hit in enumerate(answer.hits):
-        head = _head(place, groups, hit.score, hit.tokens)
+        tokens = "" if not re_ranked else f"{'':8}" if hit.tokens is None else f"  {hit.tokens:6.3f}"
+        head = f"{place + 1:4}{letters.get(place, ''):{column}}  {hit.score:6.3f}{tokens}  "
         yield head + _line(answer.places[hit.item.id])
         if hit.item.captions:
             yield " " * len(head) + shorten(_line(hit.item.captions[0]), width - len(head))
     for place, found in enumerate(answer.captions):
-        head = _head(place, groups, found.score, None)
+        head = f"{place + 1:4}{letters.get(place, ''):{column}}  {found.score:6.3f}  "
         yield _wrapped(_line(found.caption.text), width, head, most=3)
         items = found.caption.items
         more = f" and {len(items) - 1:,} more" if len(items) > 1 else ""
@@ -55,17 +65,13 @@ def _results(answer: Answer, width: int) -> Iterator[str]:
             yield f"{' ' * len(head)}of {_line(answer.places[items[0].id])}{more}"
 
 
-def _head(place: int, groups: Mapping[int, int], score: float, tokens: float | None) -> str:
-    letter = _letter(groups.get(place)) if groups else ""
-    return f"{place + 1:4}{letter}  {score:6.3f}{'' if tokens is None else f'  {tokens:6.3f}'}  "
-
-
 def _explanation(answer: Answer, explanation: Explanation, width: int) -> str:
     """Heat maps of the words that stand out most, side by side, and where others were seen."""
     rank = next(place for place, hit in enumerate(answer.hits, 1) if hit.item == explanation.item)
     left, top, right, bottom = explanation.box
     share = (right - left) * (bottom - top)
-    seen = "" if share > 0.99 else f" (the model sees {share:.0%} of it, the middle)"
+    much = f"{share:.0%}" if share >= 0.01 else "less than 1%"
+    seen = "" if share > 0.99 else f" (the model sees {much} of it, the middle)"
     words = _standing_out(explanation.words)
     shown: list[list[str]] = []
     taken = 2
@@ -134,22 +140,19 @@ def _twins(answer: Answer, twins: Separated, width: int) -> str:
     ranks = [str(place + 1) for place in group.places]
     letter = _letter(answer.group_of()[group.places[0]])
     together = f"{', '.join(ranks[:-1])} and {ranks[-1]}"
-    lines = [
-        _wrapped(
-            f"Near-twins {letter}: results {together}; cosine with the first {group.similarity:.4f} or more", width
-        )
-    ]
+    similarity = f"{group.similarity:.4f}"
+    more = "" if similarity == "1.0000" else " or more"
+    lines = [_wrapped(f"Near-twins {letter}: results {together}; cosine with the first {similarity}{more}", width)]
     if len(group.captions) > 1:
         lines.append(_wrapped("Words in [brackets] are in one of their captions alone:", width, "  "))
-        said = [rank for rank, item in zip(ranks, group.items) if item.captions]
         lines += [
-            _wrapped(differences(passage) or "(no such word)", width, f"{rank:>6}  ")
-            for rank, (_, passage) in zip(said, group.captions)
+            _wrapped(differences(said.passage) or "(no such word)", width, f"{said.place + 1:6}  ")
+            for said in group.captions
         ]
     if twins.separators:
         lines.append(_wrapped("Words of the description that separate them, by their best patch:", width, "  "))
         table = text_table(
-            ["word", *ranks[: len(twins.separators[0].scores)]],
+            ["word", *(str(place + 1) for place in twins.places)],
             [[_line(found.word), *(f"{score:.3f}" for score in found.scores)] for found in twins.separators],
         )
         lines.append(textwrap.indent(table, "    "))
@@ -180,8 +183,10 @@ def differences(passage: Passage) -> str:
     return " ".join(shown).replace("] [", " ") if any(near) else ""
 
 
-def _letter(group: int | None) -> str:
-    return " " if group is None else chr(ord("A") + group % 26)
+def _letter(group: int) -> str:
+    """A to Z, then AA, AB and so on."""
+    more, last = divmod(group, 26)
+    return (_letter(more - 1) if more else "") + chr(ord("A") + last)
 
 
 def _wrapped(text: str, width: int, head: str = "", *, most: int | None = None) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from hnclip.analysis.near_duplicates import WORD, letter_kind
+from hnclip.analysis.near_duplicates import WORD, letter_runs
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -34,12 +33,14 @@ class Description:
     """A text as the model reads it (`TextTransform.clean`), and its words in order.
 
     Words beyond the context are left out; `cut` says that there were some. Of a word that the context ends within,
-    there are those tokens that were read.
+    there are those tokens that were read. `given` is the text before it was cleaned, which is what a model takes: to
+    clean twice is not to clean once.
     """
 
     text: str
     words: tuple[Word, ...]
     cut: bool
+    given: str
 
 
 def read_description(model: DualEncoder, text: str) -> Description:
@@ -57,7 +58,7 @@ def read_description(model: DualEncoder, text: str) -> Description:
         raise ValueError(str(error).replace("texts[0]", "the description")) from error
     read = len(tokenized.ids[0]) - sum(transform.edges)
     (offsets,) = transform.offsets([text])
-    return Description(cleaned, tuple(_words(cleaned, offsets[:read])), tokenized.truncated > 0)
+    return Description(cleaned, tuple(_words(cleaned, offsets[:read])), tokenized.truncated > 0, text)
 
 
 def token_vectors(model: DualEncoder, text: str) -> Tensor:
@@ -71,7 +72,7 @@ def token_vectors(model: DualEncoder, text: str) -> Tensor:
 
 def word_vectors(model: DualEncoder, description: Description) -> Tensor:
     """[W, D]: the mean of each word's token vectors; its product with a patch is the mean of their cosines."""
-    tokens = token_vectors(model, description.text)  # [T, D]
+    tokens = token_vectors(model, description.given)  # [T, D]
     if not description.words:
         return tokens[:0]
     return torch.stack([tokens[list(word.tokens)].mean(dim=0) for word in description.words])
@@ -100,17 +101,10 @@ def _words(text: str, offsets: list[tuple[int, int]]) -> Iterator[Word]:
 def _pieces(text: str) -> Iterator[tuple[int, int]]:
     """Where runs of letters and numbers begin and end. Scripts without spaces, and symbols, emoji among them, are
     taken apart into characters."""
-    kinds = [letter_kind(character) for character in text]
-    for place in range(1, len(text) - 1):
-        if text[place] in _INSIDE and kinds[place - 1] == kinds[place + 1] == WORD:
-            kinds[place] = WORD
-    start = 0
-    for kind, run in groupby(kinds):
-        stop = start + len(list(run))
+    for start, stop, kind in letter_runs(text, _INSIDE):
         if kind == WORD:
             yield start, stop
         else:
             for place in range(start, stop):
                 if kind is not None or unicodedata.category(text[place]) == "So":
                     yield place, place + 1
-        start = stop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ import torch
 from hnclip.search.engines.gallery import Gallery
 from hnclip.search.engines.open import open_candidates
 from hnclip.search.fingerprint import model_fingerprint
-from hnclip.search.index.layout import Kind
+from hnclip.search.index.layout import KINDS, Kind
 from hnclip.search.index.reader import Caption, Index, Item
 
 if TYPE_CHECKING:
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Hit:
     """A picture that was found; `score` is its cosine with the query, `tokens` the late interaction that put it where
-    it is, if it was re-ranked."""
+    it is, if it was re-ranked, and `approximate` if that was the thumbnail's."""
 
     item: Item
     score: float
     tokens: float | None = None
+    approximate: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,14 +53,22 @@ class Finder:
         """
         self.index, self.model = index, model
         self.engine = engine or index.about.engine
-        self.galleries: dict[Kind, Gallery] = {
-            kind: Gallery(index, kind, open_candidates(index, kind, self.engine)) for kind in ("images", "captions")
-        }
+        self.galleries: dict[Kind, Gallery] = {}
+        with ExitStack() as opened:  # closes what is open if another cannot be opened
+            for kind in KINDS:
+                candidates = open_candidates(index, kind, self.engine)
+                if candidates is not None:
+                    opened.callback(candidates.close)
+                self.galleries[kind] = Gallery(index, kind, candidates)
+            self._opened = opened.pop_all()
 
     def close(self) -> None:
-        for gallery in self.galleries.values():
-            if gallery.candidates is not None:
-                gallery.candidates.close()
+        self._opened.close()
+
+    def engine_of(self, kind: Kind) -> str:
+        """What really searches this kind: where there are few rows, or the engine has made nothing of them, they are
+        all looked at."""
+        return "exact" if self.galleries[kind].candidates is None else self.engine
 
     def text_vectors(self, texts: Sequence[str]) -> np.ndarray:
         """[Q, D]; a text that is longer than the model's context is cut."""

@@ -135,3 +135,14 @@ class ServeOptions:
     """Most pixels of a picture."""
     quiet: bool = False
     """Nothing but errors."""
+
+    def __post_init__(self) -> None:
+        for name in ("waiting", "max_k", "max_text", "max_upload", "max_pixels"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.timeout < float("inf"):
+            raise ValueError(f"--timeout must be seconds, more than 0, got {self.timeout}")
+        if self.threads < 0:
+            raise ValueError(f"--threads must not be negative, got {self.threads}")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"--port must lie between 0 and 65535, got {self.port}")

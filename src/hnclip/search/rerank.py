@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 MOST = 100
 WEIGHT = 0.05
-"""Of the token score beside the cosine: the best on the validation splits of `hnclip bench reranking`, which also says
-whether it helps (docs/search.md)."""
+"""Of the token score beside the cosine. `hnclip bench reranking` says which weight is best on a model's validation
+splits, smaller and larger ones than this among them, and what the best is worth on the test splits."""
 
 
 def rerank(finder: Finder, text: str, hits: Sequence[Hit], *, most: int = MOST) -> list[Hit]:
@@ -31,12 +31,15 @@ def rerank(finder: Finder, text: str, hits: Sequence[Hit], *, most: int = MOST) 
     words = token_vectors(finder.model, text)  # [T, D]
     chosen, rest = hits[:most], hits[most:]
     items = {hit.item.row: hit.item for hit in chosen}  # files of the same content are looked at once
-    scores: dict[int, float] = {}
+    looked: dict[int, tuple[float, bool]] = {}  # the score, and whether it is approximate
     for patches in patch_batches(finder, list(items.values())):
         found = token_score(words, patches.vectors)
-        scores.update(zip((item.row for item in patches.items), found.tolist()))
-    scored = [replace(hit, tokens=scores[hit.item.row]) for hit in chosen]
-    scored.sort(key=lambda hit: (-(hit.score + WEIGHT * scores[hit.item.row]), hit.item.row))
+        looked.update(zip((item.row for item in patches.items), zip(found.tolist(), patches.approximate)))
+    scored = [
+        replace(hit, tokens=tokens, approximate=approximate)
+        for hit, (tokens, approximate) in ((hit, looked[hit.item.row]) for hit in chosen)
+    ]
+    scored.sort(key=lambda hit: (-(hit.score + WEIGHT * looked[hit.item.row][0]), hit.item.row))
     return [*scored, *rest]
 
 

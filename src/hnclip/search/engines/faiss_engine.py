@@ -21,6 +21,7 @@ from hnclip.search.engines.made import Made, Version, again, made_file, read_mad
 from hnclip.search.index.layout import ENGINES, Kind
 from hnclip.search.index.vectors import StoredVectors
 
+NEEDED = ("file", "bytes")
 LISTS_AT_MOST = 65_536
 LEARNED_FROM = 500_000  # rows at most, which lists and ranges of numbers are learned from
 ROWS_PER_LIST = 64  # of these, at most
@@ -59,14 +60,14 @@ def open_faiss(version: Version, kind: Kind, engine: str) -> FaissCandidates | N
     """
     faiss = import_faiss()
     made = None
-    while (found := read_made(version, kind, engine)) != made:  # the writer may put another file in its place
+    while (found := read_made(version, kind, engine, NEEDED)) != made:  # the writer may put another file in its place
         made = found
         if made is not None:
             with contextlib.suppress(FileNotFoundError):
                 return _open(faiss, version, made)
     if made is None:
         return None
-    raise ValueError(_unusable(version, made, "is missing"))
+    raise ValueError(_unusable(version, made, "is missing", there=False))
 
 
 def make_faiss(
@@ -130,12 +131,14 @@ def _open(faiss: Any, version: Version, made: Made) -> FaissCandidates:
 
 def _old(faiss: Any, version: Version, kind: Kind, engine: str) -> tuple[Any, Made | None]:
     """What Faiss has made before, in memory, if it can be used."""
-    made = read_made(version, kind, engine)
+    made = read_made(version, kind, engine, NEEDED)
     if made is not None:
-        with contextlib.suppress(OSError, RuntimeError, KeyError):
+        with contextlib.suppress(OSError, RuntimeError):
             file = made_file(version, kind, engine).with_name(made.details["file"])
             if file.stat().st_size == made.details["bytes"]:
-                return faiss.read_index(str(file)), made
+                index = faiss.read_index(str(file))
+                if index.ntotal == made.rows:
+                    return index, made
     return None, None
 
 
@@ -160,6 +163,6 @@ def _mapped(faiss: Any) -> int:
     return getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
 
 
-def _unusable(version: Version, made: Made, what: str) -> str:
+def _unusable(version: Version, made: Made, what: str, *, there: bool = True) -> str:
     file = f"{version.directory.name}/{ENGINES}/{made.details['file']}"
-    return f"{file} of {version.path} {what}: remove it, and {again(version, made.engine)}"
+    return f"{file} of {version.path} {what}: {'remove it, and ' * there}{again(version, made.engine)}"

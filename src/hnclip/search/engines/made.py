@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,12 +59,18 @@ def made_file(version: Version, kind: Kind, engine: str) -> Path:
     return version.directory / ENGINES / f"{kind}.{engine}.json"
 
 
-def read_made(version: Version, kind: Kind, engine: str) -> Made | None:
-    """What the engine has made in this generation; None if there is nothing, or nothing that can be used."""
+def read_made(version: Version, kind: Kind, engine: str, needed: Sequence[str] = ()) -> Made | None:
+    """What the engine has made in this generation; None if there is nothing, or nothing that can be used.
+
+    Args:
+        needed: which details there must be.
+    """
     try:
         found = read_settings(made_file(version, kind, engine))
         made = Made(**{one.name: found[one.name] for one in fields(Made)})
     except (FileNotFoundError, ValueError, KeyError):
+        return None
+    if not isinstance(made.details, dict) or not made.details.keys() >= set(needed):
         return None
     expected = (engine, kind, version.generation, version.about.width)
     return made if (made.engine, made.kind, made.generation, made.width) == expected else None

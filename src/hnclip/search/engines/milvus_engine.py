@@ -10,17 +10,19 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from hnclip.files import read_settings, replace_file
 from hnclip.search.engines import Candidates
 from hnclip.search.engines.made import Made, Version, read_made, row_blocks, write_made
-from hnclip.search.engines.milvus_server import Connection, InUse, plain_uri
+from hnclip.search.engines.milvus_server import FILE, Connection, InUse, plain_uri
 from hnclip.search.index.layout import ENGINES, Kind
 from hnclip.search.index.vectors import StoredVectors
 
 ENGINE = "milvus"
+NEEDED = ("uri", "collection")
 OWNER = "milvus.json"  # in the directory of the index, for all its generations
 INDEX = {"index_type": "HNSW", "params": {"M": 32, "efConstruction": 100}}
 LOOKED_ON = 128  # rows that are kept in view while a graph is searched
@@ -60,10 +62,13 @@ def open_milvus(version: Version, kind: Kind) -> MilvusCandidates | None:
         ValueError: pymilvus or milvus-lite is not installed.
         OSError: Milvus cannot be reached; `InUse` if it is a file that another process has open.
     """
-    made = read_made(version, kind, ENGINE)
+    made = read_made(version, kind, ENGINE, NEEDED)
     if made is None:
         return None
-    connection = Connection(_place(version, made.details["uri"]))
+    place = _place(version, made.details["uri"])
+    if place.endswith(FILE) and not Path(place).exists():  # or it would be made, with nothing in it
+        return None
+    connection = Connection(place)
     try:
         if made.details["collection"] in connection.names():
             connection.load(made.details["collection"])
@@ -89,8 +94,11 @@ def make_milvus(
         OSError: Milvus cannot be reached, or does not keep what it was given.
     """
     uri = None if uri is None else plain_uri(uri)
+    place = _place(version, uri)
+    if place.endswith(FILE):
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
     try:
-        connection = Connection(_place(version, uri))
+        connection = Connection(place)
     except InUse as error:
         report(f"milvus of {kind} is not brought up to date, new rows are scanned until it is: {error}")
         return
@@ -109,7 +117,7 @@ def _fill(
     count, width = vectors.shape
     mine = f"hnclip_{_owner(version)}_"
     name = f"{mine}{version.generation}_{kind}"
-    made, there = read_made(version, kind, ENGINE), connection.names()
+    made, there = read_made(version, kind, ENGINE, NEEDED), connection.names()
     first = 0
     if name not in there:
         report(f"making milvus of {count:,} {kind} at {connection.uri}")

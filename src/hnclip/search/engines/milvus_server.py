@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from pathlib import Path
 from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 TOKEN = "HNCLIP_MILVUS_TOKEN"
+FILE = ".db"  # what the name of a file ends in
 _CONNECTING = 10.0  # seconds
 _SEARCHING = 60.0  # seconds
 _LOADING = 600.0  # seconds to flush, to build an index, to load a collection
@@ -34,7 +34,7 @@ class Connection:
     def __init__(self, uri: str) -> None:
         """
         Args:
-            uri: as `plain_uri` gives it.
+            uri: as `plain_uri` gives it. A file that is not there is made, its directory is not.
 
         Raises:
             ValueError: pymilvus or milvus-lite is not installed.
@@ -42,10 +42,9 @@ class Connection:
         """
         self.uri = uri
         milvus = import_milvus()
-        self._file = uri if uri.endswith(".db") else None
+        self._file = uri if uri.endswith(FILE) else None
         if self._file is not None:
             _lite()
-            Path(self._file).parent.mkdir(parents=True, exist_ok=True)
         with _opening, _errors_of_lite() as heard, explained(uri, heard):
             self.client: Any = milvus.MilvusClient(uri=uri, token=os.environ.get(TOKEN, ""), timeout=_CONNECTING)
             if self._file is not None:
@@ -136,7 +135,7 @@ def plain_uri(uri: str) -> str:
         raise ValueError(f"the URI of Milvus is kept in the index: give user and password as USER:PASSWORD by ${TOKEN}")
     if parts.scheme in ("http", "https") and parts.hostname:
         return uri
-    if not uri.endswith(".db") or "://" in uri:
+    if not uri.endswith(FILE) or "://" in uri:
         raise ValueError(f"the URI of Milvus must be http://HOST:PORT, or a file whose name ends in .db; got {uri!r}")
     return os.path.abspath(os.path.expanduser(uri))
 

@@ -24,12 +24,17 @@ def open_candidates(index: Index, kind: Kind, engine: str) -> Candidates | None:
         OSError: a server does not answer.
     """
     _check(engine)
-    if engine == "exact" or len(index.vectors(kind)) < FEW:
+    if engine == "exact" or not has_enough(index, kind):
         return None
     candidates = _open(index, kind, engine)
     if candidates is None and engine != index.about.engine:
         raise ValueError(f"{index.path} has no {engine} yet: {again(index, engine)}")
     return candidates
+
+
+def has_enough(index: Index, kind: Kind) -> bool:
+    """Whether an engine is made of the rows of this kind: fewer are scanned."""
+    return len(index.vectors(kind)) >= FEW
 
 
 def make_engine(

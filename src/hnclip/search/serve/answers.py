@@ -39,10 +39,14 @@ def answer_searches(finder: Finder, searches: Sequence[Search]) -> list[SearchAn
     """The answer to each search, or why it has none; one that fails does not disturb the others."""
     answers: list[SearchAnswer | Exception] = [Refused(500) for _ in searches]
     vectors, cut = _encode(finder, searches, answers)
-    for find in ("images", "captions"):
-        chosen = [number for number in vectors if searches[number].find == find]
-        if chosen:
-            _find(finder, searches, find, chosen, vectors, cut, answers)
+    together: dict[tuple[Kind, int], list[int]] = {}
+    for number in vectors:
+        search = searches[number]
+        most = max(search.k, RERANKED) if search.rerank else search.k
+        together.setdefault((search.find, most), []).append(number)
+    # What an approximate engine finds depends on how much it is asked for: others' k must not change an answer.
+    for (find, most), chosen in together.items():
+        _find(finder, searches, find, most, chosen, vectors, cut, answers)
     return answers
 
 
@@ -91,14 +95,13 @@ def _find(
     finder: Finder,
     searches: Sequence[Search],
     find: Kind,
+    most: int,
     chosen: Sequence[int],
     vectors: dict[int, np.ndarray],
     cut: dict[int, bool],
     answers: list[SearchAnswer | Exception],
 ) -> None:
     queries = np.stack([vectors[number] for number in chosen])  # [Q, D]
-    most = max(max(searches[number].k, RERANKED if searches[number].rerank else 1) for number in chosen)
-    # Fewer of them are the first of more of them, so the largest k will do for all.
     images = finder.images(queries, most) if find == "images" else [[] for _ in chosen]
     captions = finder.captions(queries, most) if find == "captions" else [[] for _ in chosen]
     for number, query, pictures, texts in zip(chosen, queries, images, captions):
@@ -125,7 +128,7 @@ def _pictures(finder: Finder, search: Search, hits: list[Hit]) -> SearchAnswer:
             TwinGroup(
                 ids=[item.id for item in group.items],
                 similarity=group.similarity,
-                captions=[TwinCaption(id=item.id, pieces=list(passage)) for item, passage in group.captions],
+                captions=[TwinCaption(id=said.item.id, pieces=list(said.passage)) for said in group.captions],
             )
             for group in groups
         ],

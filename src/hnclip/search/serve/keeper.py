@@ -169,7 +169,11 @@ class Keeper:
         if self._model is None or self._model[0] != mark:
             self._model = (mark, open_model(index, self.options.model, self.options.device))
         finder = Finder(index, self._model[1], engine=self.options.engine)
-        answer_searches(finder, [Search(k=1, find="images", text="a photo")])  # the first one takes longest
+        try:
+            answer_searches(finder, [Search(k=1, find="images", text="a photo")])  # the first one takes longest
+        except BaseException:
+            finder.close()
+            raise
         return finder
 
 

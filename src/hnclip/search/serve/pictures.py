@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -56,8 +57,8 @@ def thumbnail(index: Index, number: int) -> Shown:
 
 
 def original(index: Index, number: int, max_pixels: int) -> Shown:
-    """The picture of an item as it was indexed; as JPEG if browsers do not know its format, or its thumbnail if it has
-    more than `max_pixels` then.
+    """The picture of an item as it was indexed. If browsers do not know its format it is a JPEG, or the thumbnail where
+    it has more than `max_pixels` or is of a rare format.
 
     Raises:
         Refused: there is no such item, or its picture has changed or is gone.
@@ -75,14 +76,12 @@ def original(index: Index, number: int, max_pixels: int) -> Shown:
         content = index.content(item)
     except (BadPicture, OSError) as error:
         raise Refused(410) from error
-    try:
-        with Image.open(io.BytesIO(content), formats=DECODED) as picture:
-            if picture.format in SHOWN:
-                return tagged(content, SHOWN[picture.format])
-            if picture.width * picture.height <= max_pixels:
-                return tagged(_jpeg(picture), "image/jpeg")
-    except Exception as error:  # Pillow's plugins raise whatever they stumble over
-        raise Refused(410, "the picture cannot be shown") from error
+    # Pillow's plugins raise whatever they stumble over.
+    with suppress(Exception), Image.open(io.BytesIO(content), formats=DECODED) as picture:
+        if picture.format in SHOWN:
+            return tagged(content, SHOWN[picture.format])
+        if picture.width * picture.height <= max_pixels:
+            return tagged(_jpeg(picture), "image/jpeg")
     return tagged(index.thumbnail(item.row), "image/jpeg")
 
 

@@ -8,9 +8,13 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from PIL import Image
 
 from hnclip.search.index.reader import Index
 from hnclip.search.options import ServeOptions
@@ -33,6 +37,8 @@ def serve(options: ServeOptions, report: Callable[[str], None]) -> None:
         ValueError: an option, the index or its model cannot be used.
         OSError: the port cannot be listened on.
     """
+    _check_installed()
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # such pictures are refused, by their pixels
     token = checked_token(options)
     index = Index(options.index)
     try:
@@ -67,11 +73,7 @@ def make_server(
     options: ServeOptions, index: Index, listener: socket.socket, token: str | None, report: Callable[[str], None]
 ) -> tuple[Service, uvicorn.Server]:
     """The server of an open index, on a socket that listens; the service is to be started and closed."""
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn
-    except ImportError as error:
-        raise ValueError(f"hnclip serve needs {error.name}: pip install 'hnclip[serve]'") from error
+    import uvicorn
 
     from hnclip.search.serve.app import make_app
     from hnclip.search.serve.keeper import Keeper
@@ -112,6 +114,12 @@ def make_server(
     return service, Server(config)
 
 
+def _check_installed() -> None:
+    for name in ("fastapi", "uvicorn"):
+        if find_spec(name) is None:
+            raise ValueError(f"hnclip serve needs {name}: pip install 'hnclip[serve]'")
+
+
 def checked_token(options: ServeOptions) -> str | None:
     """The token, from the options or from the environment.
 
@@ -130,8 +138,6 @@ def listen(host: str, port: int) -> socket.socket:
     Raises:
         OSError: it is in use, or none of this machine's.
     """
-    if not 0 <= port < 65536:
-        raise ValueError(f"--port must lie between 0 and 65535, got {port}")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:

@@ -45,7 +45,7 @@ class Service:
                 captions=captions,
                 left_out=left_out,
                 model=about.source,
-                engine=self.options.engine or about.engine,
+                engine=view.finder.engine_of("images") if view.finder else self.options.engine or about.engine,
                 storage=about.storage,
                 ready=self.keeper.searchable,
                 limits=Limits(
