@@ -179,6 +179,7 @@ def _client(
         except (OSError, http.client.HTTPException) as error:
             seen.failed[f"{kind}: {type(error).__name__}"] += 1
             connection.close()
+            stop.wait(0.1)
             continue
         if status == 200:
             seen.seconds[kind].append(time.perf_counter() - start)

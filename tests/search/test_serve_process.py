@@ -100,12 +100,15 @@ def test_what_is_wrong_is_said_before_anything_is_served(path: Path, tmp_path: P
         serve(ServeOptions(index=tmp_path / "nothing.hnc"), said.append)
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="choose another with --port"):
         serve(ServeOptions(index=path, port=taken.getsockname()[1]), said.append)
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ValueError, match=r"pip install 'hnclip\[serve\]'"):
-        patch.setattr("hnclip.search.serve.run.find_spec", lambda name: None)
-        serve(ServeOptions(index=path), said.append)
     with pytest.raises(ValueError, match="--host"):
         serve(ServeOptions(index=path, host="no.such.host.invalid"), said.append)
     assert said == []
+
+
+def test_what_has_to_be_installed_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hnclip.search.serve.run.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'hnclip\[serve\]'"):
+        serve(ServeOptions(index=path), print)
 
 
 @pytest.mark.parametrize("wrong", [{"port": 70000}, {"waiting": 0}, {"timeout": 0.0}, {"max_k": 0}, {"threads": -1}])
