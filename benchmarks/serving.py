@@ -2,7 +2,8 @@
 
 A real server on an index of made-up vectors, and clients on the same machine that each ask one question after the
 other, over a connection that stays open: long captions of scenes, and some pictures. Who is told that the server is
-busy waits as long as it says. Before that, the time from the start of the process to its first answers.
+busy waits as long as it says. Before that, the time from the start of the process to its first answers. Memory says
+most after a while: `--seconds 60`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Options:
     """An index that is there, instead."""
     clients: int = 50
     seconds: float = 10.0
+    """How long they ask; memory that grows shows in 60."""
     images: int = 10
     """One question in so many is a picture; 0 for none."""
     k: int = 24
@@ -81,10 +83,11 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
             say(f"{options.clients} clients ask for {options.seconds:.0f} s")
             seen, memory = _load(process.pid, port, options, texts, pictures)
             alive = process.poll() is None
+    if not alive:
+        raise RuntimeError("the server died under load")
     rows = [_row(kind, seen, options.seconds) for kind in ("text", "picture") if kind == "text" or options.images]
-    failures = Counter[str]()
-    for client in seen:
-        failures.update(client.failed)
+    check(rows, seen)
+    growth = memory[-1] - memory[0]
     columns = {
         "kind": "question",
         "answers": "answers/s",
@@ -97,13 +100,28 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
     notes = [
         f"from the start of the process: {first['healthz']:.2f} s to /healthz, {first['index']:.2f} s to /api/index, "
         f"{first['search']:.2f} s to the first search",
-        f"memory of its own {memory[0] / 1e6:,.0f} MB when warm, {memory[-1] / 1e6:,.0f} MB at the end, "
-        f"{max(memory) / 1e6:,.0f} MB at most; files mapped into memory not counted",
-        "no failure but 503" if alive and not failures else f"FAILED: {dict(failures) if alive else 'the server died'}",
+        f"memory of its own {memory[0] / 1e6:,.0f} MB when warm, {memory[-1] / 1e6:,.0f} MB at the end (grown by "
+        f"{growth / 1e6:,.1f} MB), {max(memory) / 1e6:,.0f} MB at most; files mapped into memory not counted",
+        "no failure but 503",
         f"{options.clients} clients, on the processors of the server",
     ]
     about = {**machine(), "rows": options.rows if options.index is None else str(options.index)}
-    return Report("serving", columns, [{**row, "memory": memory, "first": first} for row in rows], about, notes)
+    more = {"memory": memory, "growth": growth, "first": first}
+    return Report("serving", columns, [{**row, **more} for row in rows], about, notes)
+
+
+def check(rows: Sequence[dict[str, Any]], seen: Sequence[Seen]) -> None:
+    """
+    Raises:
+        RuntimeError: these numbers are of no working server: questions failed, or none were answered.
+    """
+    failures = Counter[str]()
+    for client in seen:
+        failures.update(client.failed)
+    if failures:
+        raise RuntimeError(f"questions failed, not with 503: {dict(failures)}")
+    if silent := [row["kind"] for row in rows if not row["answers"]]:
+        raise RuntimeError(f"no question was answered of the kind {', '.join(silent)}: measure longer (--seconds)")
 
 
 @contextmanager

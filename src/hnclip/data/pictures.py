@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -20,6 +22,9 @@ Result = TypeVar("Result")
 MAX_PIXELS = 178_956_970
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jfif"})
+
+# Of all that Pillow knows these alone are decoded, whatever a file is called: some formats start other programs.
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "PCX")
 
 
 def is_image_name(name: str) -> bool:
@@ -58,7 +63,7 @@ def _opened(file: IO[bytes], where: str) -> Image.Image:
         with warnings.catch_warnings():
             # The size is checked here, so that the answer does not hang on the warning filter of the process.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(file)
+            image = Image.open(file, formats=_formats())
     except Image.DecompressionBombError as error:
         raise BadPicture("oversized image", f"{where}: {error}") from error
     except UnidentifiedImageError as error:
@@ -70,6 +75,13 @@ def _opened(file: IO[bytes], where: str) -> Image.Image:
             "oversized image", f"{where} has {image.width} × {image.height} pixels; at most {MAX_PIXELS:,} are decoded"
         )
     return image
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Of FORMATS those that this Pillow can read."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def _damage(error: Exception) -> str:
@@ -92,6 +104,7 @@ class FileImage(ImageSource):
         return f"{found.st_size}-{found.st_mtime_ns}"
 
     def read(self) -> bytes:
+        _stat(self.path)
         return _reading(self.path, self.path.read_bytes)
 
     def decode(self, content: bytes) -> Image.Image:
@@ -102,6 +115,7 @@ class FileImage(ImageSource):
             with self.path.open("rb") as file:
                 return picture_shape(file, str(self.path))
 
+        _stat(self.path)
         return _reading(self.path, look)
 
 
@@ -202,7 +216,11 @@ class _Part(io.RawIOBase):
 
 
 def _stat(path: Path) -> os.stat_result:
-    return _reading(path, path.stat)
+    """Of a file; to open a pipe would be to wait for whoever writes to it."""
+    found = _reading(path, path.stat)
+    if not stat.S_ISREG(found.st_mode):
+        raise BadPicture("missing image", f"{path} is no file")
+    return found
 
 
 def _reading(path: Path, action: Callable[[], Result]) -> Result:

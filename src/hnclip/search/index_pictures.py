@@ -9,7 +9,7 @@ from threading import Lock
 from torch import Tensor
 
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import BadPicture, Problem, upright_shape
+from hnclip.data.records import BadPicture, ImageSource, Problem, upright_shape
 from hnclip.search.index.catalogue import content_hash
 from hnclip.search.index.changes import Known
 from hnclip.search.index.thumbnails import thumbnail
@@ -55,7 +55,7 @@ class Pictures:
     """Looks at entries of a source; threads do so side by side.
 
     Content is decoded once: whoever meets it first does it, and others that meet it meanwhile wait for the result
-    (`waits`, `arrived`).
+    (`waits`, `arrived`). Content that cannot be decoded is not tried again either.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Pictures:
         """
         self._source, self._known, self._transform = source, known, transform
         self._taken, self._busy = contents, set[bytes]()
+        self._failed: dict[bytes, tuple[ImageSource, Exception]] = {}
         self._lock = Lock()
 
     def look(self, number: int) -> Seen | Unusable:
@@ -104,6 +105,8 @@ class Pictures:
         found = entry.image.read()
         content = content_hash(found)
         with self._lock:
+            if content in self._failed:
+                raise _copied(*self._failed[content], entry)
             if content in self._taken:
                 return Seen(number, entry, stamp, content, None)
             self._taken.add(content)
@@ -112,11 +115,20 @@ class Pictures:
             image = entry.image.decode(found)
             pixels = preprocess_image(image, self._transform)
             return Seen(number, entry, stamp, content, Decoded(pixels, upright_shape(image), thumbnail(image)))
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._taken.discard(content)
                 self._busy.discard(content)
+                if isinstance(error, Exception) and not isinstance(error, MemoryError):
+                    self._failed[content] = entry.image, error
             raise
+
+
+def _copied(first: ImageSource, error: Exception, entry: Entry) -> BadPicture:
+    """What is wrong with a copy of a picture that could not be decoded, by the copy's own name."""
+    kind = error.kind if isinstance(error, BadPicture) else "unusual image"
+    message = (str(error) or type(error).__name__).replace(first.key, entry.image.key)
+    return BadPicture(kind, message if entry.image.key in message else f"{entry.name}: {message}")
 
 
 def unusable(entry: Entry, error: BadPicture, stamp: str = "") -> Unusable:

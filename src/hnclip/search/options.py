@@ -108,7 +108,8 @@ class ServeOptions:
     index: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="INDEX")]
     """What `hnclip index` made."""
     host: str = "127.0.0.1"
-    """Address to listen on; with another than this machine's own anyone who reaches it can search: set a token."""
+    """Address to listen on; with another than this machine's own anyone who reaches it can search: set a token. Without
+    one it answers to addresses and the machine's own name only."""
     port: int = 8765
     """0 takes any that is free."""
     token: str | None = None
@@ -137,6 +138,8 @@ class ServeOptions:
     """Nothing but errors."""
 
     def __post_init__(self) -> None:
+        if not self.host.strip():
+            raise ValueError("--host must be an address, 0.0.0.0 for all of this machine's")
         for name in ("waiting", "max_k", "max_text", "max_upload", "max_pixels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from unicodedata import normalize
 from urllib.parse import unquote, urlsplit
@@ -147,11 +147,15 @@ def shared_end(first: str, second: str) -> int:
     return count
 
 
-def files_below(root: Path) -> Iterator[str]:
+def files_below(root: Path, report: Callable[[OSError], None] | None = None) -> Iterator[str]:
     """Paths of all files below, relative to the root. Links to directories are followed, each place visited once; what
-    is hidden is left out, and with it macOS's companions."""
+    is hidden is left out, and with it macOS's companions.
+
+    Args:
+        report: told of directories that cannot be listed; `filename` says which.
+    """
     visited = set()
-    for folder, folders, files in os.walk(root, followlinks=True):
+    for folder, folders, files in os.walk(root, onerror=report, followlinks=True):
         place = os.path.realpath(folder)
         if place in visited:
             folders.clear()

@@ -11,10 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hnclip.search.index.vectors import StoredVectors
+from hnclip.search.index.vectors import LONGEST, StoredVectors
 
 TOGETHER = 4  # queries of one scan: more of them make the kernel compute, not read
-_LONGEST = 1.01  # rows have length 1 up to bf16
 _ROUNDING = 2**-8  # of a result in bf16, relative to it: the kernel may cut instead of rounding
 _BLOCK = 16384  # rows at a time where the kernel is missing, or when many rows are scored closely
 
@@ -85,9 +84,9 @@ def _off(vectors: StoredVectors, query: Tensor) -> float:
     """
     length = float(query.norm())
     rounded = float((query - query.to(torch.bfloat16).float()).norm())
-    longest = _LONGEST + vectors.slack  # of x'
-    summing = 2 * (vectors.shape[1] + 8) * 2**-24 * _LONGEST * longest * length
-    return longest * rounded + _LONGEST * length * vectors.slack + summing + 1e-12
+    longest = LONGEST + vectors.slack  # of x'
+    summing = 2 * (vectors.shape[1] + 8) * 2**-24 * LONGEST * longest * length
+    return longest * rounded + LONGEST * length * vectors.slack + summing + 1e-12
 
 
 def _scan(vectors: StoredVectors, queries: Tensor, first: int) -> Tensor:

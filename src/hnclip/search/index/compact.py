@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hnclip.search.index.catalogue import State, database_uri, explained, write_state, writing
-from hnclip.search.index.generations import begin_generation, generations, room
+from hnclip.search.index.generations import begin_generation, next_generation, room
 from hnclip.search.index.layout import CATALOGUE, KINDS, THUMBNAILS, TOKENS, About, generation_directory
 from hnclip.search.index.vectors import mapped, row_files
 
@@ -50,7 +50,7 @@ def compact(writer: IndexWriter, *, images: int | None = None, captions: int | N
     Raises:
         OSError: no room; the index is as it was.
     """
-    number = generations(writer.path)[-1] + 1
+    number = next_generation(writer.path)
     directory = generation_directory(writer.path, number)
     limits = (
         writer.state.images if images is None else images,

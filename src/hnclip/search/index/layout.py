@@ -110,7 +110,9 @@ def read_header(path: Path) -> int:
     except ValueError as error:
         raise ValueError(f"{damaged(path, f'{HEADER} cannot be read')}\n{error}") from error
     if header.get("format") != FORMAT:
-        raise ValueError(f"{path / HEADER} is not that of an index of hnclip: {make}")
+        raise ValueError(
+            f"{path / HEADER} is not that of an index of hnclip: make one with hnclip index FOLDER --out INDEX.hnc"
+        )
     if header.get("layout") != LAYOUT:
         raise ValueError(
             f"{path} has layout {header.get('layout')}, this version of hnclip reads {LAYOUT}: use the version that "

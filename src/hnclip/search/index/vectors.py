@@ -18,6 +18,7 @@ import numpy as np
 from hnclip.search.index.layout import Kind, Storage
 
 LARGEST = 127  # code
+LONGEST = 1.01  # rows have length 1 up to bf16; the exact engine's bound holds for no longer ones
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,14 @@ def write_at(file: Path, start: int, content: bytes) -> None:
         opened.truncate()
         opened.flush()
         os.fsync(opened.fileno())
+
+
+def first_bad(vectors: np.ndarray) -> int | None:
+    """The first of vectors [n, D] that is not finite, or too long once it is stored; None if all are good."""
+    stored = from_bf16(to_bf16(np.nan_to_num(vectors, nan=0.0, posinf=0.0, neginf=0.0)))  # [n, D]
+    lengths = np.linalg.norm(stored.astype(np.float64), axis=1)  # [n]
+    bad = ~np.isfinite(vectors).all(axis=1) | (lengths > LONGEST)  # [n]
+    return int(bad.argmax()) if bad.any() else None
 
 
 def quantise(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

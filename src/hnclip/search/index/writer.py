@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import accumulate, groupby
@@ -29,7 +28,16 @@ from hnclip.search.index.catalogue import (
 )
 from hnclip.search.index.changes import Change, Known, NewItem, NewPicture
 from hnclip.search.index.compact import compact
-from hnclip.search.index.generations import begin_generation, check_place, clear_away, generations, room
+from hnclip.search.index.generations import (
+    begin_generation,
+    check_place,
+    clear_away,
+    generations,
+    has_lost_header,
+    next_generation,
+    remove_generation,
+    room,
+)
 from hnclip.search.index.layout import (
     CATALOGUE,
     HEADER,
@@ -39,12 +47,13 @@ from hnclip.search.index.layout import (
     TOKENS,
     About,
     Kind,
+    damaged,
     generation_directory,
     read_header,
     write_header,
 )
 from hnclip.search.index.lives import bear_item, bury_rows, end_items, rows_of
-from hnclip.search.index.vectors import append, row_files, to_bf16, whole_rows, write_at
+from hnclip.search.index.vectors import append, first_bad, row_files, to_bf16, whole_rows, write_at
 
 __all__ = ["Change", "IndexWriter", "Known", "NewItem", "NewPicture", "open_writer"]
 
@@ -109,6 +118,19 @@ class IndexWriter:
         with explained(self.path):
             return {content for (content,) in self._database.execute("SELECT content FROM pictures")}
 
+    def captions_of(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """What is said of living items of these names, as far as there are such items and captions."""
+        said: dict[str, tuple[str, ...]] = {}
+        question = (
+            "SELECT captions.text FROM items JOIN said ON said.item = items.id JOIN captions ON captions.row = said.row "
+            "WHERE items.name = ? AND items.died IS NULL ORDER BY said.number"
+        )
+        with explained(self.path):
+            for name in names:
+                if texts := tuple(text for (text,) in self._database.execute(question, (name,))):
+                    said[name] = texts
+        return said
+
     def known_texts(self, texts: Sequence[str]) -> set[str]:
         """Those that the index has a vector of."""
         hashes = {text_hash(text): text for text in texts}
@@ -119,16 +141,21 @@ class IndexWriter:
         """Make the next version.
 
         Raises:
-            OSError: the disk is full or fails; the index is as it was.
+            ValueError: a vector is not of length 1; the index is as it was, as with the next.
+            OSError: the disk is full or fails.
         """
         with room(self.path), explained(self.path):
             there = rows_of(self._database, "pictures", [new.content for new in change.pictures])
             pictures = [new for mark, new in {new.content: new for new in change.pictures}.items() if mark not in there]
             there = rows_of(self._database, "captions", [text_hash(text) for text in change.captions])
             texts = [text for text in change.captions if text_hash(text) not in there]
+            names = {item.content: item.name for item in reversed(change.items)}
+            shown = [names.get(new.content, new.content.hex()) for new in pictures]
+            images = self._checked_vectors([new.vector for new in pictures], shown)
+            captions = self._checked_vectors([change.captions[text] for text in texts], texts)
             thumbnails = self._write_pictures(pictures)
-            image_slack = self._write_vectors("images", [new.vector for new in pictures])
-            caption_slack = self._write_vectors("captions", [change.captions[text] for text in texts])
+            image_slack = self._write_vectors("images", images)
+            caption_slack = self._write_vectors("captions", captions)
             old = self.state
             state = State(
                 version=old.version + 1,
@@ -149,8 +176,8 @@ class IndexWriter:
                     "INSERT INTO captions VALUES (?, ?, ?)",
                     ((old.captions + number, text_hash(text), text) for number, text in enumerate(texts)),
                 )
-                names = [*change.gone, *(item.name for item in change.items)]
-                ended = end_items(self._database, names, state.version)
+                ending = [*change.gone, *(item.name for item in change.items)]
+                ended = end_items(self._database, ending, state.version)
                 for item in change.items:
                     bear_item(self._database, item, state.version)
                 bury_rows(self._database, ended, old)
@@ -208,13 +235,29 @@ class IndexWriter:
             clear_away(self.path, [self.generation])
 
     def go_on(self, generation: int, database: sqlite3.Connection, state: State) -> None:
-        """Go on with another generation of the same index instead of this one."""
-        if self.counts:
-            with room(self.path):
-                write_header(self.path, generation)
+        """Go on with another generation of the same index instead of this one.
+
+        Raises:
+            OSError: the header could not be written, or not for certain: the writer goes on with the one it names.
+        """
+        old = self.generation
+        try:
+            if self.counts:
+                with room(self.path):
+                    write_header(self.path, generation)
+        except BaseException:
+            if read_header(self.path) == generation:
+                self._follow(generation, database, state)  # the old one stays: a power cut may bring its header back
+            else:
+                database.close()
+                remove_generation(self.path, generation)
+            raise
+        self._follow(generation, database, state)
+        remove_generation(self.path, old)
+
+    def _follow(self, generation: int, database: sqlite3.Connection, state: State) -> None:
         self._database.close()
-        old, self.generation, self._database, self.state = self.directory, generation, database, state
-        shutil.rmtree(old, ignore_errors=True)
+        self.generation, self._database, self.state = generation, database, state
 
     def _write_pictures(self, pictures: Sequence[NewPicture]) -> list[int]:
         """Thumbnails and tokens behind those that are there; returns where each thumbnail begins."""
@@ -231,14 +274,22 @@ class IndexWriter:
             write_at(self.directory / TOKENS, self.state.images * row, to_bf16(np.stack(tokens)).tobytes())
         return starts
 
-    def _write_vectors(self, kind: Kind, vectors: Sequence[np.ndarray]) -> float:
+    def _checked_vectors(self, vectors: Sequence[np.ndarray], names: Sequence[str]) -> np.ndarray:
+        """[n, D]"""
         if not vectors:
-            return 0.0
-        files = row_files(self.directory, kind, self.about.width, self.about.storage)
+            return np.zeros((0, self.about.width), np.float32)
         together = np.stack(vectors).astype(np.float32)  # [n, D]
-        if together.shape[1] != self.about.width or not np.isfinite(together).all():
-            raise ValueError(f"vectors must be {self.about.width} finite numbers each, got {together.shape}")
-        return append(files, getattr(self.state, kind), together)
+        if together.shape[1:] != (self.about.width,):
+            raise ValueError(f"vectors must be {self.about.width} numbers each, got {together.shape}")
+        bad = first_bad(together)
+        if bad is not None:
+            length = float(np.linalg.norm(together[bad]))
+            raise ValueError(f"the vector of {names[bad]!r} must be finite and of length 1, its length is {length:.6g}")
+        return together
+
+    def _write_vectors(self, kind: Kind, vectors: np.ndarray) -> float:
+        files = row_files(self.directory, kind, self.about.width, self.about.storage)
+        return append(files, getattr(self.state, kind), vectors) if len(vectors) else 0.0
 
     def _whole(self, kind: Kind) -> int:
         """Committed rows that are really there."""
@@ -280,10 +331,13 @@ def open_writer(
         path.mkdir(parents=True, exist_ok=True)
     busy = f"another process is writing {path}: wait until it is done"
     with only_process(path / LOCK, busy), room(path):
-        if not (path / HEADER).exists():
+        lost = has_lost_header(path)
+        if not lost and not (path / HEADER).exists():
             begin_generation(path, 1, about).close()
             write_header(path, 1)
         try:
+            if lost:
+                raise ValueError(damaged(path, f"{HEADER} is missing"))
             writer = _checked(path, read_header(path), check)
         except ValueError:
             if not replace:
@@ -308,7 +362,8 @@ def _checked(path: Path, generation: int, check: Callable[[IndexWriter], str], *
 
 
 def _replacement(path: Path, about: About, check: Callable[[IndexWriter], str]) -> IndexWriter:
-    """The last generation, if it does not count and was begun for the same; else an empty one behind it."""
+    """The last generation, if it does not count and was begun for the same; else an empty one behind it, which is to be
+    searched by the same engine as the one that it replaces."""
     try:
         counting = [read_header(path)]
     except ValueError:
@@ -319,9 +374,22 @@ def _replacement(path: Path, about: About, check: Callable[[IndexWriter], str]) 
             return _checked(path, last, check, counts=False)
         except ValueError:
             pass  # of something else, or damaged too
+    engine = _engine_of(path, [*counting, last])
+    number = next_generation(path)  # one that is cleared away now does not give its number to another
     clear_away(path, counting)
-    begin_generation(path, last + 1, about).close()
-    return IndexWriter(path, last + 1, counts=False)
+    begin_generation(path, number, replace(about, **engine)).close()
+    return IndexWriter(path, number, counts=False)
+
+
+def _engine_of(path: Path, candidates: Sequence[int]) -> dict[str, Any]:
+    """The engine and its URI that the first generation of these that can be read has; nothing if none can."""
+    for number in candidates:
+        try:
+            with closing(IndexWriter(path, number)) as found:
+                return {"engine": found.about.engine, "uri": found.about.uri}
+        except ValueError:
+            pass
+    return {}
 
 
 def _size(file: Path) -> int:

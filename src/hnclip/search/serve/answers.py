@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 
 import numpy as np
@@ -46,7 +47,8 @@ def answer_searches(finder: Finder, searches: Sequence[Search]) -> list[SearchAn
         together.setdefault((search.find, most), []).append(number)
     # What an approximate engine finds depends on how much it is asked for: others' k must not change an answer.
     for (find, most), chosen in together.items():
-        _find(finder, searches, find, most, chosen, vectors, cut, answers)
+        with _failing(answers, chosen):
+            _find(finder, searches, find, most, chosen, vectors, cut, answers)
     return answers
 
 
@@ -81,14 +83,26 @@ def _encode(
     model, found = finder.model, dict[int, np.ndarray]()
     with torch.no_grad():
         if texts:
-            batch = pad_texts(list(texts.values()), model.text_transform.pad).to(model.device)
-            vectors = model.encode_texts(batch).vectors.float().cpu().numpy()  # [T, D]
-            found.update(zip(texts, vectors))
+            with _failing(answers, texts):
+                batch = pad_texts(list(texts.values()), model.text_transform.pad).to(model.device)
+                vectors = model.encode_texts(batch).vectors.float().cpu().numpy()  # [T, D]
+                found.update(zip(texts, vectors))
         if pixels:
-            together = torch.stack(list(pixels.values())).to(model.device)  # [P, 3, H, W]
-            vectors = model.encode_images(together).vectors.float().cpu().numpy()  # [P, D]
-            found.update(zip(pixels, vectors))
+            with _failing(answers, pixels):
+                together = torch.stack(list(pixels.values())).to(model.device)  # [P, 3, H, W]
+                vectors = model.encode_images(together).vectors.float().cpu().numpy()  # [P, D]
+                found.update(zip(pixels, vectors))
     return found, cut
+
+
+@contextmanager
+def _failing(answers: list[SearchAnswer | Exception], numbers: Iterable[int]) -> Iterator[None]:
+    """What goes wrong here is the answer to these searches, and to no others."""
+    try:
+        yield
+    except Exception as error:
+        for number in numbers:
+            answers[number] = error
 
 
 def _find(
@@ -106,13 +120,11 @@ def _find(
     captions = finder.captions(queries, most) if find == "captions" else [[] for _ in chosen]
     for number, query, pictures, texts in zip(chosen, queries, images, captions):
         search = searches[number]
-        try:
+        with _failing(answers, [number]):
             made = _pictures(finder, search, pictures) if find == "images" else _captions(finder, search, query, texts)
             answers[number] = made.model_copy(
                 update={"cut": cut.get(number, False), "seconds": perf_counter() - search.asked}
             )
-        except Exception as error:
-            answers[number] = error
 
 
 def _pictures(finder: Finder, search: Search, hits: list[Hit]) -> SearchAnswer:

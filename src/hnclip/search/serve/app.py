@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -15,11 +15,12 @@ from starlette.exceptions import HTTPException
 from hnclip import __version__
 from hnclip.search.index.layout import Kind
 from hnclip.search.options import ServeOptions
+from hnclip.search.serve.decoding import Decoders, when_ended
 from hnclip.search.serve.failures import Refused, busy, documented, failure, invalid
 from hnclip.search.serve.guard import SESSION, UPLOAD, Door, Guard
 from hnclip.search.serve.openapi import describe, picture_answer, picture_body
 from hnclip.search.serve.page_files import page_files
-from hnclip.search.serve.pictures import SHOWN, Shown, decode_upload, original, thumbnail
+from hnclip.search.serve.pictures import SHOWN, Shown, converted, decode_upload, original, original_size, thumbnail
 from hnclip.search.serve.questions import Explain, Search, Separate
 from hnclip.search.serve.schema import (
     ExplainRequest,
@@ -37,9 +38,11 @@ from hnclip.search.serve.schema import (
 from hnclip.search.serve.service import Service
 from hnclip.search.serve.waiting import answered, ready
 
+Result = TypeVar("Result")
+
 UPLOADS = 8  # pictures that are in memory at once as they were sent
-DECODING = 2  # and decoded, which takes much more
-ORIGINALS = 8  # pictures of the index that are in memory while clients take them
+ORIGINALS = 8  # pictures of the index that are in memory while clients take them,
+LARGE = 16_000_000  # and one more of those with more bytes than this
 THUMBNAILS = 4  # that are read at once
 
 
@@ -63,9 +66,10 @@ def make_app(
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     _add_information(app, service, door)
-    _add_searches(app, service, options)
+    decoders = Decoders(options.timeout)
+    _add_searches(app, service, options, decoders)
     _add_details(app, service, options)
-    _add_pictures(app, service, options)
+    _add_pictures(app, service, options, decoders)
     described = describe(app, options, locked=door.locked)
     app.openapi = lambda: described  # type: ignore[method-assign]  # FastAPI would describe it anew
     app.add_api_route("/openapi.json", app.openapi, include_in_schema=False)
@@ -105,9 +109,9 @@ def _add_information(app: FastAPI, service: Service, door: Door) -> None:
         return Response(status_code=204, headers={"Set-Cookie": door.cookie(request.scope)} if door.locked else {})
 
 
-def _add_searches(app: FastAPI, service: Service, options: ServeOptions) -> None:
+def _add_searches(app: FastAPI, service: Service, options: ServeOptions, decoders: Decoders) -> None:
     failures = documented(400, 401, 408, 413, 415, 421, 422, 500, 503, 504)
-    uploads, decoding = asyncio.Semaphore(UPLOADS), asyncio.Semaphore(DECODING)
+    uploads = asyncio.Semaphore(UPLOADS)
 
     @app.post("/api/search", responses=failures)
     async def search(request: Request, asked: SearchRequest) -> SearchAnswer:
@@ -127,12 +131,16 @@ def _add_searches(app: FastAPI, service: Service, options: ServeOptions) -> None
         _check(options, k=k)
         if uploads.locked():
             raise busy("others are sending pictures: try again soon")
-        async with uploads:
+        await uploads.acquire()
+        work = None
+        try:
             content = b"".join([part async for part in request.stream()])
             await ready(service)
-            async with decoding:
-                pixels = await run_in_threadpool(_pixels, service, content, options.max_pixels)
+            work = await decoders.start(_pixels, service, content, options.max_pixels)
             del content
+            pixels = await decoders.result(work)
+        finally:
+            when_ended(work, uploads.release)
         return await answered(service, request, service.searches, Search(k=k, find=find, pixels=pixels))
 
 
@@ -152,29 +160,34 @@ def _add_details(app: FastAPI, service: Service, options: ServeOptions) -> None:
         return await answered(service, request, service.details, Separate(asked.text, tuple(asked.ids)))
 
 
-def _add_pictures(app: FastAPI, service: Service, options: ServeOptions) -> None:
-    small, large = asyncio.Semaphore(THUMBNAILS), asyncio.Semaphore(ORIGINALS)
+def _add_pictures(app: FastAPI, service: Service, options: ServeOptions, decoders: Decoders) -> None:
+    small, originals, large = asyncio.Semaphore(THUMBNAILS), asyncio.Semaphore(ORIGINALS), asyncio.Semaphore(1)
 
-    def look(get: Callable[..., Shown], *given: Any) -> Shown:
+    def look(get: Callable[..., Result], *given: Any) -> Result:
         with service.keeper.borrow() as view:
             return get(view.index, *given)
 
     @app.get(
         "/api/pictures/{id:int}",
         response_class=Response,
-        responses={**picture_answer(*dict.fromkeys(SHOWN.values())), **documented(401, 404, 410, 421, 422, 500, 503)},
+        responses={**picture_answer(*dict.fromkeys(SHOWN.values())), **documented(401, 404, 410, 421, 422, 500, 503, 504)},
     )
     async def picture(request: Request, id: Annotated[Id, Path()]) -> Response:
         """A picture as it was indexed; as JPEG if browsers do not show its format."""
+        place = originals if await run_in_threadpool(look, original_size, id) <= LARGE else large
         try:
-            await asyncio.wait_for(large.acquire(), options.timeout)
+            await asyncio.wait_for(place.acquire(), options.timeout)
         except asyncio.TimeoutError:
             raise busy() from None
+        work = None
         try:
-            shown = await run_in_threadpool(look, original, id, options.max_pixels)
-            return _given(request, shown, release=large.release)
+            shown = await run_in_threadpool(look, original, id)
+            if not shown.type:
+                work = await decoders.start(look, converted, id, shown.content, options.max_pixels)
+                shown = await decoders.result(work)
+            return _given(request, shown, release=place.release)
         except BaseException:
-            large.release()
+            when_ended(work, place.release)
             raise
 
     @app.get(

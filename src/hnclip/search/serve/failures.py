@@ -21,7 +21,7 @@ SENTENCES = {
     410: "the picture is gone, or was changed since it was indexed",
     413: "the request is larger than this server takes",
     415: "the content type is none that this address takes",
-    421: "this server is local: it answers to localhost and 127.0.0.1 only",
+    421: "this server answers to addresses and its own names only, not to this one",
     422: "a value is missing or is not allowed",
     500: "the server failed; its log says how",
     503: "the server is busy or still starting: try again soon",

@@ -6,7 +6,7 @@ torch is imported where the model is loaded, not before: the server answers what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
@@ -118,12 +118,14 @@ class Keeper:
         try:
             if view.index.stale() or _engines(view.index) != view.engines:
                 self._reopen()
-        except (ValueError, OSError) as error:
+        except Exception as error:  # whatever it is: the next version may be better
             said, times = self._trouble
-            self._trouble = (str(error), times + 1 if str(error) == said else 1)
+            told = str(error) or type(error).__name__
+            self._trouble = (told, times + 1 if told == said else 1)
             # Once is no trouble yet: it may be that a writer was about to finish.
             if self._trouble[1] == 2:
-                self._report(f"warning: the version of the index that was opened is served on: {error}")
+                with suppress(Exception):  # nobody may read what is said any more
+                    self._report(f"warning: the version of the index that was opened is served on: {told}")
         else:
             self._trouble = ("", 0)
 
@@ -170,7 +172,10 @@ class Keeper:
             self._model = (mark, open_model(index, self.options.model, self.options.device))
         finder = Finder(index, self._model[1], engine=self.options.engine)
         try:
-            answer_searches(finder, [Search(k=1, find="images", text="a photo")])  # the first one takes longest
+            # The first one takes longest, and shows whether there will be others.
+            (answer,) = answer_searches(finder, [Search(k=1, find="images", text="a photo")])
+            if isinstance(answer, Exception):
+                raise answer
         except BaseException:
             finder.close()
             raise

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hnclip.search.serve.service import Service
 
 GRACE = 5  # seconds that requests have to finish when the server stops
-LOCAL = ("localhost", "127.0.0.1", "[::1]")
+LOCAL = ("localhost",)
 
 
 def serve(options: ServeOptions, report: Callable[[str], None]) -> None:
@@ -97,9 +97,8 @@ def make_server(
                     signal.signal(number, handler)
 
     service = Service(Keeper(options, index, report), options)
-    hosts = (*LOCAL, options.host.lower()) if is_local(listener) else None
     config = uvicorn.Config(
-        make_app(service, options, token=token, hosts=hosts),
+        make_app(service, options, token=token, hosts=own_names(options.host, listener, token)),
         http=Protocol,
         ws="none",
         loop="asyncio",
@@ -160,6 +159,17 @@ def listen(host: str, port: int) -> socket.socket:
 def is_local(listener: socket.socket) -> bool:
     """Whether only this machine reaches it."""
     return ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def own_names(host: str, listener: socket.socket, token: str | None) -> tuple[str, ...] | None:
+    """Names that the server answers to beside addresses (`Guard`); any if others reach it and have to know a token."""
+    if is_local(listener):
+        return (*LOCAL, host.lower())
+    if token is not None:
+        return None
+    name = socket.gethostname().lower()
+    short = name.partition(".")[0]
+    return (*LOCAL, host.lower(), name, short, f"{short}.local")
 
 
 def url(host: str, listener: socket.socket) -> str:

@@ -60,11 +60,13 @@ async function send(path, { body, signal, waiting = () => {} }) {
     request.headers = { "Content-Type": body instanceof Blob ? body.type : "application/json" };
     request.body = body instanceof Blob ? body : JSON.stringify(body);
   }
-  for (let left = RETRIES; ; ) {
+  for (let left = RETRIES, unlocked = false; ; ) {
     const answer = await fetched(path, request, signal);
     if (answer.ok) return answer;
     if (answer.status === 401 && path !== "/api/session") {
+      if (unlocked) throw new Failure("The browser does not keep the cookie that opens this index.", 401);
       await unlock();
+      unlocked = true;
     } else if (answer.status === 503 && left > 0) {
       left -= 1;
       waiting();

@@ -7,8 +7,11 @@ const EXAMPLE =
   "Two people sit on a green bench under a bare tree. The one on the left wears a red coat and reads; " +
   "a brown dog lies in the snow in front of them.";
 
-/** What was chosen in this visit, by key; an address holds the key alone. */
+const KEPT = 8; // pictures that were chosen, for the way back
+
+/** What was chosen last in this visit, by key; an address holds the key alone. */
 const pictures = new Map();
+let chosen = 0;
 
 export class Composer {
   /** @param {(question: object) => void} search is called with what is to be searched for */
@@ -132,13 +135,14 @@ export class Composer {
   #take(files) {
     const file = [...files].find(({ type }) => type.startsWith("image/"));
     if (file === undefined) {
-      if (files.length > 0) this.say("This is no picture. A JPEG, PNG or WebP file, for example can be searched with.");
+      if (files.length > 0) this.say("This is no picture. A JPEG, PNG or WebP file, for example, can be searched with.");
     } else if (this.limits !== null && file.size > this.limits.upload) {
       const [size, most] = [file.size, this.limits.upload].map((bytes) => `${(bytes / 1e6).toFixed(1)} MB`);
       this.say(`This picture has ${size}, and the server takes ${most}: make it smaller.`);
     } else {
-      const key = `${Date.now().toString(36)}-${pictures.size}`; // not that of a picture before a reload
+      const key = `${Date.now().toString(36)}-${chosen++}`; // not that of a picture before a reload
       pictures.set(key, { blob: file, name: file.name });
+      if (pictures.size > KEPT) pictures.delete(pictures.keys().next().value);
       this.say("");
       this.search({ ...this.#choice(), text: "", picture: key });
     }

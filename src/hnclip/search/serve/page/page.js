@@ -68,7 +68,7 @@ async function search() {
   }
   if (asked.picture !== null && composer.pictureOf(asked.picture) === null) {
     go(NOTHING, "replace");
-    say("The picture that was searched with is not kept when the page is loaded anew: choose it once more.");
+    say("The picture that was searched with is not kept for long, nor when the page is loaded anew: choose it once more.");
     return;
   }
   const known = remembered.get(key);
@@ -85,6 +85,7 @@ async function search() {
     await modelReady(signal);
     const body = asked.like !== null ? await picture(asked.like, signal) : composer.pictureOf(asked.picture);
     const k = Math.min(FIRST, info.limits.k), answer = await answerOf(asked, k, body, signal);
+    await recount(asked, answer, k, signal);
     if (signal.aborted) return;
     found = { answer, k, body };
     render(false);
@@ -124,6 +125,18 @@ const hasMore = () => {
   return shown >= k && k < info.limits.k && shown < (question.find === "images" ? info.pictures : info.captions);
 };
 
+/** Ask what the index is again if an answer does not fit to it: it has changed since. */
+async function recount(asked, answer, k, signal) {
+  const pictures = asked.find === "images", total = pictures ? info.pictures : info.captions;
+  const shown = pictures ? answer.results.length : answer.captions.length;
+  if (shown === Math.min(k, total) && k !== total) return; // exactly as many as there were may be a part of more
+  try {
+    introduce(await ask("/api/index", { signal }));
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error; // without it the answer is shown as well
+  }
+}
+
 let loading = false;
 async function more() {
   if (loading || found === null || !hasMore()) return;
@@ -131,6 +144,7 @@ async function more() {
   const { signal } = under, k = Math.min(2 * found.k, info.limits.k);
   try {
     const answer = await answerOf(question, k, found.body, signal);
+    await recount(question, answer, k, signal);
     if (!signal.aborted) {
       found = { ...found, answer, k };
       loading = false;
