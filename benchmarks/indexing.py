@@ -123,8 +123,8 @@ def one_turn(
 
 def decoding_time(files: Sequence[Path], model: DualEncoder) -> float:
     """Seconds that a thread needs for a picture before it can be encoded."""
-    from hnclip.search.index_pictures import Pictures
-    from hnclip.search.index_source import IndexSource
+    from hnclip.search.indexing.pictures import Pictures
+    from hnclip.search.indexing.source import IndexSource
 
     some = files[:32]
     names = [file.name for file in some]

@@ -6,6 +6,7 @@ import io
 import os
 import struct
 import tarfile
+import threading
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -89,6 +90,15 @@ def test_damage_is_named_with_its_place(content: bytes, kind: str) -> None:
     assert kind in ERRORS
 
 
+def test_formats_that_start_other_programs_are_no_pictures(tmp_path: Path) -> None:
+    drawn = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(drawn, "EPS")  # Pillow would start Ghostscript
+    (tmp_path / "x.png").write_bytes(drawn.getvalue())
+    for look in (FileImage(tmp_path / "x.png").load, FileImage(tmp_path / "x.png").shape):
+        with pytest.raises(BadPicture, match="is no picture that Pillow knows"):
+            look()
+
+
 def test_a_large_picture_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     content = encoded()
     monkeypatch.setattr(pictures, "MAX_PIXELS", 1199)
@@ -97,9 +107,23 @@ def test_a_large_picture_is_refused_before_it_is_decoded(monkeypatch: pytest.Mon
         decode_picture(content, "photo 7")
 
 
+def test_a_pipe_is_no_picture_and_is_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "x.png"
+    os.mkfifo(pipe)
+    # Whoever opens it waits until it is written to: then what is read is no picture, and the message another one.
+    writer = threading.Timer(2, lambda: pipe.write_bytes(b"late"))
+    writer.daemon = True
+    writer.start()
+    for action in (FileImage(pipe).stamp, FileImage(pipe).read, FileImage(pipe).shape):
+        with pytest.raises(BadPicture, match=r"x\.png is no file") as caught:
+            action()
+        assert caught.value.kind == "missing image"
+    writer.cancel()
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     for source in (FileImage(tmp_path / "no.png"), TarImage(tmp_path / "no.tar", "a", 0, 1), FileImage(tmp_path)):
-        with pytest.raises(BadPicture, match=r"no\.png|no\.tar|cannot be read") as caught:
+        with pytest.raises(BadPicture, match=r"no\.png|no\.tar|is no file") as caught:
             source.read()
         assert caught.value.kind == "missing image"
     with pytest.raises(BadPicture, match="does not exist"):

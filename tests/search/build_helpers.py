@@ -16,13 +16,14 @@ from hnclip.data.pictures import FileImage
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.options import Opening
-from hnclip.search import index_run
-from hnclip.search.build import Built, build_index
+from hnclip.search.build import build_index
 from hnclip.search.index.catalogue import State, content_hash
 from hnclip.search.index.layout import About
 from hnclip.search.index.reader import Index
 from hnclip.search.index.vectors import from_bf16, to_bf16
 from hnclip.search.index.writer import IndexWriter
+from hnclip.search.indexing import run as run_code
+from hnclip.search.indexing.built import Built
 from hnclip.search.options import IndexOptions
 
 
@@ -100,7 +101,7 @@ def later(file: Path) -> None:
 
 def stop_after(given: IndexOptions, commits: int, sign: Path) -> None:
     """Index, but stop for ever when so many commits of 4 pictures are done."""
-    index_run.TOGETHER = 4
+    run_code.TOGETHER = 4
     commit, done = IndexWriter.commit, 0
 
     def counted(writer: IndexWriter, change: Any) -> None:

@@ -16,9 +16,11 @@ from hnclip.search.engines import Candidates
 from hnclip.search.engines.gallery import Gallery, Nearest
 from hnclip.search.engines.open import open_candidates
 from hnclip.search.index.catalogue import content_hash
+from hnclip.search.index.changes import Change, NewItem, NewPicture
 from hnclip.search.index.layout import About, Storage
+from hnclip.search.index.opening import open_writer
 from hnclip.search.index.reader import Index
-from hnclip.search.index.writer import Change, IndexWriter, NewItem, NewPicture, open_writer
+from hnclip.search.index.writer import IndexWriter
 
 WIDTH = 32
 

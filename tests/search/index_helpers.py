@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from hnclip.search.index.catalogue import content_hash
+from hnclip.search.index.changes import Change, NewItem, NewPicture
 from hnclip.search.index.layout import About, Storage
 from hnclip.search.index.reader import Index
 from hnclip.search.index.vectors import from_bf16, quantise, to_bf16
-from hnclip.search.index.writer import Change, IndexWriter, NewItem, NewPicture
+from hnclip.search.index.writer import IndexWriter
 
 WIDTH, PATCHES = 24, 3
 

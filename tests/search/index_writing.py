@@ -14,8 +14,8 @@ from index_helpers import Content, about, change_to, check_index, content_of, ra
 from hnclip.search.index import compact, vectors
 from hnclip.search.index import writer as writer_code
 from hnclip.search.index.layout import write_header
+from hnclip.search.index.opening import open_writer
 from hnclip.search.index.reader import Index
-from hnclip.search.index.writer import open_writer
 
 FOREVER = 600.0  # seconds
 

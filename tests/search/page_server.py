@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,20 +12,21 @@ from typing import Any
 import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, Request, expect
+from serve_helpers import Live
 from small_index import bundled, small_index
 
 from browser import open_browser
 from hnclip.data.pictures import FileImage
 from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
-from hnclip.search.index.reader import Index
-from hnclip.search.options import ServeOptions
-from hnclip.search.serve.run import listen, make_server
 
 EVIL = "<img src=x onerror=\"document.title = 'owned'\"><script>document.title = 'owned'</script> & {}"
 ENDLESS = "w" * 400
 ARABIC = "قارب أحمر عند الرصيف 🎉"
 WIDE = (400, 160)  # a picture of which the model sees the middle alone
+PATIENCE = 30  # seconds: a busy machine is slow
+
+expect.set_options(timeout=1000 * PATIENCE)
 
 
 def scenes() -> list[Record]:
@@ -52,58 +52,12 @@ def page_index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class PageServer:
-    """`hnclip serve` on a thread of this process; it can be stopped, and started again at the same address."""
-
-    def __init__(self, index: Path, *, token: str | None = None, **options: Any) -> None:
-        self.options = ServeOptions(index=index, **options)
-        self.token, self.port = token, 0
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
-
-    def start(self, *, load: bool = True) -> None:
-        """Listen; the model is loaded as well unless that is to come later."""
-        self.listener = listen("127.0.0.1", self.port)
-        self.port = self.listener.getsockname()[1]
-        self.service, self.server = make_server(
-            self.options, Index(self.options.index), self.listener, self.token, lambda text: None
-        )
-        if load:
-            self.load()
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
-        self.thread.start()
-        while not self.server.started:
-            time.sleep(0.01)
-
-    def load(self) -> None:
-        self.service.keeper.start(failed=lambda: setattr(self.server, "should_exit", True))
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(20)
-        self.listener.close()
-        assert self.service.close(seconds=10)
-        assert not self.thread.is_alive()
-
-
-@contextmanager
-def running(index: Path, **options: Any) -> Iterator[PageServer]:
-    server = PageServer(index, **options)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-
-
 @dataclass
 class Visit:
     """A page that was opened, and what happened on the way."""
 
     page: Page
-    server: PageServer
+    server: Live
     requests: list[str] = field(default_factory=list)
     gone: list[Request] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
@@ -125,11 +79,10 @@ class Visit:
 
     def until(self, condition: str) -> None:
         """Wait for it. Playwright's own way evaluates text inside the page, which the page's policy forbids."""
-        for _ in range(250):
-            if self.page.evaluate(condition):
-                return
+        end = time.monotonic() + PATIENCE
+        while not self.page.evaluate(condition):
+            assert time.monotonic() < end, f"not within {PATIENCE} seconds: {condition}"
             self.page.wait_for_timeout(20)
-        pytest.fail(f"not within 5 seconds: {condition}")
 
     def api(self, path: str, **asked: Any) -> Any:
         """The server's own answer, past the page."""
@@ -144,7 +97,7 @@ class Visits:
         self.open: list[Visit] = []
 
     def __call__(
-        self, server: PageServer, *, width: int = 1280, scheme: str = "light", phone: bool = False, at: str = ""
+        self, server: Live, *, width: int = 1280, scheme: str = "light", phone: bool = False, at: str = ""
     ) -> Visit:
         context = self.browser.new_context(
             viewport={"width": width, "height": 800},
@@ -153,7 +106,7 @@ class Visits:
             has_touch=phone,
             is_mobile=phone,
         )
-        context.set_default_timeout(5000)
+        context.set_default_timeout(1000 * PATIENCE)
         visit = Visit(context.new_page(), server)
         visit.page.on("request", lambda request: visit.requests.append(request.url))
         visit.page.on("requestfailed", lambda request: visit.gone.append(request))

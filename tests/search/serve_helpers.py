@@ -14,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 from small_index import bundled, small_index
 from starlette.testclient import TestClient
@@ -67,40 +66,77 @@ def served(path: Path, *, token: str | None = None, loaded: bool = True, **optio
     service = Service(keeper, chosen)
     try:
         if loaded:
-            keeper._model = (keeper._view.index.about.fingerprint, model())  # loaded once for all tests
-            keeper.load()
+            give_model(keeper)
         yield Served(make_app(service, chosen, token=token, hosts=LOCAL), service, said)
     finally:
-        assert service.close(seconds=10)
+        assert service.close(seconds=30)
+
+
+class Live:
+    """`hnclip serve` on a thread of this process; it can be stopped, and started again at the same address."""
+
+    def __init__(self, index: Path, *, token: str | None = None, **options: Any) -> None:
+        self.options = ServeOptions(index=index, **options)
+        self.token, self.port = token, 0
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def start(self, *, load: bool = True, prepare: Callable[[Service], object] = lambda service: None) -> None:
+        """Listen; the model is there as well unless that is to come later."""
+        self.listener = listen("127.0.0.1", self.port)
+        self.port = self.listener.getsockname()[1]
+        self.service, self.server = make_server(
+            self.options, Index(self.options.index), self.listener, self.token, lambda text: None
+        )
+        prepare(self.service)
+        if load:
+            self.load()
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
+        self.thread.start()
+        until(lambda: self.server.started)
+
+    def load(self) -> None:
+        give_model(self.service.keeper)
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(90)
+        self.listener.close()
+        assert self.service.close(seconds=30)
+        assert not self.thread.is_alive()
 
 
 @contextmanager
-def listening(
-    path: Path, *, token: str | None = None, prepare: Callable[[Service], object] = lambda service: None, **options: Any
-) -> Iterator[tuple[int, Service]]:
+def live(index: Path, *, prepare: Callable[[Service], object] = lambda service: None, **options: Any) -> Iterator[Live]:
+    server = Live(index, **options)
+    server.start(prepare=prepare)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def listening(path: Path, **options: Any) -> Iterator[tuple[int, Service]]:
     """A server on a port of this machine."""
-    chosen = ServeOptions(index=path, **options)
-    with listen("127.0.0.1", 0) as listener:
-        service, server = make_server(chosen, Index(path), listener, token, lambda text: None)
-        keeper = service.keeper
-        keeper._model = (keeper._view.index.about.fingerprint, model())
-        prepare(service)
-        keeper.load()
-        thread = threading.Thread(target=_run, args=(server, listener))
-        thread.start()
-        try:
-            while not server.started:
-                time.sleep(0.01)
-            yield listener.getsockname()[1], service
-        finally:
-            server.should_exit = True
-            thread.join(20)
-            assert service.close(seconds=10)
-            assert not thread.is_alive()
+    with live(path, **options) as server:
+        yield server.port, server.service
 
 
-def _run(server: uvicorn.Server, listener: socket.socket) -> None:
-    server.run(sockets=[listener])
+def give_model(keeper: Keeper) -> None:
+    """Make a keeper's index searchable, with the model that is loaded once for all tests."""
+    keeper._model = (keeper._view.index.about.fingerprint, model())
+    keeper.load()
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait for it, but not for ever."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds:.0f} seconds"
+        time.sleep(0.01)
 
 
 def ask(port: int, path: str, asked: Any = None) -> tuple[int, Any]:
@@ -117,7 +153,7 @@ def ask(port: int, path: str, asked: Any = None) -> tuple[int, Any]:
         connection.close()
 
 
-def exchange(port: int, sent: bytes, seconds: float = 10.0) -> bytes:
+def exchange(port: int, sent: bytes, seconds: float = 60.0) -> bytes:
     """What comes back, to the end of the connection, for bytes that are sent as they are."""
     with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
         connection.sendall(sent)

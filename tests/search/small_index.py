@@ -15,10 +15,11 @@ from hnclip.models.load import load
 from hnclip.options import Opening
 from hnclip.search.fingerprint import model_fingerprint
 from hnclip.search.index.catalogue import content_hash
+from hnclip.search.index.changes import Change, NewItem, NewPicture
 from hnclip.search.index.layout import About
+from hnclip.search.index.opening import open_writer
 from hnclip.search.index.places import place_of
 from hnclip.search.index.thumbnails import thumbnail
-from hnclip.search.index.writer import Change, NewItem, NewPicture, open_writer
 
 
 @cache

@@ -19,7 +19,7 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.search.answer_text import differences
 from hnclip.search.ask import THUMBNAILS
 from hnclip.search.engines.open import make_engine
-from hnclip.search.index.writer import open_writer
+from hnclip.search.index.opening import open_writer
 from hnclip.search.rerank import WEIGHT
 
 RECORDS = scene_records("park", "test", families=3)

@@ -30,9 +30,14 @@ def test_clients_count_what_they_see(tmp_path: Path) -> None:
     assert counted[0]["failed"] == counted[0]["busy"] == 0
     assert counted[1]["failed"] > 0
     assert {name for client in seen for name in client.failed} == {"picture: 422"}
+    with pytest.raises(RuntimeError, match="picture: 422"):
+        MODULE.check(counted, seen)
     busy = [MODULE._row(kind, refused, 1.0) for kind in ("text", "picture")]
     assert sum(row["busy"] for row in busy) >= 3
     assert [row["answers"] for row in busy] == [0, 0]
+    with pytest.raises(RuntimeError, match="no question was answered of the kind text, picture"):
+        MODULE.check(busy, refused)
+    MODULE.check(counted[:1], refused)  # busy is no failure
     gone, _ = MODULE._load(os.getpid(), port, options, texts, pictures)
     assert {name.partition(": ")[2] for client in gone for name in client.failed} == {"ConnectionRefusedError"}
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,11 +31,14 @@ from hnclip.data.pictures import FileImage
 from hnclip.data.records import BadPicture, DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.search import build, index_pictures
-from hnclip.search.build import Built, build_index
+from hnclip.options import Opening
+from hnclip.search import build
+from hnclip.search.build import build_index
 from hnclip.search.index.catalogue import content_hash
 from hnclip.search.index.reader import Index
 from hnclip.search.index.writer import IndexWriter
+from hnclip.search.indexing import pictures as pictures_code
+from hnclip.search.indexing.built import Built
 
 Make = Callable[..., Built]
 
@@ -212,13 +216,13 @@ def test_copies_are_decoded_once_and_bad_copies_all_told(
         shutil.copy(folder / "00.png", folder / f"{number:02}.png")
     for number in range(30, 45):
         (folder / f"{number}.png").write_text("the same bad bytes")
-    thumbnail = index_pictures.thumbnail
+    thumbnail = pictures_code.thumbnail
 
     def slow(image: object) -> bytes:
         time.sleep(0.05)  # the others come meanwhile
         return thumbnail(image)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(index_pictures, "thumbnail", slow)
+    monkeypatch.setattr(pictures_code, "thumbnail", slow)
     decode = FileImage.decode
 
     def slow_to_fail(image: FileImage, content: bytes) -> object:
@@ -228,12 +232,162 @@ def test_copies_are_decoded_once_and_bad_copies_all_told(
     monkeypatch.setattr(FileImage, "decode", slow_to_fail)
     built = make(folder, workers=workers)
     assert counts(built) == {"new": 30, "bad": 15}
+    assert sum(name >= "30" for name in read.decoded) == 1
+    assert sum(name >= "30" for name in read) <= 30
+    for problem in built.problems:
+        assert problem.detail == f"{folder / problem.where} is no picture that Pillow knows"
     assert built.counts.encoded == 1
     assert sum(name < "30" for name in read.decoded) == 1
     assert {problem.where for problem in built.problems} == {f"{number}.png" for number in range(30, 45)}
     assert names_of(tmp_path / "x.hnc") == {
         name: content for name, content in contents_of(folder).items() if name < "30"
     }
+
+
+def test_memory_that_was_missing_for_one_may_be_there_for_its_copy(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "pictures"
+    save_picture(folder / "0.png", 1)
+    shutil.copy(folder / "0.png", folder / "1.png")
+    decode, tries = FileImage.decode, []
+
+    def fail_once(image: FileImage, content: bytes) -> object:
+        tries.append(image)
+        if len(tries) == 1:
+            raise MemoryError
+        return decode(image, content)
+
+    monkeypatch.setattr(FileImage, "decode", fail_once)
+    assert counts(make(folder)) == {"new": 1, "bad": 1}
+
+
+def test_captions_that_cannot_be_read_now_stay(
+    make: Make, folder: Path, tmp_path: Path, model: DualEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(folder)
+    save_picture(folder / "a/00.png", 50)  # its picture is another one, too
+    read_bytes, opening = Path.read_bytes, Path.open
+
+    def blocked(path: Path) -> None:
+        if path.name in ("00.txt", "03.txt"):
+            raise PermissionError(13, "Permission denied")
+
+    def read_or_not(path: Path) -> bytes:
+        blocked(path)
+        return read_bytes(path)
+
+    def open_or_not(path: Path, *given: object, **named: object) -> object:
+        blocked(path)
+        return opening(path, *given, **named)  # type: ignore[call-overload]
+
+    (folder / "a/06.txt").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", read_or_not)
+        patch.setattr(Path, "open", open_or_not)
+        built = make(folder)
+    assert {problem.where for problem in built.problems} == {"a/00.txt", "b/03.txt"}
+    assert counts(built) == {"changed": 2, "unchanged": 9}
+    check_built(tmp_path / "x.hnc", folder, model, said(0, 3, 9))
+
+
+def test_what_lies_in_a_folder_that_cannot_be_listed_stays(
+    make: Make, folder: Path, tmp_path: Path, model: DualEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(folder)
+    scandir = os.scandir
+
+    def scan(path: str) -> object:
+        if os.fspath(path) == str(folder / "b"):
+            raise PermissionError(13, "Permission denied", str(folder / "b"))
+        return scandir(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", scan)
+        built = make(folder)
+    assert counts(built) == {"unchanged": 11}
+    assert [problem.where for problem in built.problems] == ["b"]
+    assert "b cannot be listed: Permission denied" in built.to_text()
+    check_built(tmp_path / "x.hnc", folder, model, said(0, 3, 6, 9))
+    assert make(folder).problems == ()
+
+
+def test_names_cannot_speak_to_the_terminal(make: Make, folder: Path) -> None:
+    (folder / "bad\x1b[2J\nnew line.png").write_bytes(b"no picture")
+    built = make(folder)
+    assert "bad [2J new line.png is no picture that Pillow knows" in built.to_text()
+    assert "\x1b" not in built.to_text()
+    assert built.to_dict()["problems"][0]["where"] == "bad\x1b[2J\nnew line.png"
+
+
+@pytest.mark.parametrize("place", ["202301/..", ".", "202301"])
+@pytest.mark.parametrize("anew", [False, True])
+def test_an_index_is_not_made_where_the_pictures_are(place: str, anew: bool, make: Make, tmp_path: Path) -> None:
+    data = tmp_path / "months" / "202301"
+    save_picture(data / "a.png", 1)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match=r"would mix the index with .*202301, which is indexed: choose another --out"):
+        make(data, out=tmp_path / "months" / place, replace=anew)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_index_may_lie_in_its_folder(make: Make, folder: Path) -> None:
+    for expected in ({"new": 11}, {"unchanged": 11}):
+        assert counts(make(folder, out=folder / "photos.hnc")) == expected
+
+
+def test_models_are_remembered_by_their_absolute_paths(
+    model: DualEncoder, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(build, "load", lambda name, **opening: asked.append((name, opening["tokenizer"])) or model)
+    for name in ("image", "home/text", "words", "bundled"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    lasting = {
+        "image": f"{tmp_path}/image",
+        "image+~/text": f"{tmp_path}/image+{tmp_path}/home/text",
+        "image+owner/text": f"{tmp_path}/image+owner/text",
+        "owner/both": "owner/both",
+        "bundled": "bundled",
+    }
+    for given, kept in lasting.items():
+        wanted = replace(
+            options(folder, Path(), tmp_path / "x.hnc"), model=given, opening=Opening(tokenizer=Path("words"))
+        )
+        build_index(wanted, quiet=True)
+        own = about_of(tmp_path / "x.hnc")[0]
+        assert (own.model, own.opening["tokenizer"]) == (kept, str(tmp_path / "words"))
+        assert asked[-1] == (kept, tmp_path / "words")
+
+
+def test_where_milvus_is_is_checked_first_and_remembered(
+    make: Make, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    monkeypatch.setattr("hnclip.search.engines.milvus_server.import_milvus", lambda: None)
+    monkeypatch.setattr("hnclip.search.engines.open.make_engine", lambda writer, *given: made.append(given[:2]))
+    monkeypatch.chdir(tmp_path)
+
+    def kept() -> tuple[str, str | None]:
+        own = about_of(tmp_path / "x.hnc")[0]
+        return own.engine, own.uri
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "load", None)  # it is not even opened
+        with pytest.raises(ValueError, match="the URI of Milvus must be"):
+            make(folder, engine="milvus", uri="nonsense")
+    assert not (tmp_path / "x.hnc").exists()
+    make(folder, engine="milvus", uri="vectors.db")
+    there = "milvus", f"{tmp_path}/vectors.db"
+    assert kept() == there
+    for given in ({"engine": "milvus"}, {}, {"storage": "int8", "replace": True}):
+        make(folder, **{"storage": about_of(tmp_path / "x.hnc")[0].storage, **given})
+        assert kept() == there
+    assert made == [there] * 4
+    make(folder, storage="int8", engine="exact")
+    assert kept() == ("exact", None)
 
 
 def test_what_cannot_be_reached_is_not_gone(make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +410,7 @@ def test_what_cannot_be_reached_is_not_gone(make: Make, folder: Path, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(Path, "stat", stat_or_not)
         patch.setattr(Path, "read_bytes", read_or_not)
-        patch.setattr("hnclip.search.index_source.files_below", lambda path: iter(listed))
+        patch.setattr("hnclip.search.indexing.source.files_below", lambda *_: iter(listed))
         built = make(folder)
         assert counts(built) == {"unchanged": 8, "bad": 3}
         assert {problem.where for problem in built.problems} == {"a/00.png", "a/02.png", "a/04.png"}
@@ -344,12 +498,12 @@ def test_a_folder_with_a_table_and_one_that_cannot_be_read(make: Make, folder: P
         options(folder, Path("any"), tmp_path / "x.hnc"), report=told.append
     )  # the model is the fixture's
     assert (built.captions, built.pictures) == (0, 11)
-    assert told[0].startswith("the pictures are indexed without captions: ")
+    assert told[0].startswith("warning: the pictures are indexed without captions: ")
 
 
 def test_records_of_other_data_by_their_ids(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = tuple(scene_records("park", "validation", families=2))
-    monkeypatch.setattr("hnclip.search.index_source.open_data", lambda name, *_, **__: DataSet(name, records))
+    monkeypatch.setattr("hnclip.search.indexing.source.open_data", lambda name, *_, **__: DataSet(name, records))
     assert counts(make("scenes/park/small", split="validation")) == {"new": len(records)}
     with Index(tmp_path / "x.hnc") as index:
         assert {item.name: item.captions for item in index.all_items()} == {
@@ -369,7 +523,7 @@ def test_patch_vectors_are_kept(
     import numpy as np
     import torch
 
-    monkeypatch.setattr("hnclip.search.index_run.ROOM", 5000)  # few pictures of one commit
+    monkeypatch.setattr("hnclip.search.indexing.run.ROOM", 5000)  # few pictures of one commit
     make(folder, tokens=True, storage=storage, batch=2)
     with Index(tmp_path / "x.hnc") as index, torch.no_grad():
         assert (index.about.patches, index.about.storage) == (9, storage)
@@ -481,14 +635,16 @@ def test_no_room_to_leave_out_what_is_dead_is_no_failure(
         raise OSError("no room")
 
     monkeypatch.setattr(build, "compact", full)
-    built = make(folder)
+    told: list[str] = []
+    built = build_index(options(folder, Path("any"), tmp_path / "x.hnc"), report=told.append)
     assert (built.compacted, built.pictures) == (False, 5)
+    assert told[-1].startswith("warning: what is gone stays in the files for now: no room")
 
 
 def test_a_full_disk_ends_the_run_and_loses_nothing(
     make: Make, model: DualEncoder, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hnclip.search.index_run.TOGETHER", 4)
+    monkeypatch.setattr("hnclip.search.indexing.run.TOGETHER", 4)
     commit, calls = IndexWriter.commit, []
 
     def fail(writer: IndexWriter, change: object) -> None:
@@ -541,7 +697,7 @@ def test_few_pictures_are_in_memory_at_a_time(
     for number in range(60):
         save_picture(folder / f"c/{number}.png", 200 + number)
     decoded, encoded, most = 0, 0, 0
-    look, encode = index_pictures.preprocess_image, model.encode_images
+    look, encode = pictures_code.preprocess_image, model.encode_images
 
     def count_decoded(*given: object) -> object:
         nonlocal decoded, most
@@ -555,7 +711,7 @@ def test_few_pictures_are_in_memory_at_a_time(
         time.sleep(0.05)  # the threads run ahead
         return encode(pixels, **given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(index_pictures, "preprocess_image", count_decoded)
+    monkeypatch.setattr(pictures_code, "preprocess_image", count_decoded)
     monkeypatch.setattr(model, "encode_images", count_encoded)
     make(folder, batch=4)
     assert decoded == encoded == 71

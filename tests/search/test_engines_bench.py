@@ -11,9 +11,10 @@ import pytest
 
 from hnclip.bench import DIRECTORY, open_benchmark
 from hnclip.search.engines.gallery import Gallery, Nearest
+from hnclip.search.index.changes import Change
 from hnclip.search.index.layout import Storage
+from hnclip.search.index.opening import open_writer
 from hnclip.search.index.reader import Index
-from hnclip.search.index.writer import Change, open_writer
 
 
 @pytest.fixture(scope="module")

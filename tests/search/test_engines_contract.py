@@ -213,7 +213,7 @@ import time
 from pathlib import Path
 import hnclip.search.engines.{module} as module
 from hnclip.search.engines import open
-from hnclip.search.index.writer import open_writer
+from hnclip.search.index.opening import open_writer
 open.FEW = 100
 blocks = module.row_blocks
 

@@ -17,8 +17,8 @@ from hnclip.models.load import load
 from hnclip.search.engines import Candidates
 from hnclip.search.engines.open import make_engine
 from hnclip.search.find import Finder, open_finder
+from hnclip.search.index.opening import open_writer
 from hnclip.search.index.reader import Index
-from hnclip.search.index.writer import open_writer
 
 RECORDS = scene_records("park", "test", families=3)
 

@@ -14,10 +14,12 @@ import pytest
 from index_helpers import Content, about, change_to, check_index, commit_all
 
 from hnclip.search.index import reader as reader_code
+from hnclip.search.index import writer as writer_code
 from hnclip.search.index.compact import compact
-from hnclip.search.index.layout import HEADER, About
+from hnclip.search.index.layout import HEADER, About, write_header
+from hnclip.search.index.opening import open_writer
 from hnclip.search.index.reader import Index
-from hnclip.search.index.writer import IndexWriter, open_writer
+from hnclip.search.index.writer import IndexWriter
 
 CONTENT: Content = {f"{number}.jpg": (number, (f"caption {number}",)) for number in range(9)}
 
@@ -102,7 +104,6 @@ FUTURE = json.dumps({"format": "hnclip index", "layout": 2, "generations": ["a",
 DAMAGE = {
     "a cut header": (header('{"format": "hnclip ind'), "is damaged: index.json cannot be read"),
     "an empty header": (header(""), "is damaged: index.json cannot be read"),
-    "another header": (header('{"name": "something else"}'), "is not that of an index of hnclip"),
     "a list as header": (header("[]"), "is damaged: index.json cannot be read"),
     "a layout from the future": (header(FUTURE), "has layout 2, this version of hnclip reads 1"),
     "no generation named": (header('{"format": "hnclip index", "layout": 1}'), "index.json names no generation"),
@@ -118,6 +119,10 @@ DAMAGE = {
 }
 
 
+# The generation itself is: it is gone on with.
+WHOLE = {what for what in DAMAGE if "header" in what or "generation" in what or "layout" in what}
+
+
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damage_that_cannot_be_mended_says_what_to_do(what: str, path: Path) -> None:
     damage, message = DAMAGE[what]
@@ -127,18 +132,140 @@ def test_damage_that_cannot_be_mended_says_what_to_do(what: str, path: Path) -> 
             action()
         assert str(path) in str(error.value)
         assert "hnclip index FOLDER --out" in str(error.value)
+    whole = what in WHOLE
     with open_writer(path, about(), replace=True) as writer:
-        commit_all(writer, {}) if writer.living()[0] else commit_all(writer, CONTENT)
+        assert writer.living()[0] == (len(CONTENT) if whole else 0)
+        if not whole:
+            commit_all(writer, CONTENT)
         writer.publish()
     with Index(path) as index:
         check_index(index, CONTENT)
 
 
-@pytest.mark.parametrize("name", ["cut header", "garbage catalogue"])
-def test_a_lost_header_costs_nothing_where_the_generation_is_whole(name: str, path: Path) -> None:
-    DAMAGE["a cut header" if name == "cut header" else "garbage as catalogue"][0](path)
+def test_a_header_that_is_gone_empties_nothing(path: Path) -> None:
+    (path / HEADER).unlink()
+    before = sorted(path.rglob("*"))
+    (path / "notes.txt").touch()  # an index may have other things beside it
+    with pytest.raises(ValueError, match=f"is damaged: {HEADER} is missing.*--replace"), open_writer(path, about()):
+        pass
+    assert sorted(path.rglob("*")) == sorted([*before, path / "notes.txt"])
     with open_writer(path, about(), replace=True) as writer:
-        assert writer.living()[0] == (len(CONTENT) if name == "cut header" else 0)
+        assert writer.living()[0] == len(CONTENT)
+        writer.publish()
+    with Index(path) as index:
+        check_index(index, CONTENT)
+
+
+def test_what_was_killed_before_it_had_a_header_is_begun_anew(path: Path) -> None:
+    for file in (path / "000001").iterdir():
+        file.write_bytes(b"")
+    (path / HEADER).unlink()
+    with open_writer(path, about()) as writer:
+        assert (writer.generation, writer.living()) == (1, (0, 0))
+        commit_all(writer, CONTENT)
+
+
+@pytest.mark.parametrize("content", ['{"name": "something else"}', '{"format": "other"}', "[]", "{", ""])
+def test_an_index_json_of_somebody_else_stays(content: str, tmp_path: Path) -> None:
+    place = tmp_path / "site"
+    place.mkdir()
+    (place / HEADER).write_text(content)
+    for anew in (False, True):
+        with pytest.raises(ValueError, match="is not that of an index of hnclip: choose another --out"):
+            open_writer(place, about(), replace=anew).__enter__()
+    assert [file.name for file in place.iterdir()] == [HEADER]
+    assert (place / HEADER).read_text() == content
+
+
+def test_another_header_beside_a_generation_stays_too(path: Path) -> None:
+    header('{"name": "something else"}')(path)
+    with pytest.raises(ValueError, match="is not that of an index of hnclip"):
+        Index(path)
+    with pytest.raises(ValueError, match="choose another --out"):
+        open_writer(path, about(), replace=True).__enter__()
+
+
+# Made in a directory, by names of files: an empty one is a directory.
+FOREIGN = {
+    "pictures of a month": "202301/a.png",
+    "a folder of the name of a file": "202301/thumbnails/a.png",
+    "engines of another kind": "202301/engines/diesel.png",
+    "too short": "2023/",
+    "not as a generation is spelt": "0000002/",
+}
+
+
+def put(place: Path, name: str) -> Path:
+    file = place / name
+    if name.endswith("/"):
+        file.mkdir(parents=True)
+    else:
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"precious")
+    return file
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_folders_whose_names_are_numbers_are_no_generations(what: str, path: Path, tmp_path: Path) -> None:
+    precious = put(tmp_path / "other", FOREIGN[what])
+    with pytest.raises(ValueError, match="holds other things than an index"), open_writer(tmp_path / "other", about()):
+        pass
+    assert precious.exists()
+    assert len(list((tmp_path / "other").iterdir())) == 1
+    precious = put(path, FOREIGN[what])
+    for anew in (False, True):
+        with open_writer(path, about(), check=lambda own: "no" if anew else "", replace=anew) as writer:  # noqa: B023
+            compact(writer)
+            writer.publish()
+        assert precious.exists()
+    assert len([file for file in path.iterdir() if (file / "catalogue.sqlite").exists()]) == 1
+
+
+def test_what_somebody_puts_into_a_generation_stays(path: Path) -> None:
+    (path / "000001/.DS_Store").write_text("not ours")
+    with open_writer(path, about()) as writer:
+        compact(writer)
+        assert writer.generation == 2
+    assert [file.name for file in (path / "000001").iterdir()] == [".DS_Store"]
+    with open_writer(path, about()) as writer:
+        compact(writer)
+        assert writer.generation == 3
+    with Index(path) as index:
+        check_index(index, CONTENT)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_header_that_could_not_be_written_for_certain(
+    changed: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer goes on with the generation that the header names."""
+
+    def fail(place: Path, generation: int) -> None:
+        if changed:
+            write_header(place, generation)
+        raise OSError("the disk fails")
+
+    after: Content = {**CONTENT, "new.jpg": (77, ("another",))}
+    with open_writer(path, about()) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(writer_code, "write_header", fail)
+            with pytest.raises(OSError, match="the disk fails"):
+                compact(writer)
+        assert writer.generation == (2 if changed else 1)
+        assert (path / "000002").exists() == changed
+        writer.commit(change_to(writer, CONTENT, after))
+    with Index(path) as index:
+        check_index(index, after)
+
+
+def test_a_new_one_is_searched_by_the_engine_of_the_old(path: Path) -> None:
+    with open_writer(path, about()) as writer:
+        writer.set_about(replace(about(), engine="milvus", uri="http://there:1"))
+    with open_writer(path, OTHER, check=other, replace=True) as writer:
+        assert writer.about == replace(OTHER, engine="milvus", uri="http://there:1")
+    header("")(path)  # nothing says which counts: the last is asked
+    with open_writer(path, about(), check=lambda own: "no", replace=True) as writer:
+        assert writer.about == replace(about(), engine="milvus", uri="http://there:1")
 
 
 FILES = ["images.codes", "images.scales", "images.bf16", "captions.codes", "captions.bf16", "tokens.bf16", "thumbnails"]
@@ -274,7 +401,8 @@ def test_opening_while_a_new_generation_takes_its_place(path: Path, monkeypatch:
 
 def test_an_index_is_read_without_torch(path: Path) -> None:
     code = (
-        "import sys\nfrom hnclip.search.index.reader import Index\nfrom hnclip.search.index.writer import open_writer\n"
+        "import sys\nfrom hnclip.search.index.reader import Index\n"
+        "from hnclip.search.index.opening import open_writer\n"
         f"print(Index({str(path)!r}).count())\nassert 'torch' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "9\n"

@@ -20,8 +20,8 @@ from index_helpers import Content, about, change_to, check_index, content_of
 from index_writing import as_content
 
 from hnclip.search.index.compact import compact
+from hnclip.search.index.opening import open_writer
 from hnclip.search.index.reader import Index
-from hnclip.search.index.writer import open_writer
 
 SECONDS = 60
 SCRIPT = Path(__file__).with_name("index_writing.py")
@@ -90,7 +90,7 @@ def test_kills_at_random_moments(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "x.hnc"
     random = np.random.default_rng(0)
     content: Content = {}
-    for turn in range(6):
+    for turn in range(4):
         log = tmp_path / f"log-{turn}"
         process = start("write_on", path, log, content, turn)
         wait_for(log, process, "done", int(random.integers(1, 6)))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from build_helpers import opened
 from encode_helpers import save_picture
+from index_helpers import about, commit_all
 
 from hnclip.config import ReadConfig
 from hnclip.data.records import Problem
-from hnclip.search.index_plan import noted
-from hnclip.search.index_run import unreadable_texts
-from hnclip.search.index_source import IndexSource, open_index_source
+from hnclip.search.index.opening import open_writer
+from hnclip.search.indexing.plan import noted
+from hnclip.search.indexing.run import unreadable_texts
+from hnclip.search.indexing.source import IndexSource, open_index_source
 
 
 def source_of(data: Path | str, *, split: str = "all", read: ReadConfig | None = None) -> IndexSource:
@@ -41,8 +43,8 @@ def write(folder: Path, *names: str) -> None:
 def test_all_pictures_of_a_folder_and_nothing_else(tmp_path: Path) -> None:
     write(tmp_path, "b.png", "a/deep/c.jpg", ".hidden/d.png", ".e.png")
     (tmp_path / "README.txt").write_text("about these pictures")
-    (tmp_path / "x.hnc").mkdir()
-    (tmp_path / "x.hnc/thumbnails").touch()
+    with open_writer(tmp_path / "photos.hnc", about()) as writer:
+        commit_all(writer, {"b.png": (1, ("said before",))})
     found = source_of(tmp_path)
     assert captions_of(found) == {"b.png": (), "a/deep/c.jpg": ()}
     assert (found.data, found.root, found.problems, told) == (str(tmp_path), tmp_path, (), [])
@@ -98,6 +100,55 @@ def test_captions_of_a_picture_outside_the_splits_are_told_of(tmp_path: Path) ->
     assert [problem.where for problem in found.problems] == ["holiday/b.png"]
 
 
+def test_pictures_without_captions_may_lie_outside_the_splits(tmp_path: Path) -> None:
+    write(tmp_path, "test/a.png", "holiday/b.png")
+    (tmp_path / "test/a.txt").write_text("caption of a")
+    found = source_of(tmp_path)
+    assert captions_of(found) == {"test/a.png": ("caption of a",), "holiday/b.png": ()}
+    assert found.problems == ()
+
+
+def test_captions_of_which_none_can_be_read_are_a_problem(tmp_path: Path) -> None:
+    write(tmp_path, "a.png", "b.png")
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_bytes("ein Gebäude".encode("latin-1"))
+    found = source_of(tmp_path)
+    assert captions_of(found) == {"a.png": (), "b.png": ()}
+    assert [(problem.kind, problem.where) for problem in found.problems] == [("unreadable row", str(tmp_path))]
+    assert "a.txt: the caption cannot be used: byte 0xe4 is not UTF-8" in found.problems[0].detail
+    assert [text.partition(":")[0] for text in told] == ["warning"]
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, folder: Path, error: type[OSError] = PermissionError) -> None:
+    """Let a directory be one that cannot be listed; whoever runs the tests may be allowed everything."""
+    scandir = os.scandir
+
+    def scan(path: str) -> object:
+        if os.fspath(path) == str(folder):
+            raise error(13, "Permission denied", str(folder))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+
+
+def test_a_folder_that_cannot_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "a/1.png", "b/2.png")
+    with monkeypatch.context() as patch:
+        refuse(patch, tmp_path / "b")
+        found = source_of(tmp_path)
+    assert captions_of(found) == {"a/1.png": ()}
+    assert found.hidden == ("b",)
+    assert [(problem.where, problem.detail) for problem in found.problems] == [
+        ("b", "b cannot be listed: Permission denied")
+    ]
+    with monkeypatch.context() as patch:
+        refuse(patch, tmp_path / "b", FileNotFoundError)  # it went while others were listed
+        assert (source_of(tmp_path).hidden, source_of(tmp_path).problems) == ((), ())
+    refuse(monkeypatch, tmp_path)
+    with pytest.raises(ValueError, match="cannot be listed: Permission denied"):
+        source_of(tmp_path)
+
+
 def test_an_id_that_is_the_name_of_another_picture(tmp_path: Path) -> None:
     write(tmp_path, "in/a.png", "out/b.png")
     (tmp_path / "in/table.csv").write_text(f"name,image,caption\na.png,{tmp_path}/out/b.png,a house\n")
@@ -123,11 +174,19 @@ def test_what_is_no_file_has_its_key_in_the_stamp() -> None:
     assert {found.entry(number).place for number in range(len(found))} == {"{}"}
 
 
-def test_unreadable_texts(model_directory: Path) -> None:
-    transform = opened(model_directory).text_transform
-    assert unreadable_texts([], transform) == {}
-    assert unreadable_texts(["a house", "two trees"], transform) == {}
-    bad = unreadable_texts(["a house", "<|endoftext|>", "half \ud83d of one", " "], transform)
+def test_unreadable_texts() -> None:
+    def transform(texts: Sequence[str]) -> None:
+        """Stands in for a model's: the words are what is between spaces and marks."""
+        for number, text in enumerate(texts):
+            if not text.replace("<|endoftext|>", "").strip():
+                raise ValueError(f"texts[{number}] is {text!r}: the tokenizer finds no word in it")
+
+    def found(texts: list[str]) -> dict[str, str]:
+        return unreadable_texts(texts, transform)  # type: ignore[arg-type]
+
+    assert found([]) == {}
+    assert found(["a house", "two trees"]) == {}
+    bad = found(["a house", "<|endoftext|>", "half \ud83d of one", " "])
     assert list(bad) == ["half \ud83d of one", "<|endoftext|>", " "]
     assert bad["<|endoftext|>"] == "the caption is '<|endoftext|>': the tokenizer finds no word in it"
     for why in bad.values():

@@ -18,6 +18,7 @@ from index_helpers import (
     check_index,
     commit_all,
     content_of,
+    image_vector,
     living,
     new_item,
     new_picture,
@@ -28,10 +29,11 @@ from index_helpers import (
 from hnclip.data.records import Problem
 from hnclip.search.index import vectors as vector_code
 from hnclip.search.index.catalogue import texts_hash
+from hnclip.search.index.changes import Change, Known, NewPicture
 from hnclip.search.index.compact import compact
 from hnclip.search.index.layout import Storage
+from hnclip.search.index.opening import open_writer
 from hnclip.search.index.reader import Index
-from hnclip.search.index.writer import Change, Known, NewPicture, open_writer
 
 FIRST: Content = {"a.jpg": (1, ("one", "two")), "b.jpg": (2, ()), "copy of a.jpg": (1, ("two",))}
 
@@ -169,8 +171,16 @@ def test_only_one_writes(tmp_path: Path) -> None:
     [
         (Change(items=[new_item("x.jpg", (9, ()))]), "x.jpg: its picture or a caption of it has no vector"),
         (Change(items=[new_item("x.jpg", (1, ("nobody says this",)))]), "has no vector"),
-        (Change(pictures=[replace(new_picture(9), vector=np.full(WIDTH, np.nan))]), "finite numbers"),
-        (Change(pictures=[replace(new_picture(9), vector=np.ones(WIDTH + 1))]), f"must be {WIDTH} finite"),
+        (Change(pictures=[replace(new_picture(9), vector=np.full(WIDTH, np.nan))]), "must be finite"),
+        (Change(pictures=[replace(new_picture(9), vector=np.ones(WIDTH + 1))]), f"must be {WIDTH} numbers"),
+        (
+            Change(
+                pictures=[new_picture(8), replace(new_picture(9), vector=1.02 * image_vector(9))],
+                items=[new_item("long.jpg", (9, ())), new_item("copy.jpg", (9, ()))],
+            ),
+            r"the vector of 'long\.jpg' must be finite and of length 1, its length is 1\.02",
+        ),
+        (Change(captions={"short": text_vector("short"), "long": 9 * text_vector("long")}), "the vector of 'long'"),
         (Change(pictures=[replace(new_picture(9), tokens=None)]), "every picture needs 3 patch vectors"),
         (Change(pictures=[new_picture(8), replace(new_picture(9), tokens=np.ones((2, WIDTH)))]), "patch vectors"),
     ],

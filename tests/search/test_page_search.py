@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from page_server import PageServer, Visit, Visits, page_index, running, scenes, visits
+from page_server import Visit, Visits, page_index, scenes, visits
 from playwright.sync_api import Locator, Page, Route, expect
+from serve_helpers import Live, live
 from small_index import bundled, small_index
 
 TEXT, OTHER = scenes()[2].captions[0], scenes()[21].captions[0]
@@ -31,9 +32,9 @@ GIVE = """([how, name, type, text]) => {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     index = page_index(tmp_path_factory)
-    with running(index, max_k=LIMIT, max_text=TEXT_LIMIT, max_upload=UPLOAD_LIMIT) as found:
+    with live(index, max_k=LIMIT, max_text=TEXT_LIMIT, max_upload=UPLOAD_LIMIT) as found:
         yield found
 
 
@@ -49,7 +50,7 @@ def visit(browser: Visits) -> Iterator[Visits]:
     browser.close()
 
 
-def picture(server: PageServer, name: str = NAME) -> Path:
+def picture(server: Live, name: str = NAME) -> Path:
     return server.options.index.parent / "pictures" / name
 
 
@@ -65,7 +66,7 @@ def busy(route: Route) -> None:
     route.fulfill(status=503, headers={"Retry-After": "0"}, json={"error": "others are being answered"})
 
 
-def test_a_first_visit_says_what_can_be_asked_and_of_how_much(visit: Visits, server: PageServer) -> None:
+def test_a_first_visit_says_what_can_be_asked_and_of_how_much(visit: Visits, server: Live) -> None:
     here = visit(server)
     expect(here.page.locator("#welcome-count")).to_contain_text("36 pictures")
     expect(here.page.locator("#index-name")).to_have_text("Park pictures")
@@ -77,7 +78,7 @@ def test_a_first_visit_says_what_can_be_asked_and_of_how_much(visit: Visits, ser
     assert here.complaints == []
 
 
-def test_a_description_finds_its_scene_and_stays_in_the_address(visit: Visits, server: PageServer) -> None:
+def test_a_description_finds_its_scene_and_stays_in_the_address(visit: Visits, server: Live) -> None:
     here = visit(server)
     here.page.fill("#box", "first line")
     here.page.press("#box", "Shift+Enter")
@@ -112,7 +113,7 @@ def test_a_description_finds_its_scene_and_stays_in_the_address(visit: Visits, s
     assert here.complaints == []
 
 
-def test_more_comes_with_scrolling_and_nothing_jumps(visit: Visits, server: PageServer) -> None:
+def test_more_comes_with_scrolling_and_nothing_jumps(visit: Visits, server: Live) -> None:
     here, held = visit(server), []
     here.page.route("**/thumbnail", lambda route: held.append(route))
     places = "[...document.querySelectorAll('.tile')].slice(0, 20).map(t => JSON.stringify(t.getBoundingClientRect()))"
@@ -135,7 +136,7 @@ def test_more_comes_with_scrolling_and_nothing_jumps(visit: Visits, server: Page
     assert here.complaints == []
 
 
-def test_pictures_are_dropped_pasted_and_chosen(visit: Visits, server: PageServer) -> None:
+def test_pictures_are_dropped_pasted_and_chosen(visit: Visits, server: Live) -> None:
     here, content = visit(server), picture(server).read_bytes()
     assert give(here.page, "drop", content)
     here.settle()
@@ -158,7 +159,21 @@ def test_pictures_are_dropped_pasted_and_chosen(visit: Visits, server: PageServe
     assert here.complaints == []
 
 
-def test_a_picture_that_is_none_or_too_large_is_not_sent(visit: Visits, server: PageServer) -> None:
+def test_pictures_that_were_chosen_are_kept_for_the_way_back_but_not_all_of_them(visit: Visits, server: Live) -> None:
+    here, content = visit(server), picture(server).read_bytes()
+    for number in range(9):
+        give(here.page, "drop", content, f"{number}.png")
+        expect(here.page.locator("#chip-name")).to_have_text(f"{number}.png")
+        here.settle()
+    for number in range(7, 0, -1):
+        here.page.go_back()
+        expect(here.page.locator("#chip-name")).to_have_text(f"{number}.png")
+        here.until("document.getElementById('chip-picture').naturalWidth === 192")
+    here.page.go_back()
+    expect(here.page.locator("#notice")).to_contain_text("choose it once more")
+
+
+def test_a_picture_that_is_none_or_too_large_is_not_sent(visit: Visits, server: Live) -> None:
     here = visit(server)
     expect(here.page.locator("#index-name")).not_to_be_empty()
     give(here.page, "drop", b"words", "notes.txt", "text/plain")
@@ -175,7 +190,7 @@ def test_a_picture_that_is_none_or_too_large_is_not_sent(visit: Visits, server: 
     assert "#" not in here.page.url
 
 
-def test_characters_are_counted_near_the_limit_as_the_server_counts(visit: Visits, server: PageServer) -> None:
+def test_characters_are_counted_near_the_limit_as_the_server_counts(visit: Visits, server: Live) -> None:
     here, note = visit(server), "#composer-note"
     expect(here.page.locator("#index-name")).not_to_be_empty()
     here.page.fill("#box", "🎉" * 500)
@@ -193,7 +208,7 @@ def test_characters_are_counted_near_the_limit_as_the_server_counts(visit: Visit
     assert sum(url.endswith("/api/search") for url in here.requests) == 1
 
 
-def test_a_new_search_gives_up_the_one_before(visit: Visits, server: PageServer) -> None:
+def test_a_new_search_gives_up_the_one_before(visit: Visits, server: Live) -> None:
     here, held = visit(server), []
 
     def hold(route: Route) -> None:
@@ -214,7 +229,7 @@ def test_a_new_search_gives_up_the_one_before(visit: Visits, server: PageServer)
     assert here.first() == OTHER_NAME
 
 
-def test_a_busy_server_is_asked_again_and_then_by_hand(visit: Visits, server: PageServer) -> None:
+def test_a_busy_server_is_asked_again_and_then_by_hand(visit: Visits, server: Live) -> None:
     here, tries = visit(server), []
 
     def twice(route: Route) -> None:
@@ -239,7 +254,7 @@ def test_a_busy_server_is_asked_again_and_then_by_hand(visit: Visits, server: Pa
     expect(here.page.locator("#notice")).to_be_hidden()
 
 
-def test_what_is_not_the_servers_json_is_never_shown(visit: Visits, server: PageServer) -> None:
+def test_what_is_not_the_servers_json_is_never_shown(visit: Visits, server: Live) -> None:
     here = visit(server)
     for status, again in ((502, 1), (422, 0)):
         here.page.unroute_all()
@@ -252,7 +267,7 @@ def test_what_is_not_the_servers_json_is_never_shown(visit: Visits, server: Page
 
 def test_an_empty_index_is_said_to_be_empty(visit: Visits, tmp_path: Path) -> None:
     small_index(tmp_path / "empty.hnc", bundled(), [], files=tmp_path)
-    with running(tmp_path / "empty.hnc") as server:
+    with live(tmp_path / "empty.hnc") as server:
         here = visit(server)
         expect(here.page.locator("#welcome-count")).to_contain_text("no pictures yet")
         expect(here.page.locator("#find")).to_be_hidden()
@@ -263,8 +278,27 @@ def test_an_empty_index_is_said_to_be_empty(visit: Visits, tmp_path: Path) -> No
         visit.close()
 
 
-def test_a_server_that_stops_is_missed_and_found_again(visit: Visits, server: PageServer) -> None:
-    own = PageServer(server.options.index)
+def test_an_index_that_grows_is_counted_anew(visit: Visits, tmp_path: Path) -> None:
+    path = tmp_path / "growing.hnc"
+    small_index(path, bundled(), scenes()[:3])
+    with live(path) as server:
+        here = visit(server)
+        expect(here.page.locator("#footer")).to_contain_text("3 pictures")
+        small_index(path, bundled(), scenes()[3:28])
+        server.service.keeper.look()
+        here.search(TEXT)
+        expect(here.page.locator("#footer")).to_contain_text("28 pictures")
+        here.page.mouse.wheel(0, 100_000)
+        here.until("document.querySelectorAll('.tile').length === 28")
+        asked = sum(url.endswith("/api/index") for url in here.requests)
+        here.search(OTHER)  # fits to what is known
+        assert sum(url.endswith("/api/index") for url in here.requests) == asked
+        assert [text for text in here.complaints if "404" not in text] == []
+        visit.close()
+
+
+def test_a_server_that_stops_is_missed_and_found_again(visit: Visits, server: Live) -> None:
+    own = Live(server.options.index)
     own.start()
     here = visit(own)
     here.search(TEXT)
@@ -293,8 +327,8 @@ def test_a_server_that_stops_is_missed_and_found_again(visit: Visits, server: Pa
         own.stop()
 
 
-def test_a_locked_server_is_opened_with_its_token(visit: Visits, server: PageServer) -> None:
-    with running(server.options.index, token="sesame") as locked:
+def test_a_locked_server_is_opened_with_its_token(visit: Visits, server: Live) -> None:
+    with live(server.options.index, token="sesame") as locked:
         here = visit(locked, at="#q=a+tree")
         expect(here.page.get_by_role("heading", name="asks for a token")).to_be_visible()
         here.page.fill("#token", "wrong")
@@ -308,5 +342,13 @@ def test_a_locked_server_is_opened_with_its_token(visit: Visits, server: PageSer
         here.until("document.querySelector('.tile img')?.naturalWidth > 0")  # pictures need the cookie
         here.page.reload()
         here.settle()
+        expect(here.page.locator("#unlock")).to_be_hidden()
+        here.page.context.clear_cookies()
+        here.page.route("**/api/session", lambda route: route.fulfill(status=204))  # a cookie that is not kept
+        here.page.fill("#box", TEXT)
+        here.page.press("#box", "Enter")
+        here.page.fill("#token", "sesame")
+        here.page.press("#token", "Enter")
+        expect(here.page.locator("#notice")).to_contain_text("does not keep the cookie")
         expect(here.page.locator("#unlock")).to_be_hidden()
         visit.close()

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from page_server import ARABIC, ENDLESS, EVIL, WIDE, PageServer, Visit, Visits, page_index, running, scenes, visits
+from page_server import ARABIC, ENDLESS, EVIL, WIDE, Visit, Visits, page_index, scenes, visits
 from playwright.sync_api import expect
+from serve_helpers import Live, live
 
 TEXT, NAME = scenes()[2].captions[0], "park-validation-0-0-2.png"
 
@@ -47,8 +48,8 @@ CONTRASTS = """() => {
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageServer]:
-    with running(page_index(tmp_path_factory)) as found:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with live(page_index(tmp_path_factory)) as found:
         yield found
 
 
@@ -90,7 +91,7 @@ def explained(here: Visit, text: str, name: str) -> dict[str, Any]:
     return here.api("explain", text=text, id=next(one["id"] for one in found if one["name"].endswith(name)))
 
 
-def test_a_result_opens_and_arrows_go_on_from_it(visit: Visits, server: PageServer) -> None:
+def test_a_result_opens_and_arrows_go_on_from_it(visit: Visits, server: Live) -> None:
     here = visit(server)
     here.search(TEXT)
     shown = here.page.locator(".tile-name").all_inner_texts()
@@ -125,7 +126,7 @@ def test_a_result_opens_and_arrows_go_on_from_it(visit: Visits, server: PageServ
     assert here.complaints == []
 
 
-def test_a_word_is_shown_where_the_model_sees_it(visit: Visits, server: PageServer) -> None:
+def test_a_word_is_shown_where_the_model_sees_it(visit: Visits, server: Live) -> None:
     here = visit(server)
     here.search(TEXT)
     here.page.locator(".tile").first.click()
@@ -155,7 +156,7 @@ def test_a_word_is_shown_where_the_model_sees_it(visit: Visits, server: PageServ
     assert here.complaints == []
 
 
-def test_the_heat_map_lies_on_what_the_model_sees_of_a_wide_picture(visit: Visits, server: PageServer) -> None:
+def test_the_heat_map_lies_on_what_the_model_sees_of_a_wide_picture(visit: Visits, server: Live) -> None:
     here, text = visit(server), "🎉🎉 a wide, grey gradient"
     told = explained(here, text, "wide.png")
     here.page.goto(f"{server.address}#q=🎉🎉 a wide, grey gradient&open={told['id']}")
@@ -175,7 +176,7 @@ def test_the_heat_map_lies_on_what_the_model_sees_of_a_wide_picture(visit: Visit
     assert (heat["y"], heat["height"]) == pytest.approx((picture["y"], picture["height"]), abs=1)
 
 
-def test_near_twins_stand_side_by_side_with_what_separates_them(visit: Visits, server: PageServer) -> None:
+def test_near_twins_stand_side_by_side_with_what_separates_them(visit: Visits, server: Live) -> None:
     here = visit(server)
     here.search(TEXT)
     answer = here.api("search", text=TEXT, k=24)
@@ -207,7 +208,7 @@ def test_near_twins_stand_side_by_side_with_what_separates_them(visit: Visits, s
     expect(here.page.locator(".twin").first).to_have_attribute("aria-current", "true")
 
 
-def test_similar_pictures_are_found_from_an_open_one(visit: Visits, server: PageServer) -> None:
+def test_similar_pictures_are_found_from_an_open_one(visit: Visits, server: Live) -> None:
     here = visit(server)
     here.search(TEXT)
     here.page.locator(".tile").nth(1).click()
@@ -224,7 +225,7 @@ def test_similar_pictures_are_found_from_an_open_one(visit: Visits, server: Page
     assert here.complaints == []
 
 
-def test_all_of_it_is_done_without_a_mouse(visit: Visits, server: PageServer) -> None:
+def test_all_of_it_is_done_without_a_mouse(visit: Visits, server: Live) -> None:
     here = visit(server)
     keys = here.page.keyboard
     keys.press("?")
@@ -250,7 +251,9 @@ def test_all_of_it_is_done_without_a_mouse(visit: Visits, server: PageServer) ->
     expect(tiles.first).to_be_focused()
     keys.press("Enter")
     expect(here.page.locator(".word").first).to_be_visible()
-    while not here.page.evaluate("document.activeElement.classList.contains('word')"):
+    for _ in range(30):
+        if here.page.evaluate("document.activeElement.classList.contains('word')"):
+            break
         keys.press("Tab")
     expect(here.page.locator(".word").first).to_have_attribute("aria-pressed", "true")
     keys.press("ArrowRight")
@@ -266,12 +269,10 @@ def test_all_of_it_is_done_without_a_mouse(visit: Visits, server: PageServer) ->
     assert here.complaints == []
 
 
-def test_names_and_captions_stay_text(visit: Visits, server: PageServer) -> None:
+def test_names_and_captions_stay_text(visit: Visits, server: Live) -> None:
     here = visit(server, width=320)
     here.search(EVIL)
-    while here.page.locator(".tile").count() < 36:
-        here.page.mouse.wheel(0, 100_000)
-        here.page.wait_for_timeout(50)
+    here.until("scrollTo(0, 1e6), document.querySelectorAll('.tile').length === 36")
     for number, text in enumerate((EVIL, f"{ENDLESS} {EVIL}", ARABIC)):
         expect(here.page.locator(".tile-caption", has_text=text).first).to_be_attached()
         expect(here.page.locator(".tile-line", has_text=f"{number}.jpg")).to_be_attached()
@@ -299,7 +300,7 @@ def test_names_and_captions_stay_text(visit: Visits, server: PageServer) -> None
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_has_room_and_contrast_for_all_of_it(visit: Visits, server: PageServer, scheme: str) -> None:
+def test_a_phone_has_room_and_contrast_for_all_of_it(visit: Visits, server: Live, scheme: str) -> None:
     here = visit(server, width=320, phone=True, scheme=scheme)
     stages = []
 

@@ -19,7 +19,8 @@ from hnclip.search.engines import Candidates
 from hnclip.search.engines.open import make_engine
 from hnclip.search.explain import explain
 from hnclip.search.find import Finder
-from hnclip.search.index.writer import Change, open_writer
+from hnclip.search.index.changes import Change
+from hnclip.search.index.opening import open_writer
 from hnclip.search.rerank import rerank
 from hnclip.search.serve.answers import answer_searches
 from hnclip.search.serve.questions import Search
@@ -150,6 +151,30 @@ def test_searches_that_are_answered_together_get_what_each_gets_alone(finder: Fi
         assert [found.text for found in both.captions] == [found.text for found in alone.captions]
         assert len(both.results) + len(both.captions) == searches[number].k
         assert both.cut == (number == 4)
+
+
+def test_what_fails_for_some_searches_does_not_fail_for_others(finder: Finder, monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = finder.model.preprocess_images([records()[1].image.load()])[0]
+    searches = [
+        Search(k=2, find="images", text=text_of(0)),
+        Search(k=2, find="captions", text=text_of(0)),
+        Search(k=2, find="images", pixels=pixels),
+    ]
+
+    def failed(name: str, of: object) -> list[int]:
+        def fails(*given: object) -> None:
+            raise RuntimeError(name)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(of, name, fails)
+            answers = answer_searches(finder, searches)
+        assert all(str(answer) == name for answer in answers if isinstance(answer, Exception))
+        return [number for number, answer in enumerate(answers) if isinstance(answer, Exception)]
+
+    assert failed("captions", finder) == [1]
+    assert failed("images", finder) == [0, 2]
+    assert failed("encode_texts", finder.model) == [0, 1]
+    assert failed("encode_images", finder.model) == [2]
 
 
 class FirstRows(Candidates):
@@ -329,6 +354,49 @@ def test_a_broken_index_does_not_end_the_service_and_is_told_once(tmp_path: Path
         assert len(found.said) == 1
 
 
+def test_whatever_is_wrong_with_an_index_is_told_and_the_keeper_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(make_index(tmp_path, 3)) as found:
+        keeper = found.service.keeper
+        make_index(tmp_path, 4)
+        with monkeypatch.context() as broken:
+            broken.setattr("hnclip.search.serve.keeper.View", lambda index: 1 / 0 if index else None)
+            for _ in range(3):
+                keeper.look()
+        with monkeypatch.context() as broken:
+            broken.setattr("hnclip.search.serve.keeper._engines", lambda index: next(iter(())))
+            for _ in range(3):
+                keeper.look()
+        assert [said.rpartition(": ")[2] for said in found.said] == ["division by zero", "StopIteration"]
+        assert found.client().get("/api/index").json()["pictures"] == 3
+        keeper.look()
+        assert found.client().get("/api/index").json()["pictures"] == 4
+
+
+def test_a_version_whose_first_search_fails_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(make_index(tmp_path, 3)) as found:
+        make_index(tmp_path, 4)
+        closed: list[int] = []
+        close = Finder.close
+
+        def fails(*given: object) -> None:
+            raise KeyError("no twins")
+
+        def counted(finder: Finder) -> None:
+            closed.append(finder.index.count())
+            close(finder)
+
+        monkeypatch.setattr(Finder, "close", counted)
+        with monkeypatch.context() as broken:
+            broken.setattr("hnclip.search.serve.answers.twin_groups", fails)
+            found.service.keeper.look()
+        assert closed == [4]
+        client = found.client()
+        assert client.get("/api/index").json()["pictures"] == 3
+        assert len(client.post("/api/search", json={"text": "a tent"}).json()["results"]) == 3
+
+
 def test_searches_while_the_index_changes_all_succeed(tmp_path: Path) -> None:
     path = make_index(tmp_path, 3)
     with listening(path, waiting=64) as (port, service):
@@ -344,7 +412,7 @@ def test_searches_while_the_index_changes_all_succeed(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor(3) as pool:
             asking = [pool.submit(search, number) for number in range(3)]
-            for count in range(4, 13):
+            for count in (5, 8, 12):
                 make_index(tmp_path, count)
                 service.keeper.look()
             stop.set()

@@ -104,6 +104,15 @@ def test_a_session_is_a_cookie_that_is_not_the_token(locked: Served, park: Serve
     assert "set-cookie" not in park.client().post("/api/session", json={"token": "any"}).headers
 
 
+@pytest.mark.parametrize("other", ['prefs={"a":1}', "x=a b", "flag", '_x="unterminated', "expires=x", "x=ä"])
+def test_cookies_of_others_lock_nobody_out(locked: Served, other: str) -> None:
+    cookie = locked.client().post("/api/session", json={"token": "räuber hotzenplotz"}).headers["set-cookie"]
+    own = cookie.partition(";")[0]
+    for both in (f"{other}; {own}", f"{own}; {other}", f"{other};{own};{other}"):
+        assert locked.client().get("/api/index", headers={b"cookie": both.encode()}).status_code == 200, both
+    assert locked.client().get("/api/index", headers={b"cookie": other.encode()}).status_code == 401
+
+
 def test_tokens_come_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HNCLIP_TOKEN", raising=False)
     assert checked_token(ServeOptions(index=Path("x"))) is None
@@ -117,7 +126,7 @@ def test_tokens_come_from_the_option_or_the_environment(monkeypatch: pytest.Monk
 
 def test_a_local_server_answers_to_local_names_only(park: Served) -> None:
     client = park.client()
-    for host in ("localhost", "localhost:1", "127.0.0.1:8765", "[::1]:8765", "LOCALHOST:8765"):
+    for host in ("localhost", "localhost:1", "127.0.0.1:8765", "[::1]:8765", "LOCALHOST:8765", "192.168.0.7:80"):
         assert client.get("/healthz", headers={"host": host}).status_code == 200, host
     for host in (
         "evil.example",
@@ -126,6 +135,7 @@ def test_a_local_server_answers_to_local_names_only(park: Served) -> None:
         "127.0.0.1.evil.example:8765",
         "",
         "[::1",
+        "1.2.3",
     ):
         answer = client.get("/healthz", headers={"host": host})
         assert (answer.status_code, list(answer.json())) == (421, ["error"]), host
@@ -255,6 +265,37 @@ def test_bodies_that_are_no_picture(park: Served, content: bytes, status: int) -
     assert (answer.status_code, list(answer.json())) == (status, ["error"])
 
 
+def encoded(kind: str, **options: object) -> bytes:
+    content = io.BytesIO()
+    records()[0].image.load().resize((48, 48)).save(content, kind, **options)
+    return content.getvalue()
+
+
+def test_jpegs_of_very_many_scans_are_not_decoded(park: Served) -> None:
+    plain = encoded("JPEG", progressive=True)
+    last = plain.rindex(b"\xff\xda")
+    scan, own = plain[last:-2], plain.count(b"\xff\xda")
+
+    def send(scans: int) -> int:
+        content = plain[:-2] + scan * (scans - own) + plain[-2:]
+        return park.client().post("/api/search/image", content=content, headers=PNG).status_code
+
+    assert [send(own), send(100), send(101)] == [200, 200, 422]
+
+
+def test_formats_that_would_take_long_are_not_decoded(park: Served) -> None:
+    for content, part in [
+        (encoded("TIFF", compression="jpeg"), "TIFF"),
+        (b"P1\n2 1\n0 1\n", "plain"),
+        (b"P2\n2 1\n255\n0 1\n", "plain"),
+        (b"P3\n1 1\n255\n0 1 2\n", "plain"),
+    ]:
+        answer = park.client().post("/api/search/image", content=content, headers=PNG)
+        assert (answer.status_code, part in answer.json()["error"]) == (422, True), answer.text
+    for content in (encoded("TIFF"), encoded("TIFF", compression="tiff_lzw"), encoded("PPM")):
+        assert park.client().post("/api/search/image", content=content, headers=PNG).status_code == 200
+
+
 def test_thin_pictures_are_refused_and_not_stretched(park: Served) -> None:
     thin = io.BytesIO()
     Image.new("RGB", (900_000, 1)).save(thin, "PNG")
@@ -270,6 +311,10 @@ def test_a_body_without_a_length_has_the_same_limit(park: Served) -> None:
     json = {"content-type": "application/json"}
     assert park.client().post("/api/search", content=long, headers=json).status_code == 413
     assert park.client().post("/api/search", content=iter([long]), headers=json).status_code == 413
+
+
+def test_a_body_that_nobody_reads_has_no_limit(park: Served) -> None:
+    assert park.client().request("GET", "/healthz", headers={"content-length": "999999999"}).status_code == 200
 
 
 def test_types_of_bodies(park: Served) -> None:

@@ -18,9 +18,10 @@ from hnclip.data.scenes import scene_records
 from hnclip.search import twins
 from hnclip.search.explain import explain
 from hnclip.search.find import CaptionHit, Finder, Hit, open_finder
+from hnclip.search.index.changes import Change, NewItem, NewPicture
 from hnclip.search.index.layout import About
+from hnclip.search.index.opening import open_writer
 from hnclip.search.index.reader import Index
-from hnclip.search.index.writer import Change, NewItem, NewPicture, open_writer
 from hnclip.search.twins import CLOSE, SEPARATORS, TwinGroup, separators, twin_groups, usual_cosine
 
 WIDTH = 64

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from hnclip.data.records import Problem
 from hnclip.data.threads import decoding_threads, in_order, processors
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
+from hnclip.models.load import BUNDLED, load
 from hnclip.search.fingerprint import model_fingerprint
 from hnclip.search.index.compact import compact
 from hnclip.search.index.generations import check_place
 from hnclip.search.index.layout import KINDS, About
-from hnclip.search.index.writer import IndexWriter, open_writer
-from hnclip.search.index_pictures import Pictures
-from hnclip.search.index_plan import make_plan
-from hnclip.search.index_run import Counts, Run
-from hnclip.search.index_source import IndexSource, open_index_source
+from hnclip.search.index.opening import open_writer
+from hnclip.search.index.writer import IndexWriter
+from hnclip.search.indexing.built import Built
+from hnclip.search.indexing.pictures import Pictures
+from hnclip.search.indexing.plan import make_plan
+from hnclip.search.indexing.run import Run
+from hnclip.search.indexing.source import IndexSource, data_path, open_index_source
 from hnclip.search.options import IndexOptions
 from hnclip.search.shards import counted
 from hnclip.train.device import pick_device
@@ -35,73 +34,6 @@ from hnclip.train.runs import models_of
 AHEAD = 2  # batches that are decoded before the encoder asks for them
 DEAD_SHARE = 0.25  # of rows or items: with more of them, and not few, the index is written anew without them
 DEAD_LEAST = 1000
-SHOWN = 5  # problems that people are shown
-
-
-@dataclass(frozen=True)
-class Built:
-    """What was done, and what the index holds now.
-
-    Args:
-        pictures, captions: of the index.
-        seconds: that it took, `working` of them for pictures and captions.
-        compacted: what was dead is out of the files.
-    """
-
-    out: Path
-    data: str
-    model: str
-    pictures: int
-    captions: int
-    counts: Counts
-    seconds: float
-    working: float
-    compacted: bool
-    problems: tuple[Problem, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        own = {name: value for name, value in vars(self).items() if name not in ("counts", "problems")}
-        problems = [asdict(problem) for problem in self.problems]
-        return {**own, "out": str(self.out), **asdict(self.counts), "problems": problems}
-
-    def to_text(self) -> str:
-        counts = self.counts
-        done = {name: getattr(counts, name) for name in ("new", "changed", "moved", "gone", "unchanged")}
-        what = ", ".join(f"{number:,} {name}" for name, number in done.items() if number) or "nothing there"
-        encoded = [counted(counts.encoded, "picture")] * bool(counts.encoded)
-        encoded += [counted(counts.encoded_captions, "caption")] * bool(counts.encoded_captions)
-        rate = f", {counts.encoded / self.working:,.0f} pictures/s" if counts.encoded else ""
-        lines = [
-            f"{self.out}: {counted(self.pictures, 'picture')}, {counted(self.captions, 'caption')}",
-            what,
-            f"encoded {' and '.join(encoded) or 'nothing'} in {self.working:.1f} s{rate}",
-        ]
-        if counts.cut_captions:
-            lines.append(f"{counted(counts.cut_captions, 'caption')} cut at the model's context")
-        if self.compacted:
-            lines.append("written anew without what was gone")
-        return "\n".join([*lines, *self._left_out(), *self._next()])
-
-    def _left_out(self) -> list[str]:
-        if not self.problems:
-            return []
-        bad, others = self.counts.bad, len(self.problems) - self.counts.bad
-        parts = [counted(bad, "picture")] * bool(bad) + [f"{counted(others, 'row')} of text"] * bool(others)
-        shown = [f"  {problem.kind}: {_told(problem)}" for problem in self.problems[:SHOWN]]
-        more = len(self.problems) - SHOWN
-        return [f"left out {' and '.join(parts)}:", *shown, *[f"  and {more:,} more, --json lists all"] * (more > 0)]
-
-    def _next(self) -> list[str]:
-        if not self.pictures:
-            return []
-        place = shlex.quote(str(self.out))
-        search = f'hnclip search {place} "what the picture shows, in as many words as you like"'
-        return ["next:", f"  {search}", f"  hnclip serve {place}"]
-
-
-def _told(problem: Problem) -> str:
-    """Most details name the file."""
-    return problem.detail if problem.where in problem.detail else f"{problem.where}: {problem.detail}"
 
 
 def build_index(
@@ -110,15 +42,17 @@ def build_index(
     """Make an index, or bring it up to date with its folder or data: what has not changed is not even read.
 
     Raises:
-        ValueError: there is no picture, or what lies at `options.out` is of another model or of other data; it is as it
-            was.
+        ValueError: there is no picture, or what lies at `options.out` is of another model or of other data, or no
+            index; it is as it was.
         OSError: the disk is full or fails; what was committed is there, and the same call goes on.
     """
     start = time.monotonic()
     if options.threads:
         torch.set_num_threads(options.threads)
-    check_place(options.out)  # said before the model is opened, and the next before hours of encoding
-    _need_engine(options.engine)
+    # All that can be said before the model is opened, and some of it before hours of encoding.
+    _check_apart(options.out, data_path(options.data))
+    check_place(options.out)
+    options = _lasting(_checked_engine(options))
     source = open_index_source(options.data, options.read, split=options.split, report=report)
     device = pick_device(options.device)
     model = load(models_of(options.model)[0][1], **vars(options.opening)).eval().to(device)
@@ -129,6 +63,7 @@ def build_index(
         return _why_not(writer, about, source)
 
     with open_writer(options.out, about, check=check, replace=options.replace) as writer:
+        source = replace(source, captions={**source.captions, **writer.captions_of(source.unread)})
         now = replace(about, engine=writer.about.engine, uri=writer.about.uri)
         if writer.about != now:  # the folder or the model was moved
             writer.set_about(now)
@@ -178,6 +113,7 @@ def _bring_in(
 
 
 def _about(options: IndexOptions, source: IndexSource, model: DualEncoder) -> About:
+    opening = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options.opening).items()}
     patches = 0
     if options.tokens:
         blank = torch.zeros((1, 3, model.image_size, model.image_size), dtype=torch.uint8, device=model.device)
@@ -185,7 +121,6 @@ def _about(options: IndexOptions, source: IndexSource, model: DualEncoder) -> Ab
             tokens = model.encode_images(blank, tokens=True).tokens  # [1, P, D]
         assert tokens is not None
         patches = tokens.shape[1]
-    opening = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options.opening).items()}
     return About(
         model=options.model,
         source=model.source,
@@ -239,26 +174,60 @@ def _compact(writer: IndexWriter, report: Callable[[str], None]) -> bool:
     try:
         compact(writer)
     except OSError as error:  # nothing is lost, it only takes more room than it needs
-        report(f"what is gone stays in the files for now: {error}")
+        report(f"warning: what is gone stays in the files for now: {error}")
         return False
     return True
 
 
-def _need_engine(engine: str | None) -> None:
-    """Say that a package is missing, if it is."""
-    if engine in ("faiss-ivf", "faiss-hnsw"):
+def _check_apart(out: Path, data: Path | None) -> None:
+    """An index may lie in the folder that it is of, but must not be the folder, or hold it."""
+    if data is None:
+        return
+    place, real = out.resolve(), data.resolve()
+    if place == real or place in real.parents:
+        raise ValueError(f"--out {out} would mix the index with {data}, which is indexed: choose another --out")
+
+
+def _checked_engine(options: IndexOptions) -> IndexOptions:
+    """The URI as it is kept.
+
+    Raises:
+        ValueError: the engine's package is missing, or the URI is none.
+    """
+    if options.engine in ("faiss-ivf", "faiss-hnsw"):
         from hnclip.search.engines.faiss_engine import import_faiss
 
         import_faiss()
-    elif engine == "milvus":
-        from hnclip.search.engines.milvus_server import import_milvus
+    elif options.engine == "milvus":
+        from hnclip.search.engines.milvus_server import import_milvus, plain_uri
 
         import_milvus()
+        if options.uri is not None:
+            return replace(options, uri=plain_uri(options.uri))
+    return options
+
+
+def _lasting(options: IndexOptions) -> IndexOptions:
+    """The model and its tokenizer as whoever searches from elsewhere needs them: files by their absolute paths."""
+    model, tokenizer = options.model, options.opening.tokenizer
+    if model != BUNDLED:
+        towers = [model] if Path(model).exists() or model.count("+") != 1 else model.split("+")
+        model = "+".join(map(_absolute, towers))
+    if tokenizer is not None:
+        tokenizer = Path(_absolute(str(tokenizer)))
+    return replace(options, model=model, opening=replace(options.opening, tokenizer=tokenizer))
+
+
+def _absolute(name: str) -> str:
+    """Of what exists; other names mean something elsewhere."""
+    path = Path(name).expanduser()
+    return os.path.abspath(path) if path.exists() else name
 
 
 def _make_engine(writer: IndexWriter, options: IndexOptions, report: Callable[[str], None]) -> None:
+    """The engine that was asked for, else the index's own; with the URI that it had if none is given."""
     engine = options.engine or writer.about.engine
-    uri = options.uri if options.engine else writer.about.uri
+    uri = options.uri or (writer.about.uri if engine == writer.about.engine else None)
     if engine != "exact":
         from hnclip.search.engines.open import make_engine
 

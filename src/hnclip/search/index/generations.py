@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hnclip.search.index.catalogue import create_catalogue
 from hnclip.files import read_settings
+from hnclip.search.index.catalogue import create_catalogue
 from hnclip.search.index.layout import (
     CATALOGUE,
     ENGINES,
@@ -26,11 +26,8 @@ from hnclip.search.index.layout import (
 )
 from hnclip.search.index.vectors import row_files
 
-
 _NUMBER = re.compile(r"[0-9]{6,}")
-_ROWS = frozenset(
-    file.name for kind in KINDS for file, _ in row_files(Path(), kind, width=1, storage="bf16").files()
-)
+_ROWS = frozenset(file.name for kind in KINDS for file, _ in row_files(Path(), kind, width=1, storage="bf16").files())
 _FILES = _ROWS | {CATALOGUE, f"{CATALOGUE}-journal", THUMBNAILS, TOKENS}
 
 

@@ -170,7 +170,10 @@ def _add_pictures(app: FastAPI, service: Service, options: ServeOptions, decoder
     @app.get(
         "/api/pictures/{id:int}",
         response_class=Response,
-        responses={**picture_answer(*dict.fromkeys(SHOWN.values())), **documented(401, 404, 410, 421, 422, 500, 503, 504)},
+        responses={
+            **picture_answer(*dict.fromkeys(SHOWN.values())),
+            **documented(401, 404, 410, 421, 422, 500, 503, 504),
+        },
     )
     async def picture(request: Request, id: Annotated[Id, Path()]) -> Response:
         """A picture as it was indexed; as JPEG if browsers do not show its format."""

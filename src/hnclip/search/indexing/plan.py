@@ -12,8 +12,8 @@ from hnclip.data.threads import in_order
 from hnclip.search.index.catalogue import texts_hash
 from hnclip.search.index.changes import Known
 from hnclip.search.index.places import source_at
-from hnclip.search.index_pictures import Unusable, unusable
-from hnclip.search.index_source import Entry, IndexSource
+from hnclip.search.indexing.pictures import Unusable, unusable
+from hnclip.search.indexing.source import Entry, IndexSource, lies_in
 
 TOGETHER = 512  # entries that a thread compares at a time
 
@@ -26,7 +26,7 @@ class Plan:
     Args:
         work: numbers of entries to look at: new ones, and those with another stamp, place or captions.
         steps: pictures and captions of these.
-        unchanged, bad: entries that are as they were, good or bad.
+        unchanged, bad: entries that are as they were, good or bad, or that cannot be seen in a folder that is hidden.
         gone: names of items that are no longer in the source.
         problems: of what is still bad, of rows of the source, and of items that are out of reach: these stay.
     """
@@ -75,7 +75,11 @@ def make_plan(
                 plan.problems[entry.name] = problems[entry.name]
         advance(len(part))
     for name in known:
-        if name not in there:
+        if name in there:
+            continue
+        if lies_in(name, source.hidden):
+            plan.unchanged += 1
+        else:
             _end(plan, name, known[name], source.root)
     return plan
 

@@ -9,11 +9,11 @@ from threading import Lock
 from torch import Tensor
 
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import BadPicture, ImageSource, Problem, upright_shape
+from hnclip.data.records import BadPicture, Problem, upright_shape
 from hnclip.search.index.catalogue import content_hash
 from hnclip.search.index.changes import Known
 from hnclip.search.index.thumbnails import thumbnail
-from hnclip.search.index_source import Entry, IndexSource
+from hnclip.search.indexing.source import Entry, IndexSource
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Pictures:
         """
         self._source, self._known, self._transform = source, known, transform
         self._taken, self._busy = contents, set[bytes]()
-        self._failed: dict[bytes, tuple[ImageSource, Exception]] = {}
+        self._failed: dict[bytes, tuple[str, BadPicture]] = {}  # by content: the key of whoever had it, and why
         self._lock = Lock()
 
     def look(self, number: int) -> Seen | Unusable:
@@ -120,15 +120,20 @@ class Pictures:
                 self._taken.discard(content)
                 self._busy.discard(content)
                 if isinstance(error, Exception) and not isinstance(error, MemoryError):
-                    self._failed[content] = entry.image, error
+                    self._failed[content] = entry.image.key, _reason(error)
             raise
 
 
-def _copied(first: ImageSource, error: Exception, entry: Entry) -> BadPicture:
-    """What is wrong with a copy of a picture that could not be decoded, by the copy's own name."""
+def _reason(error: Exception) -> BadPicture:
+    """The same without its traceback, which would keep the picture in memory."""
     kind = error.kind if isinstance(error, BadPicture) else "unusual image"
-    message = (str(error) or type(error).__name__).replace(first.key, entry.image.key)
-    return BadPicture(kind, message if entry.image.key in message else f"{entry.name}: {message}")
+    return BadPicture(kind, str(error) or type(error).__name__)
+
+
+def _copied(first: str, error: BadPicture, entry: Entry) -> BadPicture:
+    """What is wrong with a copy of a picture that could not be decoded, by the copy's own name."""
+    message = str(error).replace(first, entry.image.key)
+    return BadPicture(error.kind, message if entry.image.key in message else f"{entry.name}: {message}")
 
 
 def unusable(entry: Entry, error: BadPicture, stamp: str = "") -> Unusable:

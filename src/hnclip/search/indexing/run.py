@@ -21,8 +21,8 @@ from hnclip.objectives.embeddings import ViewEmbeddings
 from hnclip.search.index.catalogue import texts_hash
 from hnclip.search.index.changes import Change, Known, NewItem, NewPicture
 from hnclip.search.index.writer import IndexWriter
-from hnclip.search.index_pictures import Pictures, Seen, Unusable
-from hnclip.search.index_plan import Noted, Plan
+from hnclip.search.indexing.pictures import Pictures, Seen, Unusable
+from hnclip.search.indexing.plan import Noted, Plan
 
 TOGETHER = 256  # pictures of one commit
 SECONDS = 5.0  # after which there is one even so
