@@ -290,7 +290,7 @@ def test_bad_pictures_are_reported_and_the_others_kept_in_order(tmp_path, cached
     bad = [(FileImage(tmp_path / "bad" / name), kind, what) for name, (_, kind, what) in contents.items()]
     bad += [
         (FileImage(tmp_path / "bad" / "none.png"), "missing image", "does not exist"),
-        (FileImage(tmp_path / "bad"), "missing image", "cannot be read"),
+        (FileImage(tmp_path / "bad"), "missing image", "is no file"),
         (CellImage("row 7", "1", vanished), "missing image", "the table is gone"),
     ]
     good = files(tmp_path / "good", len(bad) + 1)

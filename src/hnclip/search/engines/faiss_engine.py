@@ -28,7 +28,7 @@ ROWS_PER_LIST = 64  # of these, at most
 LOOKED_AT = 32  # one list in so many is searched, but no fewer lists than that
 LINKS = 32  # of a row in the graph; twice as many in its lowest layer
 EFFORT = 80  # rows that are kept in view to find a new one's place in the graph
-LOOKED_ON = 128  # rows that are kept in view while the graph is searched
+LOOKED_ON = 512  # rows that are kept in view while the graph is searched
 
 
 class FaissCandidates(Candidates):
