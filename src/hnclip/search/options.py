@@ -30,7 +30,7 @@ class IndexOptions:
     split: str = "all"
     """all, or one split of the data."""
     storage: Literal["bf16", "int8"] = "bf16"
-    """bf16 finds exactly what the model says; int8 takes a third of the room and is nearly as good (docs/search.md)."""
+    """int8 takes a third of the room of bf16, and finds nearly the same (docs/search.md)."""
     tokens: bool = False
     """Keep the vectors of all patches: re-ranking and explanations need no picture then, but each one takes as much
     room as all its patches have numbers."""
