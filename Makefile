@@ -5,14 +5,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test miniature check lint types format clean
+.PHONY: demo test test-all miniature check lint types format clean
 
 demo: $(READY)
 	$(BIN)/hnclip demo
 
 # The tests use single-threaded workers: two cores serve two of them better than two threads in each. Whoever is done takes
-# over from the other, so that neither waits at the end.
+# over from the other, so that neither waits at the end. `make test` leaves out a few long ones that are marked as slow.
 test: $(READY)
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-all: $(READY)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Every study once, by two single-threaded processes, and docs/miniature.md of it. Within four hours on two cores; what
@@ -22,7 +25,7 @@ miniature: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/hnclip study miniature --threads 1 --shard 1/2; wait
 	OMP_NUM_THREADS=1 $(BIN)/hnclip study miniature --threads 1 --docs docs
 
-check: lint types test
+check: lint types test-all
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -80,6 +80,7 @@ def test_one_device(model, data):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_devices_are_one_batch(model, data):
     """Two real processes, four pairs each, words of unlike lengths, to the weights of one process."""
     expected, _ = written_out(model, data)

@@ -153,6 +153,7 @@ def test_two_processes_are_one_batch(two_processes):
         torch.testing.assert_close(gradients, alone, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_open_clips_modes_do_to_gradients(tmp_path):
     """With gradient through the gather both modes are exact. Without it the global loss moves the towers by
     1/W of their gradient, though not the scale, and the local loss in another direction."""

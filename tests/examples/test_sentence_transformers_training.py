@@ -241,6 +241,7 @@ def one_process(rank, folder, directory):
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_batch(model, no_dropout_directory, tmp_path):
     mp.spawn(one_process, (str(tmp_path), no_dropout_directory), nprocs=WORLD)
     value, alone = gradients(HardNegativeRankingLoss(model), batch(model), SAME)

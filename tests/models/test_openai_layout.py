@@ -395,6 +395,7 @@ class TestAsAModel:
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "open_checkpoint.py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="forgets the peak of memory as Linux allows")
 def test_opening_takes_less_memory_than_a_copy(tmp_path):
     """Long-CLIP-L's widths with few layers, beside the usual way, which holds the weights twice; in processes of their

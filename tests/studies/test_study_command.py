@@ -91,6 +91,7 @@ def test_the_same_configuration_in_two_studies_is_one_run(
     assert all(Path(file).is_file() for file in found["files"])
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on(place: Place, tmp_path: Path) -> None:
     process = start("components", *place.options(tmp_path / "out"))
     limit = time.monotonic() + 120
@@ -124,6 +125,7 @@ def test_shards_do_the_plan_together(place: Place, tmp_path: Path) -> None:
     assert tables(out) == place.text
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_plan_without_shards(place: Place, tmp_path: Path) -> None:
     """Nobody trains what the other is at, both wait for all of it, and both write the same tables."""
     processes = [start("components", *place.options(tmp_path / "out")) for _ in range(2)]

@@ -124,6 +124,7 @@ def steps(run: Path) -> list[dict]:
     return [{**entry, "pairs_per_second": 0, "waited": 0} for entry in read_metrics(run, "step")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_two_processes_do_what_one_does(runs: Path, name: str) -> None:
     """Every logged number, the weights, and those of readouts, which are in the checkpoint alone."""
@@ -145,6 +146,7 @@ def test_two_processes_do_what_one_does(runs: Path, name: str) -> None:
         torch.testing.assert_close(whole, states[1].model[key], rtol=0, atol=1e-8)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_every_term_is_logged_and_learnt(runs: Path, name: str) -> None:
     framework, _, global_loss, *_ = RUNS[name]

@@ -53,7 +53,11 @@ def go_on(number: int, out: Path | TrainConfig) -> None:
 
 @pytest.mark.parametrize(
     ("world", "victim", "sign", "mode"),
-    [(2, 1, signal.SIGKILL, "ddp"), (4, 2, signal.SIGKILL, "fsdp"), (2, 1, signal.SIGSTOP, "fsdp")],
+    [
+        (2, 1, signal.SIGKILL, "ddp"),
+        pytest.param(4, 2, signal.SIGKILL, "fsdp", marks=pytest.mark.slow),
+        pytest.param(2, 1, signal.SIGSTOP, "fsdp", marks=pytest.mark.slow),
+    ],
 )
 def test_the_others_end_and_the_run_goes_on(
     world: int, victim: int, sign: int, mode: str, model_directory: Path, tmp_path: Path
@@ -110,6 +114,7 @@ def children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for the workers in /proc")
 def test_torchrun(album: Path, model_directory: Path, tmp_path: Path) -> None:
     """The command itself: a worker is killed, torchrun ends with an error, one message says how to go on."""

@@ -20,6 +20,7 @@ def small_validation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe, "scene_records", lambda style, split: scene_records(style, split, families=2))
 
 
+@pytest.mark.slow
 def test_a_stopped_recipe_goes_on_to_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped once in each stage, it ends with the weights and the log of a run that was never stopped."""
     whole, stopped = (brief(PretrainConfig(out=tmp_path / name), 4) for name in ("whole", "stopped"))
@@ -48,6 +49,7 @@ def test_a_stopped_recipe_goes_on_to_the_same_model(tmp_path: Path, monkeypatch:
         assert {"park_R@1", "shelf_R@10"} <= log[-1].keys()
 
 
+@pytest.mark.slow
 def test_other_settings_in_the_same_place_are_refused(tmp_path: Path) -> None:
     config = brief(PretrainConfig(out=tmp_path), 2)
     pretrain(config, report=lambda _: None)

@@ -144,6 +144,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> P
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", TOGETHER)
 def test_measuring_changes_no_bit_of_several_processes(folder: Path, mode: str) -> None:
     assert_same_bits(folder / f"2 {mode} False", folder / f"2 {mode} False probed")
