@@ -38,14 +38,13 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# torch first and by its exact version: a plain or ranged torch would bring gigabytes of CUDA. Nothing is compiled ahead of
-# its first import, since most of what packages bring is never imported.
+# torch first and by its exact version: a plain or ranged torch would bring gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 # Only files of it are used, its tokenizer and its loss: imported whole it needs torchvision, which breaks a CPU torch.
-	$(BIN)/python -m pip install --quiet --no-compile --no-deps open_clip_torch==3.3.0
+	$(BIN)/python -m pip install --quiet --no-deps open_clip_torch==3.3.0
 	touch $(READY)
 
 clean:

@@ -662,6 +662,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
     check_built(tmp_path / "x.hnc", folder, model, said(0, 3, 6, 9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_killed_run_goes_on(
     replacing: bool, make: Make, model: DualEncoder, model_directory: Path, folder: Path, tmp_path: Path

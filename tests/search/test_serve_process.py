@@ -47,6 +47,7 @@ def rest(server: subprocess.Popen[str]) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_the_life_of_a_server(path: Path) -> None:
     asked = {"text": records()[1].captions[0], "k": 3}
     with process(path) as (server, port):
