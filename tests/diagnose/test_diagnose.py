@@ -213,6 +213,7 @@ def test_other_scripts_and_endless_captions_are_shown(tmp_path: Path, model_dire
         assert caption in shown
 
 
+@pytest.mark.slow
 def test_an_edited_caption_does_not_meet_its_old_vector(tmp_path: Path, model_directory: Path) -> None:
     captions = sentences(12)
     first = run(write_data(tmp_path / "data", captions), model_directory, tmp_path / "out").found
@@ -224,6 +225,7 @@ def test_an_edited_caption_does_not_meet_its_old_vector(tmp_path: Path, model_di
     assert again.to_dict() == first.to_dict()
 
 
+@pytest.mark.slow
 def test_runs_on_edited_data_are_begun_anew(tmp_path: Path, model_directory: Path) -> None:
     splits = ["train"] * 24 + ["validation"] * 8
 
@@ -255,6 +257,7 @@ def test_captions_that_only_the_cut_makes_equal_are_told_from_equal_ones(tmp_pat
     assert numbers["Pairs that repeat each other"].startswith("1 group of equal captions")
 
 
+@pytest.mark.slow
 def test_splits_decide_whose_captions_are_looked_at(tmp_path: Path, model_directory: Path) -> None:
     def found(splits: list[str], **changed: Any) -> tuple[str, int]:
         data = write_data(tmp_path / "data", sentences(8), splits=splits)

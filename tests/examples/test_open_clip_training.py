@@ -144,6 +144,7 @@ def two_processes():
     return example.several_processes()
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_batch(two_processes):
     value, alone = example.step_gradients(example.new_model(), HardNegativeLoss(), *example.pairs(WORLD * BATCH))
     found = two_processes

@@ -112,6 +112,7 @@ def test_a_killed_study_goes_on(place: Place, tmp_path: Path) -> None:
         assert (mine / "best/model.safetensors").read_bytes() == (theirs / "best/model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_shards_do_the_plan_together(place: Place, tmp_path: Path) -> None:
     out = tmp_path / "out"
     processes = [start("components", *place.options(out), "--shard", f"{part}/2") for part in (1, 2)]
