@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all or have one writer, and settings that are read by name."""
+"""Files, directories and transactions that are there whole or not at all or have one writer, and settings by name."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +84,19 @@ def only_process(path: Path, busy: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def writing(database: sqlite3.Connection) -> Iterator[None]:
+    """A transaction of SQLite that no other writer shares; an error undoes it."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:  # some errors have ended it already
+            database.execute("ROLLBACK")
+        raise
 
 
 def file_name(*names: str) -> str:

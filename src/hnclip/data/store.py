@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hnclip.files import writing
+
 LAYOUT = 1  # of the two files; part of a store's name
 PATIENCE = 300.0  # seconds to wait for another writer
 ELSEWHERE = "choose another directory with --read.cache or HNCLIP_CACHE"
@@ -114,7 +116,7 @@ class Store:
         """
         if not entries:
             return {}
-        with _explained(self._directory, len(entries) * self._row_bytes), _writing(self._index):
+        with _explained(self._directory, len(entries) * self._row_bytes), writing(self._index):
             rows = self._look_up(
                 "SELECT content, row FROM pictures WHERE content IN", [entry.content for entry in entries]
             )
@@ -194,7 +196,7 @@ def _set_up(index: sqlite3.Connection, file: Path) -> None:
     made = "SELECT count(*) FROM sqlite_master WHERE name IN ('pictures', 'names')"
     if index.execute(made).fetchone() == (2,):
         return
-    with _writing(index):
+    with writing(index):
         if index.execute(made).fetchone() != (2,):  # unless another process was quicker
             file.unlink(missing_ok=True)
             for statement in SCHEMA.split(";"):
@@ -223,7 +225,7 @@ def _drop_missing(index: sqlite3.Connection, pixels: FileIO, row_bytes: int) -> 
     # The index is asked before the file: it never speaks of a row before the row is written.
     if _end(index) * row_bytes <= os.fstat(pixels.fileno()).st_size:
         return
-    with _writing(index):
+    with writing(index):
         whole = os.fstat(pixels.fileno()).st_size // row_bytes
         index.execute("DELETE FROM pictures WHERE row >= ?", (whole,))
         index.execute("DELETE FROM names WHERE row >= ?", (whole,))
@@ -233,19 +235,6 @@ def _end(index: sqlite3.Connection) -> int:
     """The first row that is free."""
     (last,) = index.execute("SELECT max(row) FROM pictures").fetchone()
     return 0 if last is None else last + 1
-
-
-@contextmanager
-def _writing(index: sqlite3.Connection) -> Iterator[None]:
-    """A transaction that no other writer shares; an error undoes it."""
-    index.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        index.execute("COMMIT")
-    except BaseException:
-        if index.in_transaction:  # some errors have ended it already
-            index.execute("ROLLBACK")
-        raise
 
 
 @contextmanager

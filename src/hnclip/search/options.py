@@ -10,8 +10,7 @@ import tyro
 
 from hnclip.config import ReadConfig
 from hnclip.options import Opening
-
-EngineName = Literal["exact", "faiss-ivf", "faiss-hnsw", "milvus"]
+from hnclip.search.index.layout import EngineName, Storage
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class IndexOptions:
     """As for `hnclip eval` (docs/models.md); of a run its best epoch."""
     split: str = "all"
     """all, or one split of the data."""
-    storage: Literal["bf16", "int8"] = "bf16"
+    storage: Storage = "bf16"
     """int8 takes a third of the room of bf16, and finds nearly the same (docs/search.md)."""
     tokens: bool = False
     """Keep the vectors of all patches: re-ranking and explanations need no picture then, but each one takes as much

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 from hnclip.search.engines import Candidates
 from hnclip.search.engines.made import FEW, Version, again
-from hnclip.search.index.layout import KINDS, Kind
+from hnclip.search.index.layout import KINDS, EngineName, Kind
 from hnclip.search.index.reader import Index
 from hnclip.search.index.vectors import StoredVectors, row_files
 from hnclip.search.index.writer import IndexWriter
 
-ENGINE_NAMES = ("exact", "faiss-ivf", "faiss-hnsw", "milvus")
+ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
 
 
 def open_candidates(index: Index, kind: Kind, engine: str) -> Candidates | None:

@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 
+from hnclip.files import writing
 from hnclip.search.index.layout import About, damaged
 
 PATIENCE = 60.0  # seconds to wait for the transaction of another process
@@ -125,19 +126,6 @@ def one_moment(database: sqlite3.Connection) -> Iterator[None]:
     finally:
         if database.in_transaction:
             database.execute("COMMIT")
-
-
-@contextmanager
-def writing(database: sqlite3.Connection) -> Iterator[None]:
-    """A transaction that no other writer shares; an error undoes it."""
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        database.execute("COMMIT")
-    except BaseException:
-        if database.in_transaction:  # some errors have ended it already
-            database.execute("ROLLBACK")
-        raise
 
 
 @contextmanager

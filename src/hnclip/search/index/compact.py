@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hnclip.search.index.catalogue import State, database_uri, explained, write_state, writing
+from hnclip.files import writing
+from hnclip.search.index.catalogue import State, database_uri, explained, write_state
 from hnclip.search.index.generations import begin_generation, next_generation, room
 from hnclip.search.index.layout import CATALOGUE, KINDS, THUMBNAILS, TOKENS, About, generation_directory
 from hnclip.search.index.vectors import mapped, row_files

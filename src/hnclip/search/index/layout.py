@@ -24,6 +24,7 @@ ENGINES = "engines"
 Kind = Literal["images", "captions"]
 KINDS: tuple[Kind, ...] = ("images", "captions")
 Storage = Literal["bf16", "int8"]
+EngineName = Literal["exact", "faiss-ivf", "faiss-hnsw", "milvus"]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from hnclip.data.records import Problem
+from hnclip.files import writing
 from hnclip.search.index.catalogue import (
     State,
     explained,
@@ -22,7 +23,6 @@ from hnclip.search.index.catalogue import (
     texts_hash,
     thumbnails_end,
     write_state,
-    writing,
 )
 from hnclip.search.index.changes import Change, Known, NewPicture
 from hnclip.search.index.compact import compact
