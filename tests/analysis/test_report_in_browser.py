@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import browser as browser_module
 import numpy as np
 import pytest
-from browser import find_browser, open_browser
 from matplotlib.figure import Figure
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
+import browser as browser_module
+from browser import find_browser, open_browser
 from hnclip.analysis.report import Companions, Drawing, Findings, Gap, Section, Table, Text, write_report
 from hnclip.analysis.shown import CompanionRow, Finding, Shown
 

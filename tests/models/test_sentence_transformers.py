@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from small_families import PHRASE, WRITERS
 
 from hnclip.models.load import load, save
+from small_families import PHRASE, WRITERS
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 LONG = " ".join([PHRASE] * 20)

@@ -12,6 +12,10 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
+# Rows that are kept in view while a graph (HNSW) is searched. Descriptions lie far from all pictures, and with fewer
+# rows in view a graph of many misses some of those that are nearest to them.
+IN_VIEW = 1024
+
 
 class Candidates(ABC):
     """Proposes rows for queries. `covered` is how many rows, from the first on, it knows of."""

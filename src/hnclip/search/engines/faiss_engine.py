@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hnclip.files import replace_file
-from hnclip.search.engines import Candidates
+from hnclip.search.engines import IN_VIEW, Candidates
 from hnclip.search.engines.made import Made, Version, again, made_file, read_made, row_blocks, write_made
 from hnclip.search.index.layout import ENGINES, Kind
 from hnclip.search.index.vectors import StoredVectors
@@ -28,7 +28,6 @@ ROWS_PER_LIST = 64  # of these, at most
 LOOKED_AT = 32  # one list in so many is searched, but no fewer lists than that
 LINKS = 32  # of a row in the graph; twice as many in its lowest layer
 EFFORT = 80  # rows that are kept in view to find a new one's place in the graph
-LOOKED_ON = 512  # rows that are kept in view while the graph is searched
 
 
 class FaissCandidates(Candidates):
@@ -47,7 +46,7 @@ class FaissCandidates(Candidates):
         if lists := getattr(self._index, "nlist", 0):
             how = faiss.SearchParametersIVF(nprobe=min(lists, max(LOOKED_AT, lists // LOOKED_AT)))
         else:
-            how = faiss.SearchParametersHNSW(efSearch=max(LOOKED_ON, count))
+            how = faiss.SearchParametersHNSW(efSearch=max(IN_VIEW, count))
         _, rows = self._index.search(np.ascontiguousarray(queries, np.float32), count, params=how)
         return rows
 

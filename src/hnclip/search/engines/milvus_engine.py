@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hnclip.files import read_settings, replace_file
-from hnclip.search.engines import Candidates
+from hnclip.search.engines import IN_VIEW, Candidates
 from hnclip.search.engines.made import Made, Version, read_made, row_blocks, write_made
 from hnclip.search.engines.milvus_server import FILE, Connection, InUse, plain_uri
 from hnclip.search.index.layout import ENGINES, Kind
@@ -25,7 +25,6 @@ ENGINE = "milvus"
 NEEDED = ("uri", "collection")
 OWNER = "milvus.json"  # in the directory of the index, for all its generations
 INDEX = {"index_type": "HNSW", "params": {"M": 32, "efConstruction": 100}}
-LOOKED_ON = 128  # rows that are kept in view while a graph is searched
 MOST = 16_384  # rows that Milvus finds at once
 _MESSAGE = 2**22  # bytes of vectors at once
 
@@ -42,7 +41,7 @@ class MilvusCandidates(Candidates):
         rows = np.full((len(queries), count), -1, np.int64)
         asked = min(count, MOST)
         try:
-            found = self._connection.search(self._name, queries, asked, max(LOOKED_ON, asked))
+            found = self._connection.search(self._name, queries, asked, max(IN_VIEW, asked))
         except OSError:
             if self._name in self._connection.names():
                 raise
