@@ -35,6 +35,7 @@ from hnclip.options import Opening
 from hnclip.search import build
 from hnclip.search.build import build_index
 from hnclip.search.index.catalogue import content_hash
+from hnclip.search.index.layout import KINDS
 from hnclip.search.index.reader import Index
 from hnclip.search.index.writer import IndexWriter
 from hnclip.search.indexing import pictures as pictures_code
@@ -660,6 +661,36 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(
     assert len(names_of(tmp_path / "x.hnc")) == 4
     assert counts(make(folder)) == {"new": 7, "unchanged": 4}
     check_built(tmp_path / "x.hnc", folder, model, said(0, 3, 6, 9))
+
+
+def test_a_picture_with_many_captions_is_not_encoded_again_from_the_first(
+    make: Make, model: DualEncoder, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captions are committed on the way, before the item that they are said of."""
+    for file in folder.rglob("*.txt"):
+        file.unlink()
+    captions = ["one house " * (5 - number) for number in range(5)]
+    (folder / "table.csv").write_text("image,caption\n" + "".join(f"a/00.png,{text}\n" for text in captions))
+    monkeypatch.setattr("hnclip.search.indexing.run.SECONDS", -1.0)
+    encode, calls = model.encode_texts, []
+
+    def fail(tokens: object) -> object:
+        calls.append(tokens)
+        if len(calls) == 3:
+            raise RuntimeError("the machine stops")
+        return encode(tokens)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "encode_texts", fail)
+        with pytest.raises(RuntimeError, match="the machine stops"):
+            make(folder, batch=2, read=ReadConfig())
+    with Index(tmp_path / "x.hnc") as index:
+        assert index.count() == 0
+        assert [len(index.vectors(kind)) for kind in KINDS] == [len(index.dead(kind)) for kind in KINDS] == [1, 4]
+    built = make(folder, batch=2, read=ReadConfig())
+    assert (built.counts.encoded, built.counts.encoded_captions) == (10, 1)
+    said = tuple(text.strip() for text in captions)
+    check_built(tmp_path / "x.hnc", folder, model, {"a/00.png": said})
 
 
 @pytest.mark.slow

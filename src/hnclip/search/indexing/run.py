@@ -195,7 +195,6 @@ class Run:
         self._commit()
 
     def _commit(self) -> None:
-        self._committed_at = time.monotonic()
         pictures, self._encoded = self._encoded, []
         items, self._ready = self._ready, []
         readable = self._readable(items)
@@ -208,9 +207,15 @@ class Run:
         there = self._writer.known_texts(texts)
         new = [text for text in texts if text not in there]
         self._advance(sum(len(item.captions) for item in items) - len(new))
-        captions = dict(zip(new, self._encode_texts(new)))
+        captions: dict[str, np.ndarray] = {}
+        for some, vectors in self._encode_texts(new):
+            captions.update(zip(some, vectors))
+            if time.monotonic() > self._committed_at + SECONDS:  # no items yet, but nothing is encoded twice
+                self._write(Change(pictures=pictures, captions=captions))
+                pictures, captions = [], {}
         if born or stamps:
             self._write(Change(pictures=pictures, captions=captions, items=born, stamps=stamps))
+        self._committed_at = time.monotonic()
 
     def _readable(self, items: Sequence[NewItem]) -> list[NewItem]:
         """Items without captions that the model can read nothing in; these are noted."""
@@ -248,24 +253,24 @@ class Run:
         else:
             self.counts.changed += 1
 
-    def _encode_texts(self, texts: Sequence[str]) -> np.ndarray:
-        """[n, D]"""
+    def _encode_texts(self, texts: Sequence[str]) -> Iterator[tuple[list[str], np.ndarray]]:
+        """Texts and their vectors [n, D], a batch at a time; the shortest first, so that few are padded."""
         if not texts:
-            return np.zeros((0, self._writer.about.width), np.float32)
-
-        def walk(steps: range) -> Iterator[int]:
-            for step in steps:
-                yield step
-                self._advance(min(self._size, len(texts) - step))
-
+            return
         tokenized = self._model.text_transform(texts)
         self.counts.cut_captions += tokenized.truncated
-        self.counts.encoded_captions += len(texts)
-        return encode_captions(self._model, tokenized.ids, batch=self._size, progress=walk).numpy()
+        order = sorted(range(len(texts)), key=lambda number: len(tokenized.ids[number]))
+        for start in range(0, len(order), self._size):
+            some = order[start : start + self._size]
+            vectors = encode_captions(self._model, [tokenized.ids[number] for number in some], batch=self._size)
+            self.counts.encoded_captions += len(some)
+            self._advance(len(some))
+            yield [texts[number] for number in some], vectors.numpy()
 
     def _write(self, change: Change) -> None:
         self._settle()
         self._committing = self._thread.submit(self._writer.commit, change)
+        self._committed_at = time.monotonic()
 
     def _settle(self) -> None:
         """Wait for the last change to be written."""
