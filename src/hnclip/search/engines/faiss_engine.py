@@ -27,7 +27,7 @@ LEARNED_FROM = 500_000  # rows at most, which lists and ranges of numbers are le
 ROWS_PER_LIST = 64  # of these, at most
 LOOKED_AT = 32  # one list in so many is searched, but no fewer lists than that
 LINKS = 32  # of a row in the graph; twice as many in its lowest layer
-EFFORT = 80  # rows that are kept in view to find a new one's place in the graph
+EFFORT = 200  # rows that are kept in view to find a new one's place in the graph
 
 
 class FaissCandidates(Candidates):
