@@ -41,10 +41,12 @@ format: $(READY)
 # torch first and by its exact version: a plain or ranged torch would bring gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 # Only files of it are used, its tokenizer and its loss: imported whole it needs torchvision, which breaks a CPU torch.
 	$(BIN)/python -m pip install --quiet --no-deps open_clip_torch==3.3.0
+# On all cores, which pip does on one. Some packages bring templates that are no Python: those need not compile.
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
 	touch $(READY)
 
 clean:

@@ -14,6 +14,12 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile("steady")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Training comes first. Some of its modules begin with minutes of several processes: near the end each worker would
+    take some of their tests from the other, and begin them anew."""
+    items.sort(key=lambda item: "train" not in item.path.parts)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def picture_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A picture cache of the tests' own: the user's is neither read nor filled."""

@@ -265,6 +265,18 @@ def test_what_is_not_the_servers_json_is_never_shown(visit: Visits, server: Live
         expect(here.page.locator("#notice button")).to_have_count(again)
 
 
+def test_what_has_no_word_finds_nothing_and_the_next_search_does(visit: Visits, server: Live) -> None:
+    here = visit(server)
+    here.page.fill("#box", "\0")
+    here.page.press("#box", "Enter")
+    expect(here.page.locator("#notice")).to_contain_text("Nothing was found for this")
+    expect(here.page.locator("#found")).to_be_hidden()
+    here.search(TEXT)
+    expect(here.page.locator("#notice")).to_be_hidden()
+    expect(here.page.locator("#found")).to_be_visible()
+    assert here.complaints == []
+
+
 def test_an_empty_index_is_said_to_be_empty(visit: Visits, tmp_path: Path) -> None:
     small_index(tmp_path / "empty.hnc", bundled(), [], files=tmp_path)
     with live(tmp_path / "empty.hnc") as server:
