@@ -58,7 +58,7 @@ def negatives() -> DataSet:
     )
 
 
-@pytest.mark.parametrize("term", ["own", "hn"])
+@pytest.mark.parametrize("term", [pytest.param("own", marks=pytest.mark.slow), "hn"])
 @pytest.mark.parametrize("framework", PLUGS)
 def test_it_finds_more_than_before(framework: str, term: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if (framework, term) == ("hn_clip", "hn"):
