@@ -270,6 +270,7 @@ def test_plain_clip_with_adapters(tmp_path):
     assert "attention_mask" not in about
 
 
+@pytest.mark.slow
 def test_plain_siglip2_of_large_weights(tmp_path, monkeypatch):
     """Texts are fixed at the context, here padded on the left; weights too large for protobuf lie beside."""
     model = make_siglip2("left")
@@ -299,6 +300,7 @@ def test_plain_siglip2_of_large_weights(tmp_path, monkeypatch):
     assert_close(run(directory / "text.onnx", input_ids=np.array(padded)), encode_texts(model, *texts))
 
 
+@pytest.mark.slow
 def test_plain_two_towers_in_double_precision(tmp_path):
     """Texts have a mask, so their length is free; the graph is fp32 whatever the model is."""
     model = make_two_towers().double()

@@ -159,7 +159,7 @@ def test_every_term_is_logged_and_learnt(runs: Path, name: str) -> None:
     assert all(torch.isfinite(value).all() for value in weights(runs / f"1 {name}").values())
 
 
-@pytest.mark.parametrize("negatives", ["micro", "batch"])
+@pytest.mark.parametrize("negatives", [pytest.param("micro", marks=pytest.mark.slow), "batch"])
 @pytest.mark.parametrize("framework", NAMES)
 def test_stopping_changes_no_bit(
     framework: str, negatives: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -110,7 +110,7 @@ def test_same_seed_same_weights_other_seed_others(model_directory: Path, tmp_pat
     assert any(not torch.equal(value, weights(tmp_path / "c")[name]) for name, value in weights(tmp_path / "a").items())
 
 
-@pytest.mark.parametrize("negatives", ["micro", "batch"])
+@pytest.mark.parametrize("negatives", [pytest.param("micro", marks=pytest.mark.slow), "batch"])
 def test_stopping_at_any_step_changes_nothing(
     negatives: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
