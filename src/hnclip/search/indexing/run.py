@@ -210,12 +210,13 @@ class Run:
         captions: dict[str, np.ndarray] = {}
         for some, vectors in self._encode_texts(new):
             captions.update(zip(some, vectors))
-            if time.monotonic() > self._committed_at + SECONDS:  # no items yet, but nothing is encoded twice
+            if time.monotonic() > self._committed_at + SECONDS:
+                # Without items yet: only so that a kill does not make them be encoded again.
                 self._write(Change(pictures=pictures, captions=captions))
                 pictures, captions = [], {}
         if born or stamps:
             self._write(Change(pictures=pictures, captions=captions, items=born, stamps=stamps))
-        self._committed_at = time.monotonic()
+        self._committed_at = time.monotonic()  # also if there was nothing to write
 
     def _readable(self, items: Sequence[NewItem]) -> list[NewItem]:
         """Items without captions that the model can read nothing in; these are noted."""
