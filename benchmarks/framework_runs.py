@@ -23,7 +23,7 @@ from PIL import ImageOps
 
 from hnclip.config import ReadConfig, TrainConfig, to_json
 from hnclip.data.records import Record
-from hnclip.data.scenes import FAMILIES, MEMBERS, scene_records
+from hnclip.data.scenes import FAMILIES, scene_records
 from hnclip.evaluate.compare import Comparison
 from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
 from hnclip.files import replace_directory
@@ -104,7 +104,7 @@ def write_negatives(folder: Path, families: dict[str, int]) -> None:
     with replace_directory(folder) as partial:
         (partial / "pictures").mkdir(parents=True)
         for split in ("train", "validation"):
-            records = scene_records("park", split, families=families[split])[::MEMBERS]
+            records = scene_records("park", split, families=families[split], members=1)
             rows = [_row(number, split, record, partial / "pictures") for number, record in enumerate(records)]
             (partial / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
 

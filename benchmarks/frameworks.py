@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hnclip.config import ObjectiveConfig, TrainConfig
 from hnclip.data.batches import Batch, TextBatch, pad_texts
-from hnclip.data.scenes import MEMBERS, scene_records
+from hnclip.data.scenes import scene_records
 from hnclip.frameworks import PLUGS, plugged
 from hnclip.measure import Report, load_file, machine, peak_memory, time_ways
 from hnclip.models.adapters import add_adapters
@@ -220,7 +220,7 @@ def preparation(options: Options, say: Callable[[str], None]) -> dict[str, float
     encoder: DualEncoder = step.build_model(options.model, options.device).eval()
     propose, find_edges, shorten = proposer("auto"), edge_method("canny"), load_filter("lexicon")
     generator = torch.Generator().manual_seed(5)
-    scenes = scene_records("park", "train", families=-(-options.pictures // MEMBERS))[: options.pictures]
+    scenes = scene_records("park", "train", families=options.pictures, members=1)
     pictures = [record.image.load().convert("RGB").resize((500, 375)) for record in scenes]
 
     @torch.inference_mode()

@@ -40,7 +40,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from hnclip.models.load import save
     from hnclip.models.tokenizer import train_tokenizer
 
-    texts = [record.captions[0] for record in scene_records("park", "train", families=50)]
+    texts = [record.captions[0] for record in scene_records("park", "train", families=50, members=4)]
     tokenizer = train_tokenizer(texts, 700)
     tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = CLIPConfig(

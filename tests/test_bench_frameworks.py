@@ -10,7 +10,7 @@ from PIL import Image
 
 from hnclip.bench import open_benchmark
 from hnclip.config import ReadConfig
-from hnclip.data.scenes import MEMBERS, scene_records
+from hnclip.data.scenes import scene_records
 from hnclip.data.sources import open_data
 from hnclip.frameworks import FRAMEWORKS, PLUGS
 
@@ -59,7 +59,7 @@ def test_runs_differ_in_the_framework_and_the_global_term_alone() -> None:
 def test_negatives_of_scenes_come_with_their_regions(tmp_path: Path) -> None:
     module = open_benchmark("framework_runs")
     module.write_negatives(tmp_path / "negatives", {"train": 3, "validation": 2})
-    scenes = scene_records("park", "train", families=3)[::MEMBERS]
+    scenes = scene_records("park", "train", families=3, members=1)
     read = ReadConfig(images=str(tmp_path / "negatives" / "pictures"))
     found = open_data(str(tmp_path / "negatives" / "train.json"), read).records
     assert len(found) == len(scenes) == 3

@@ -37,7 +37,6 @@ COMMANDS = [
     "interpolate",
     "encode",
     "demo",
-    "pretrain",
 ]
 
 

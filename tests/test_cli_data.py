@@ -17,7 +17,7 @@ def folder(tmp_path: Path) -> Path:
     """24 pictures with captions in text files of the same names."""
     directory = tmp_path / "photos"
     directory.mkdir()
-    for number, record in enumerate(scene_records("park", "train", families=6)):
+    for number, record in enumerate(scene_records("park", "train", families=6, members=4)):
         record.image.load().save(directory / f"{number:02}.png")
         (directory / f"{number:02}.txt").write_text(record.captions[0] + "\n", encoding="utf-8")
     return directory

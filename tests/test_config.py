@@ -81,6 +81,8 @@ def test_text_that_is_not_json() -> None:
         (OptimConfig, {"accumulate": 0}),
         (OptimConfig, {"lr": 0.0}),
         (OptimConfig, {"scale_lr": -1.0}),
+        (OptimConfig, {"scale": 0.5}),
+        (OptimConfig, {"scale": float("inf")}),
         (OptimConfig, {"weight_decay": -1.0}),
         (OptimConfig, {"warmup": -0.1}),
         (OptimConfig, {"warmup": 1.5}),

@@ -23,7 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch, model_directory: Path):
     sizes = {"train": 4, "validation": 3, "test": 6}
 
     def open_records(source: str, split: str) -> list[Record]:
-        return scene_records("park", split, families=sizes[split])
+        return scene_records("park", split, families=sizes[split], members=4)
 
     def open_data(source: str, read: object, splits: object) -> DataSet:
         return DataSet(source, tuple(record for split in sizes for record in open_records(source, split)))

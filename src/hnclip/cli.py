@@ -37,7 +37,6 @@ image–text retrieval for long, nearly identical captions
   serve        a page to search an index, and an HTTP API
   interpolate  weights between a base model and a fine-tuned one, against forgetting
   bench        speed and memory beside named peers, measured here
-  pretrain     make the bundled model anew
 
   --version    print the version
 """
@@ -443,18 +442,6 @@ def _bench(arguments: Sequence[str]) -> None:
     print("\n".join(f"  {name:<{max(map(len, names))}}  {about}" for name, about in names.items()))
 
 
-def _pretrain(arguments: Sequence[str]) -> None:
-    from hnclip.options import Pretrain
-
-    options = _parse(Pretrain, "pretrain", arguments)
-
-    from hnclip.train.pretrain import PretrainConfig, brief, pretrain
-
-    config = PretrainConfig(out=options.out, seed=options.seed)
-    model = pretrain(brief(config, options.brief) if options.brief else config, report=_say)
-    print(f"the model is in {model}")
-
-
 def _check_free(out: Path, replace: bool) -> None:
     """Before any work is done: nothing of the user's is overwritten unasked."""
     if out.exists() and not replace and (not out.is_dir() or any(out.iterdir())):
@@ -498,7 +485,6 @@ CONTINUE = {
     "encode": "the same command continues where it was",
     "index": "the same command continues where it was",
     "prepare": "the same command continues where it was",
-    "pretrain": "the same command continues where it was",
     "bench": "nothing was written",
 }
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
@@ -517,5 +503,4 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "serve": _serve,
     "interpolate": _interpolate,
     "bench": _bench,
-    "pretrain": _pretrain,
 }

@@ -113,8 +113,10 @@ class OptimConfig:
     caching, every pair is compared with the whole batch, exact gradients."""
     lr: float = 2e-6
     """Highest learning rate, after the warm-up."""
+    scale: float | None = None
+    """Scale (inverse temperature) at the start; the model's own when left out. With scale_lr 0 it stays."""
     scale_lr: float | None = None
-    """Learning rate of the temperature; the same as lr when left out, 0 to keep it fixed."""
+    """Learning rate of the scale; the same as lr when left out, 0 to keep it fixed."""
     readout_lr: float | None = None
     """Learning rate of the modules that a framework adds; the same as lr when left out."""
     weight_decay: float = 0.01
@@ -142,6 +144,7 @@ class OptimConfig:
         _require(self.micro_batch >= 2, f"optim.micro_batch must be at least 2, got {self.micro_batch}")
         _require(self.accumulate >= 1, f"optim.accumulate must be at least 1, got {self.accumulate}")
         _require(self.lr > 0, f"optim.lr must be positive, got {self.lr}")
+        _require(self.scale is None or 1 <= self.scale < inf, f"optim.scale must be at least 1, got {self.scale}")
         _require(
             self.scale_lr is None or self.scale_lr >= 0, f"optim.scale_lr must not be negative, got {self.scale_lr}"
         )

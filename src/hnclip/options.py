@@ -488,14 +488,3 @@ class Demo:
     """Print the results as JSON."""
     quiet: bool = False
     """No progress."""
-
-
-@dataclass(frozen=True)
-class Pretrain:
-    """Make the bundled model anew: short captions, stretched positions, long captions. About an hour on two cores;
-    started again with the same --out it continues."""
-
-    out: Path = Path("runs/pretrain")
-    seed: int = 0
-    brief: int = 0
-    """A trial of so many steps per stage instead of the whole recipe."""

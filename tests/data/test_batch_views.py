@@ -24,7 +24,7 @@ TRANSFORM = ImageTransform(16)
 @pytest.fixture(scope="module")
 def records() -> list[Record]:
     """One without regions, one whose best region lies beside the picture, and one with two captions."""
-    first, second, third, fourth = scene_records("park", "train", families=1)
+    first, second, third, fourth = scene_records("park", "train", families=1, members=4)
     outside = Region((5000, 5000, 5010, 5010), "somewhere else")
     return [
         replace(first, filtered=("without colours",)),

@@ -35,7 +35,7 @@ def model(no_dropout_directory):
 @pytest.fixture
 def data(model):
     """Eight pairs, one picture twice. Unlike lengths: every second caption is short."""
-    records = scene_records("park", "train", families=2)
+    records = scene_records("park", "train", families=2, members=4)
     records[1] = replace(records[1], image=records[4].image)
     return example.prepare(model, [replace(r, captions=(r.short,)) if i % 2 else r for i, r in enumerate(records)])
 
@@ -89,7 +89,9 @@ def test_two_devices_are_one_batch(model, data):
 
 
 def test_the_script_runs(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(example, "scene_records", lambda *args, families=8: scene_records(*args, families=families))
+    monkeypatch.setattr(
+        example, "scene_records", lambda *args, families=8: scene_records(*args, families=families, members=4)
+    )
     example.main(["--steps", "2"])
     printed = capsys.readouterr().out
     assert "loss of the last step" in printed

@@ -11,7 +11,7 @@ from hnclip.objectives.embeddings import ViewEmbeddings
 
 
 def test_it_trains(monkeypatch, capsys):
-    monkeypatch.setattr(plain_loop, "scene_records", lambda *args, **_: scene_records(*args, families=4))
+    monkeypatch.setattr(plain_loop, "scene_records", lambda *args, **_: scene_records(*args, families=4, members=4))
     plain_loop.main(steps=2, batch=8)
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in printed] == ["R@1 before", "step  0", "step  1", "R@1 after"]

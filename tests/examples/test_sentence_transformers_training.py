@@ -36,7 +36,7 @@ def open_model(directory):
 
 
 def columns():
-    records = scene_records("park", "train", families=COUNT // 4)
+    records = scene_records("park", "train", families=COUNT // 4, members=4)
     return [record.image.load() for record in records], [record.captions[0] for record in records]
 
 

@@ -8,8 +8,8 @@ from hnclip.data.scenes import scene_records
 
 @pytest.fixture(scope="session")
 def captions():
-    """Dense captions of both styles."""
-    return [r.captions[0] for style in ("park", "shelf") for r in scene_records(style, "train", families=20)]
+    """Dense captions of both domains."""
+    return [r.captions[0] for domain in ("park", "shelf") for r in scene_records(domain, "train", families=40)]
 
 
 @pytest.fixture(scope="session")
@@ -21,12 +21,20 @@ def tokenizer(captions):
 
 @pytest.fixture
 def model(tokenizer):
-    """A small random model. Its weights are blown up, so that no two captions or pictures look alike to it."""
-    from hnclip.models.huggingface import wrap
-    from hnclip.models.tiny import tiny_clip
+    """A small random model. Its weights are scaled up, so that different captions and images have different vectors."""
+    from transformers import CLIPConfig, CLIPModel
 
+    from hnclip.models.huggingface import wrap
+
+    tower = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    config = CLIPConfig(
+        projection_dim=128,
+        text_config={**tower, **special, "vocab_size": len(tokenizer), "max_position_embeddings": 77},
+        vision_config={**tower, "image_size": 96, "patch_size": 16},
+    )
     torch.manual_seed(0)
-    clip = tiny_clip(tokenizer).eval()
+    clip = CLIPModel(config).eval()
     with torch.no_grad():
         for weight in clip.parameters():
             if weight.ndim > 1:

@@ -437,7 +437,9 @@ def test_dropout_is_for_training(bases: dict[str, Path]) -> None:
 def test_gradient_caching_is_exact_with_adapters(method: str, bases: dict[str, Path]) -> None:
     model = adapted(bases["clip"], method, projections=True, train_scale=True).double()
     disturb(model)
-    data = prepare(scene_records("park", "train", families=2)[:7], model.text_transform, model.image_transform)
+    data = prepare(
+        scene_records("park", "train", families=2, members=4)[:7], model.text_transform, model.image_transform
+    )
     batch, objective = data.batch(range(7)), HNClip(hard_negative_loss)
     gradients = []
     for backward, chunk in ((micro_backward, 7), (cached_backward, 3)):

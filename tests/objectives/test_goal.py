@@ -197,7 +197,7 @@ def grads_of(model):
 
 @pytest.mark.parametrize("fidelity", ["official", "corrected"])
 def test_scenes_reach_all_terms_and_all_weights(small, fidelity):
-    records = scene_records("park", "train", families=2)
+    records = scene_records("park", "train", families=2, members=4)
     records[3] = replace(records[3], regions=())
     made, batch = make_batch(
         small, ObjectiveConfig(framework="goal", token_weight=0, global_loss="infonce", fidelity=fidelity), records
@@ -214,7 +214,7 @@ def test_scenes_reach_all_terms_and_all_weights(small, fidelity):
 
 
 def test_gradient_caching_is_the_whole_batch(small):
-    records = scene_records("park", "train", families=2)
+    records = scene_records("park", "train", families=2, members=4)
     records[3] = replace(records[3], regions=())
     made, batch = make_batch(small, ObjectiveConfig(framework="goal", token_weight=0, global_loss="hn"), records)
     found = []
@@ -232,7 +232,7 @@ def test_gradient_caching_is_the_whole_batch(small):
 @pytest.mark.parametrize("switch", ["goal_patch_size", "goal_box_scale", "goal_late_span"])
 def test_a_switch_changes_its_own_term_alone(small, switch):
     """The small model has patches of 16 pixels, where the patch switch changes nothing at all."""
-    records = scene_records("park", "train", families=2)
+    records = scene_records("park", "train", families=2, members=4)
     found = []
     for fidelity in ("official", "corrected"):
         config = ObjectiveConfig(framework="goal", token_weight=0, global_loss="infonce", switches={switch: fidelity})

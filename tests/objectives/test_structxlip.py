@@ -282,8 +282,8 @@ def small(model_directory):
 
 def make_records():
     """Scenes with filtered captions, and with pictures of other scenes as edge maps; some lack something."""
-    records = scene_records("park", "train", families=2)
-    others = scene_records("shelf", "train", families=2)
+    records = scene_records("park", "train", families=2, members=4)
+    others = scene_records("shelf", "train", families=2, members=4)
     colours = {"red ", "black ", "purple ", "brown ", "white ", "blue ", "green "}
 
     def filtered(caption):

@@ -73,7 +73,7 @@ def as_entries(matched: Matched) -> list[tuple[tuple[int, ...], str, float, str]
 def test_matches_are_those_of_the_literal_twin(model: DualEncoder, batch: int) -> None:
     long = "a small red tree and " * 100  # cut at the model's context, no error
     expected, candidates, sentences = [], [], []
-    for number, record in enumerate(scene_records("park", "train", families=2)[:5]):
+    for number, record in enumerate(scene_records("park", "train", families=2, members=4)[:5]):
         picture = speckled(record.image.load(), number)
         said = [region.sentence for region in record.regions] + ([long] if number == 1 else [])
         boxes = proposals(picture, cells=number + 1) if number else []
@@ -109,7 +109,7 @@ def test_without_any_sentence_nothing_matches(model: DualEncoder) -> None:
 
 
 def test_crops_show_all_that_is_in_their_box(model: DualEncoder) -> None:
-    picture = scene_records("park", "train", families=1)[0].image.load().convert("RGB")
+    picture = scene_records("park", "train", families=1, members=4)[0].image.load().convert("RGB")
     boxes = [Proposal((10, 20, 60, 90), "a"), Proposal((0, 0, 192, 40), "b")]
     found = crop_candidates(picture, boxes, model.image_transform)
     assert found.proposals == tuple(boxes)

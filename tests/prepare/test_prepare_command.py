@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
     """Drawn pictures with captions in text files of the same names."""
     directory = tmp_path / "photos"
     directory.mkdir()
-    for number, record in enumerate(scene_records("park", "train", families=2)[:PICTURES]):
+    for number, record in enumerate(scene_records("park", "train", families=2, members=4)[:PICTURES]):
         draw(directory / f"{number}.png", number)
         (directory / f"{number}.txt").write_text(record.captions[0] + "\n", encoding="utf-8")
     return directory
@@ -79,7 +79,7 @@ def test_scenes_bring_the_truth(picture_cache: Path, capsys: pytest.CaptureFixtu
     path = manifest_path(picture_cache, "scenes/shelf")
     assert "regions of scenes/shelf, train: 8 records\n  8 prepared" in said.out
     assert f"manifest: {path}\nnext: hnclip train --objective goal --data scenes/shelf" in said.out
-    records = scene_records("shelf", "train", families=2)
+    records = scene_records("shelf", "train", families=2, members=4)
     made, prepared = apply_manifest([replace(record, regions=()) for record in records], path)
     assert made == records
     assert prepared.found["regions"] == 8
@@ -217,7 +217,7 @@ def test_a_filter_of_ones_own_that_fails_loses_nothing(
 def test_regions_that_the_data_bring_along_are_left_to_them(
     folder: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = scene_records("park", "train", families=1)
+    own = scene_records("park", "train", families=1, members=4)
     monkeypatch.setattr(work, "open_data", lambda source, read, splits: DataSet(source, tuple(own)))
     found = run(capsys, *regions(folder, model_directory))
     assert (found["own"], found["made"], found["counts"]) == (4, 0, {})

@@ -193,7 +193,7 @@ def test_together_is_both_without_doubles() -> None:
 
 def test_things_of_scenes_are_among_the_proposals() -> None:
     hits = []
-    for record in scene_records("shelf", "train", families=3):
+    for record in scene_records("shelf", "train", families=3, members=4):
         proposed = found(Felzenszwalb()(record.image.load()))
         hits += [max(overlap(region.box, box) for box in proposed) > 0.5 for region in record.regions]
     assert np.mean(hits) > 0.6

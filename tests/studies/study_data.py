@@ -18,7 +18,7 @@ def write_pairs(folder: Path, style: str = "park", *, test: bool = True, counts:
     for split, count in counts.items():
         if split == "test" and not test:
             continue
-        for number, record in enumerate(scene_records(style, split, families=-(-count // 4))[:count]):
+        for number, record in enumerate(scene_records(style, split, families=-(-count // 4), members=4)[:count]):
             name = f"{split}-{number}.png"
             record.image.load().resize((48, 48)).save(folder / name)
             lines.append({"image": name, "caption": record.captions[0], "split": split})

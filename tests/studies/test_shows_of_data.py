@@ -37,7 +37,7 @@ def setting(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> 
     for name, seed in (("plain", 1), ("double", 2)):
         rows = []
         for split, count in (("train", TRAIN), ("validation", VALIDATION), ("test", TEST)):
-            for record in scene_records("park", split, families=count // 4, seed=seed):
+            for record in scene_records("park", split, families=count // 4, members=4, seed=seed):
                 picture = f"{name}-{record.id.replace('/', '-')}.png"
                 record.image.load().resize((24, 24)).save(root / picture)
                 rows.append({"image": picture, "caption": record.captions[0], "split": split, "id": picture})
@@ -82,7 +82,7 @@ def test_geometry_is_that_of_the_training_captions(
     plain = setting.domains[0]
     (table,) = only(shown, TablePart)
     data = shown.data["domains"][plain.name]
-    captions = [record.captions[0] for record in scene_records("park", "train", families=4, seed=1)]
+    captions = [record.captions[0] for record in scene_records("park", "train", families=4, members=4, seed=1)]
     text = _encoded(setting, captions)  # [T, D]
     similarity = (text @ text.T).fill_diagonal_(-2)
     pairwise = (text @ text.T)[~torch.eye(TRAIN, dtype=torch.bool)].mean().item()

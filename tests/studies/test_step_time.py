@@ -23,7 +23,7 @@ from hnclip.studies.step_time import Shape, StepTime, measure_step, measure_step
 
 
 def records() -> list[Record]:
-    return scene_records("park", "train", families=3)
+    return scene_records("park", "train", families=3, members=4)
 
 
 @pytest.fixture

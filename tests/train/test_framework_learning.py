@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 
 import hnclip.train.run_data as run_data
 from hnclip.data.records import DataSet, ImageSource
-from hnclip.data.scenes import MEMBERS, scene_records
+from hnclip.data.scenes import scene_records
 from hnclip.frameworks import PLUGS, plugged
 from hnclip.recipes import demo
 from hnclip.train.log import read_metrics
@@ -47,7 +47,7 @@ class Negative(ImageSource):
 
 def negatives() -> DataSet:
     """The same pairs to train and to look at."""
-    records = scene_records("park", "train", families=PAIRS)[::MEMBERS]
+    records = scene_records("park", "train", families=PAIRS, members=1)
     return DataSet(
         "negatives",
         tuple(

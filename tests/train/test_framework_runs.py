@@ -51,7 +51,9 @@ class Stop(Exception):
 
 @functools.cache
 def scenes(source: str) -> DataSet:
-    train, validation = (scene_records("park", split, families=n) for split, n in (("train", 4), ("validation", 2)))
+    train, validation = (
+        scene_records("park", split, families=n, members=4) for split, n in (("train", 4), ("validation", 2))
+    )
     return DataSet(source, (*(_poorer(row, record) for row, record in enumerate(train)), *validation))
 
 

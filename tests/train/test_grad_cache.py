@@ -29,7 +29,7 @@ FULL = HNClip(hard_negative_loss)
 
 def small_data():
     """Eleven scenes, shortest caption first, and a tokenizer made of their captions."""
-    records = sorted(scene_records("park", "train", families=3)[:PAIRS], key=lambda r: len(r.captions[0]))
+    records = sorted(scene_records("park", "train", families=3, members=4)[:PAIRS], key=lambda r: len(r.captions[0]))
     tokenizer = train_tokenizer([record.captions[0] for record in records], 700)
     data = prepare(records, TextTransform(tokenizer, 200), ImageTransform(16), text_views=("caption", "short"))
     margins = F.normalize(torch.randn(PAIRS, 6, generator=torch.Generator().manual_seed(3)).double(), dim=1)

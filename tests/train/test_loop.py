@@ -34,7 +34,9 @@ from hnclip.train.loop import TrainingDiverged, pick_device, resume, train
 
 def small_scenes(source: str, read: object, splits: object) -> DataSet:
     """Eight families for training and five for validation are enough to see the loop work."""
-    train, validation = (scene_records("park", split, families=n) for split, n in (("train", 8), ("validation", 5)))
+    train, validation = (
+        scene_records("park", split, families=n, members=4) for split, n in (("train", 8), ("validation", 5))
+    )
     return DataSet(source, (*train, *validation))
 
 
@@ -133,7 +135,8 @@ def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, tmp
         "import hnclip.train.loop as loop, hnclip.train.run_data as run_data;"
         "from hnclip.data.records import DataSet; from hnclip.data.scenes import scene_records;"
         "from hnclip.config import TrainConfig, from_json;"
-        "records = [*scene_records('park', 'train', families=8), *scene_records('park', 'validation', families=5)];"
+        "records = scene_records('park', 'train', families=8, members=4);"
+        "records += scene_records('park', 'validation', families=5);"
         "run_data.open_data = lambda source, read, splits: DataSet(source, tuple(records));"
         "out = Path(sys.argv[1]);"
         "started = (out / 'config.json').exists();"
@@ -221,7 +224,7 @@ def test_cut_captions_are_counted_and_said(
     def long_ones(source: str, read: object, splits: object) -> DataSet:
         records: list[Record] = []
         for split in ("train", "validation"):
-            first, *others = scene_records("park", split, families=2)
+            first, *others = scene_records("park", split, families=2, members=4)
             records += [replace(first, captions=("a red house " * 200,)), *others]
         return DataSet(source, tuple(records))
 
@@ -459,6 +462,20 @@ def test_a_short_model_is_stretched_before_it_is_trained(method: str, model_dire
     train(replace(base, optim=replace(base.optim, epochs=1)), quiet=True, report=said.append)
     assert "stretched from 40 to 60 tokens (keep 10, ratio 2)" in said[0]
     assert load(tmp_path / "run" / "last").context == 60
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_scale_of_the_start_can_be_chosen_and_kept(method: str, model_directory: Path, tmp_path: Path) -> None:
+    base = config_for(model_directory, tmp_path / "kept", adapt=AdaptConfig(method=method))  # type: ignore[arg-type]
+    optim = replace(base.optim, epochs=1, lr=1e-2, scale=20.0)
+    kept, trained = replace(optim, scale_lr=0.0), replace(optim, scale_lr=1e-2)
+    for name, chosen in (("kept", kept), ("trained", trained)):
+        silently(replace(base, out=tmp_path / name, optim=chosen))
+    scales = {name: [entry["scale"] for entry in read_metrics(tmp_path / name, "step")] for name in ("kept", "trained")}
+    assert scales["kept"] == pytest.approx([20.0] * 4)
+    assert load(str(tmp_path / "kept" / "last")).scale.item() == pytest.approx(20.0)
+    assert scales["trained"][0] == pytest.approx(20.0, rel=0.05)
+    assert len({*scales["trained"]}) == 4
 
 
 @pytest.mark.parametrize(("options", "warned"), [({}, True), ({"scale_max": 200.0}, False), ({"scale_lr": 0.0}, False)])

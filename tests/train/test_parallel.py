@@ -39,7 +39,9 @@ class Stop(Exception):
 
 @functools.cache
 def scenes(source: str) -> DataSet:
-    train, validation = (scene_records("park", split, families=n) for split, n in (("train", 8), ("validation", 5)))
+    train, validation = (
+        scene_records("park", split, families=n, members=4) for split, n in (("train", 8), ("validation", 5))
+    )
     return DataSet(source, (*train, *validation))
 
 

@@ -34,7 +34,7 @@ def config(model_directory: Path, tmp_path: Path) -> TrainConfig:
 
 @pytest.fixture
 def scenes() -> list[Record]:
-    return [*scene_records("park", "train", families=8), *scene_records("park", "validation", families=5)]
+    return [*scene_records("park", "train", families=8, members=4), *scene_records("park", "validation", families=5)]
 
 
 @pytest.fixture

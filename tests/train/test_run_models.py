@@ -75,7 +75,7 @@ def test_a_damaged_configuration_is_named(tmp_path: Path):
 
 def test_a_real_run_before_and_after_its_end(model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Stopped in the second of two epochs, then continued: the names follow what the directories hold."""
-    parts = [scene_records("park", split, families=4) for split in ("train", "validation")]
+    parts = [scene_records("park", split, families=4, members=4) for split in ("train", "validation")]
     monkeypatch.setattr(run_data, "open_data", lambda source, *_, **__: DataSet(source, (*parts[0], *parts[1])))
     optim = OptimConfig(epochs=2, micro_batch=4, accumulate=1, lr=1e-3)
     config = TrainConfig(out=tmp_path / "run", model=str(model_directory), optim=optim, threads=1, device="cpu")

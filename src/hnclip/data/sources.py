@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hnclip.config import ReadConfig
 from hnclip.data.records import DataSet, Record
 from hnclip.data.scenes import FAMILIES, SMALL, scene_records, with_doubles
-from hnclip.data.scenes.world import STYLES
+from hnclip.data.scenes.world import DOMAINS
 
 if TYPE_CHECKING:
     from hnclip.data.benchmarks import Benchmark
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _AS_IT_IS = ReadConfig()
 SCENES = {
     "scenes": "park",
-    **{f"scenes/{style}": style for style in STYLES},
-    **{f"scenes/{style}/{size}": style for style in STYLES for size in ("small", "doubles")},
+    **{f"scenes/{style}": style for style in DOMAINS},
+    **{f"scenes/{style}/{size}": style for style in DOMAINS for size in ("small", "doubles")},
 }
 
 
@@ -55,7 +55,7 @@ def open_data(source: str, read: ReadConfig = _AS_IT_IS, *, splits: Collection[s
     elif is_pattern(source):
         found = read_pattern(str(path), read)
     elif source.startswith("scenes/"):
-        raise ValueError(f"style must be one of {', '.join(STYLES)}, not {source.partition('/')[2]!r}")
+        raise ValueError(f"domain must be one of {', '.join(DOMAINS)}, not {source.partition('/')[2]!r}")
     elif looks_like_hub_name(source) and not is_data_name(source) and not path.parent.is_dir():
         found = read_hub(source, read)
     else:

@@ -247,6 +247,27 @@ _STUDIES = (
         seeds=3,
     ),
     Study(
+        "family",
+        "Control: margin, adaptivity, temperature, number of negatives",
+        "Which of them brings what, on these data?",
+        (
+            ZERO_SHOT,
+            _against(INFONCE, published=None),
+            _alone("fixed margin γ·mean(Ḡ)", "fixed_margin", matched=True, against=("InfoNCE",)),
+            _against(L_HN, "InfoNCE", "fixed margin γ·mean(Ḡ)", published=None),
+            _against(HN_CLIP, "InfoNCE", "L_HN", published=None),
+            _alone(
+                "InfoNCE, scale 20",
+                "infonce",
+                changes={"optim.scale": 20.0, "optim.scale_lr": 0.0},
+                against=("InfoNCE",),
+            ),
+            _alone("InfoNCE, batch", "infonce", changes={"optim.negatives": "batch"}, against=("InfoNCE",)),
+        ),
+        shows=("recalls",),
+        seeds=3,
+    ),
+    Study(
         "rivals",
         "Control: rival hard-negative losses",
         "Do other losses that weigh negatives do as well?",

@@ -127,7 +127,7 @@ def _document(result: Miniature, figures: str, photos: str | None) -> str:
 def _scale(result: Miniature, about: dict[str, Any]) -> str:
     versions, base = about["versions"], miniature()
     libraries = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "transformers"))
-    pairs = SMALL["train"] * MEMBERS
+    pairs = SMALL["train"] * MEMBERS["train"]
     batch = base.optim.micro_batch * base.optim.accumulate
     optim = base.optim
     steps = -(-pairs // batch) * optim.epochs
@@ -138,8 +138,8 @@ def _scale(result: Miniature, about: dict[str, Any]) -> str:
         f"({libraries}). Unless a study says otherwise, a run has {pairs} training pairs, {optim.epochs} epochs and "
         f"batches of {optim.micro_batch} × {optim.accumulate}, {steps} steps in all, at a learning rate of "
         f"{optim.lr:g} ({RATES['lora']:g} for adapters); negatives are those of the micro-batch. The test gallery has "
-        f"{FAMILIES['test'] * MEMBERS:,} pictures in {FAMILIES['test']} families of near-duplicates. The bundled model "
-        f"was made on scenes, so there is little left to learn from them{learnt}. What the paper reports of "
+        f"{FAMILIES['test'] * MEMBERS['test']:,} images in {FAMILIES['test']} families of near-duplicates. The bundled "
+        f"model knows the drawings, but not the words of these domains{learnt}. What the paper reports of "
         "Long-CLIP-L on photographs is not refuted by what does not show here, nor confirmed by what does."
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
@@ -215,8 +216,11 @@ def _base(config: TrainConfig) -> BaseModel:
 
 
 def choose_trainable(config: TrainConfig, model: DualEncoder) -> None:
-    """Freeze what a run leaves as it is, or add its adapters."""
+    """Set the scale of the start, freeze what a run leaves as it is, or add its adapters."""
     adapt, scale_trains = config.adapt, config.optim.scale_lr != 0
+    if config.optim.scale is not None:
+        with torch.no_grad():
+            model.backbone.logit_scale.fill_(math.log(config.optim.scale))
     if adapt.method == "full":
         freeze(model, image=adapt.freeze_image, text=adapt.freeze_text)
         model.backbone.logit_scale.requires_grad_(scale_trains)

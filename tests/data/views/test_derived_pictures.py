@@ -256,7 +256,7 @@ def test_bad_boxes_are_problems_and_the_others_stay(tmp_path: Path, cached: bool
 
 
 def test_scenes_and_cells_are_bases_too(tmp_path: Path) -> None:
-    record = scene_records("park", "train", families=1)[0]
+    record = scene_records("park", "train", families=1, members=4)[0]
     region = record.regions[0]
     whole = array(record.image.load())
     left, top, right, bottom = region.box

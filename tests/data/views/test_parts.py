@@ -180,7 +180,7 @@ def test_a_region_without_area_is_empty_everywhere():
 
 
 def test_scenes_know_their_shape_without_being_drawn(monkeypatch):
-    image = scene_records("park", "train", families=1)[0].image
+    image = scene_records("park", "train", families=1, members=4)[0].image
     assert image.shape() == ImageSource.shape(image)
     monkeypatch.setattr("hnclip.data.scenes.draw_scene", lambda scene: pytest.fail("drawn"))
     image.shape()
@@ -243,7 +243,7 @@ def test_each_official_part_changes_what_it_says():
 
 
 def test_with_patches_of_16_pixels_the_patch_switch_changes_nothing():
-    records = scene_records("park", "train", families=3)
+    records = scene_records("park", "train", families=3, members=4)
     given_ = material(records, size=96, grid=6)
     assert torch.equal(PARTS["region"].find(given_), PARTS["region_official_patch"].find(given_))
     assert torch.equal(PARTS["region_official_scale"].find(given_), PARTS["region_official"].find(given_))
@@ -388,7 +388,9 @@ def test_official_spans_are_never_left_out(tokenizers):
 
 
 def test_scenes_have_all_their_sentences():
-    records = scene_records("park", "train", families=4) + scene_records("shelf", "train", families=4)
+    records = scene_records("park", "train", families=4, members=4) + scene_records(
+        "shelf", "train", families=4, members=4
+    )
     texts = [one.captions[0] for one in records]
     tokenizer = train_tokenizer(texts, 700)
     given_ = material(records, texts, range(len(records)), tokenizer, 248)

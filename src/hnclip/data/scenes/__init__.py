@@ -1,6 +1,7 @@
 """`scenes`: a generated benchmark of dense, nearly identical captions that needs no download.
 
-`world` says what a scene is, `draw` paints it, `phrase` describes it; this file deals them out into splits.
+`world` says what a scene is, `draw` paints it, `phrase` describes it; this file divides the domains into splits, and
+makes the stream on which the bundled model was pre-trained.
 """
 
 from __future__ import annotations
@@ -8,27 +9,25 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from hashlib import sha256
-from pathlib import Path
 
 from PIL import Image
 
 from hnclip.data.records import ImageSource, Record, Region
-from hnclip.data.scenes import draw
 from hnclip.data.scenes.draw import SIDE, draw_scene, thing_box
-from hnclip.data.scenes.phrase import describe
-from hnclip.data.scenes.world import STYLES, Scene, sample_family
+from hnclip.data.scenes.phrase import PLAIN, WORDINGS, describe, describe_things
+from hnclip.data.scenes.world import DOMAINS, STREAM, THINGS, Scene, sample_family
 
-# Families per split. Four members each: 1,600 training pairs, 400 for validation, a test gallery of 1,000.
-FAMILIES = {"train": 400, "validation": 100, "test": 250}
-MEMBERS = 4
-SMALL = {"train": 96, "validation": 50}  # families of the small ones: 384 training pairs, 200 for validation
+DRAWING = 2  # raised by hand when the same scene is drawn with other pixels
+# Families and their members: 2,000 training pairs, 400 for validation, a test gallery of 1,000.
+FAMILIES = {"train": 1000, "validation": 100, "test": 250}
+MEMBERS = {"train": 2, "validation": 4, "test": 4}
+SMALL = {"train": 192, "validation": 50}  # families of the small variant: 384 training pairs, 200 for validation
 
 
 @dataclass(frozen=True)
 class SceneImage(ImageSource):
-    """A picture that is drawn when somebody looks at it."""
+    """An image that is drawn when it is loaded."""
 
     scene: Scene
 
@@ -37,11 +36,11 @@ class SceneImage(ImageSource):
         return sha256(repr(self.scene).encode()).hexdigest()[:16]
 
     def stamp(self) -> str:
-        return _drawing_code()
+        return f"drawing {DRAWING}"
 
     def read(self) -> bytes:
-        """What is drawn, and by which code: a change of either is another picture."""
-        return f"{_drawing_code()} {self.scene!r}".encode()
+        """What is drawn, and by which code: a change of either is another image."""
+        return f"{self.stamp()} {self.scene!r}".encode()
 
     def decode(self, content: bytes) -> Image.Image:
         return draw_scene(self.scene)
@@ -50,30 +49,24 @@ class SceneImage(ImageSource):
         return SIDE, SIDE
 
 
-@cache
-def _drawing_code() -> str:
-    return sha256(Path(draw.__file__).read_bytes()).hexdigest()[:16]
-
-
 def scene_records(
-    style: str, split: str, *, families: int | None = None, members: int = MEMBERS, seed: int = 0
+    domain: str, split: str, *, families: int | None = None, members: int | None = None, seed: int = 0
 ) -> list[Record]:
-    """The records of one style ("park" or "shelf") and split, always the same for the same arguments.
+    """The records of one domain ("park" or "shelf") and split, always the same for the same arguments.
 
-    Every family has a random stream of its own, named by style, split, seed and number: splits share none, and a
+    Every family has a random stream of its own, named by domain, split, seed and number: splits share none, and a
     smaller `families` gives a prefix of a larger one.
     """
-    if style not in STYLES:
-        raise ValueError(f"style must be one of {', '.join(STYLES)}, not {style!r}")
+    if domain not in DOMAINS:
+        raise ValueError(f"domain must be one of {', '.join(DOMAINS)}, not {domain!r}")
     if split not in FAMILIES:
         raise ValueError(f"split must be one of {', '.join(FAMILIES)}, not {split!r}")
-    families = FAMILIES[split] if families is None else families
     records = []
-    for family in range(families):
-        name = f"{style}/{split}/{seed}/{family}"
+    for family in range(FAMILIES[split] if families is None else families):
+        name = f"{domain}/{split}/{seed}/{family}"
         rng = random.Random(name)
-        for member, scene in enumerate(sample_family(STYLES[style], rng, members)):
-            caption = describe(scene, rng)
+        for member, scene in enumerate(sample_family(DOMAINS[domain], rng, members or MEMBERS[split])):
+            caption = describe(scene, WORDINGS[domain], rng)
             regions = zip(scene.things, caption.sentences)
             records.append(
                 Record(
@@ -89,8 +82,28 @@ def scene_records(
     return records
 
 
+def stream_records(
+    name: str, pairs: int, *, members: int = 1, long: bool = True, things: tuple[int, int] = THINGS
+) -> list[Record]:
+    """A batch of the pre-training stream: scenes of both kinds of drawing in the plain wording, a function of `name`.
+
+    `members` scenes at a time are a family of near-duplicates, so that telling them apart takes every detail. Long
+    captions are dense captions, others name just the backdrop and every thing.
+    """
+    records = []
+    for family in range(pairs // members):
+        rng = random.Random(f"stream/{name}/{family}")
+        style = STREAM[rng.choice(sorted(STREAM))]
+        for member, scene in enumerate(sample_family(style, rng, members, things)):
+            text = describe(scene, PLAIN, rng).text if long else describe_things(scene, PLAIN, rng)
+            records.append(
+                Record(id=f"{name}/{family}/{member}", image=SceneImage(scene), captions=(text,), split="stream")
+            )
+    return records
+
+
 def with_doubles(records: Sequence[Record]) -> list[Record]:
-    """The same records, but in every second family all members have the caption of the first: one text for pictures
+    """The same records, but in every second family all members have the caption of the first: one text for images
     that differ, as copied captions are in collected data. What is said of their parts goes with the caption."""
     families: dict[str | None, tuple[int, Record]] = {}
     found = []

@@ -1,22 +1,34 @@
-"""What a scene is: a backdrop and a few things with attributes, and how near-duplicate families are drawn.
+"""What a scene is: a backdrop and a few things with attributes, and how near-duplicate families are sampled.
 
-Nothing here draws or writes: `draw` turns a scene into pixels, `phrase` into words.
+Nothing here draws or writes: `draw` turns a scene into pixels, `phrase` into words. `park.json` and `shelf.json` hold
+what there is to choose from, and how it is drawn and worded.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 SIZES = ("small", "medium", "large")
 PATTERNS = ("plain", "striped", "dotted", "checked")
 COLUMNS = ROWS = 3
+THINGS = (3, 5)  # fewest and most things of a scene
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """One of the JSON files of this package."""
+    return json.loads((Path(__file__).parent / f"{name}.json").read_text(encoding="utf-8"))
+
+
+TABLES = {name: read_table(name) for name in ("park", "shelf")}
 
 
 @dataclass(frozen=True)
 class Style:
-    """One domain: its own things, colours and backdrops."""
+    """What scenes of one kind of drawing are made of. `name` says how they are drawn."""
 
     name: str
     kinds: tuple[str, ...]
@@ -24,27 +36,26 @@ class Style:
     backdrop: dict[str, tuple[str, ...]]
 
 
-PARK = Style(
-    name="park",
-    kinds=("house", "tree", "tent", "car", "balloon", "umbrella", "flag", "flower", "mushroom", "sailboat"),
-    colours=("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "white", "black"),
-    backdrop={
-        "ground": ("meadow", "beach", "desert", "snowfield"),
-        "hour": ("morning", "midday", "sunset", "night"),
-        "sky": ("clear", "one cloud", "three clouds"),
-    },
-)
-SHELF = Style(
-    name="shelf",
-    kinds=("book", "cup", "bottle", "vase", "clock", "lamp", "candle", "box", "ball", "frame"),
-    colours=("crimson", "amber", "gold", "olive", "teal", "navy", "violet", "rose", "ivory", "charcoal"),
-    backdrop={
-        "wall": ("cream", "mint", "lilac", "slate"),
-        "wood": ("oak", "walnut", "painted white"),
-        "edge": ("a fringed cloth", "a row of hooks", "nothing"),
-    },
-)
-STYLES = {style.name: style for style in (PARK, SHELF)}
+def _style(name: str, kinds: list[str], colours: list[str], backdrop: str) -> Style:
+    table = TABLES[name]
+    options = {aspect: tuple(table[backdrop].get(aspect, values)) for aspect, values in table["backdrop"].items()}
+    return Style(name, tuple(kinds), tuple(colours), options)
+
+
+# A domain is narrow: its own kinds, colours and backdrops.
+DOMAINS = {
+    name: _style(name, [*table["kinds"]], [*table["colours"]], "domain_backdrop") for name, table in TABLES.items()
+}
+# The pre-training stream is broad: every kind but the unseen ones and every colour, in both kinds of drawing.
+STREAM = {
+    name: _style(
+        name,
+        [kind for table in TABLES.values() for kind in table["kinds"] if kind not in table["unseen_kinds"]],
+        [colour for table in TABLES.values() for colour in table["colours"]],
+        "stream_backdrop",
+    )
+    for name in TABLES
+}
 
 
 @dataclass(frozen=True)
@@ -75,12 +86,7 @@ class Scene:
         return dict(self.backdrop)[name]
 
 
-def details_apart(a: Scene, b: Scene) -> int:
-    """How many details separate two scenes of the same family: changed things plus changed backdrop aspects."""
-    return len(set(a.backdrop) - set(b.backdrop)) + len(set(a.things) - set(b.things))
-
-
-def sample_scene(style: Style, rng: random.Random, things: tuple[int, int] = (4, 6)) -> Scene:
+def sample_scene(style: Style, rng: random.Random, things: tuple[int, int] = THINGS) -> Scene:
     """One scene at random, with between `things[0]` and `things[1]` objects."""
     count = rng.randint(*things)
     cells = rng.sample([(column, row) for row in range(ROWS) for column in range(COLUMNS)], count)
@@ -88,17 +94,16 @@ def sample_scene(style: Style, rng: random.Random, things: tuple[int, int] = (4,
     return Scene(
         style=style.name,
         backdrop=tuple((name, rng.choice(options)) for name, options in style.backdrop.items()),
-        things=tuple(
+        things=_in_order(
             Thing(kind, rng.choice(style.colours), rng.choice(PATTERNS), rng.choice(SIZES), *cell)
-            for kind, cell in sorted(zip(kinds, cells), key=lambda pair: (pair[1][1], pair[1][0]))
+            for kind, cell in zip(kinds, cells)
         ),
     )
 
 
-def change_one_detail(scene: Scene, rng: random.Random) -> Scene:
+def change_one_detail(scene: Scene, style: Style, rng: random.Random) -> Scene:
     """A scene that differs from this one in exactly one detail: one attribute, place or kind of one thing, or one
     aspect of the backdrop. Things carry most of it, as they do in real near-duplicate captions."""
-    style = STYLES[scene.style]
     if rng.random() < 0.12:
         name, value = rng.choice(scene.backdrop)
         other = rng.choice([option for option in style.backdrop[name] if option != value])
@@ -121,15 +126,27 @@ def change_one_detail(scene: Scene, rng: random.Random) -> Scene:
         value = rng.choice([option for option in options if option != getattr(thing, detail)])
         change = {detail: value}
     things = [*scene.things[:index], replace(thing, **change), *scene.things[index + 1 :]]
-    return replace(scene, things=tuple(sorted(things, key=lambda t: (t.row, t.column))))
+    return replace(scene, things=_in_order(things))
 
 
-def sample_family(style: Style, rng: random.Random, members: int = 4) -> list[Scene]:
-    """A base scene and variants one detail away from it, all different; so any two members are one or two details
-    apart."""
-    family = [sample_scene(style, rng)]
+def sample_family(
+    style: Style, rng: random.Random, members: int, things: tuple[int, int] = THINGS, details: int = 3
+) -> list[Scene]:
+    """A base scene and variants of it, each made by one to `details` changes, all different."""
+    family = [sample_scene(style, rng, things)]
     while len(family) < members:
-        variant = change_one_detail(family[0], rng)
+        variant = family[0]
+        for _ in range(rng.randint(1, details)):
+            variant = change_one_detail(variant, style, rng)
         if variant not in family:
             family.append(variant)
     return family
+
+
+def details_apart(a: Scene, b: Scene) -> int:
+    """How many things and aspects of the backdrop of `a` are not in `b`."""
+    return len(set(a.backdrop) - set(b.backdrop)) + len(set(a.things) - set(b.things))
+
+
+def _in_order(things: Any) -> tuple[Thing, ...]:
+    return tuple(sorted(things, key=lambda thing: (thing.row, thing.column)))

@@ -1,0 +1,85 @@
+"""Properties of the embedded benchmark, measured with zero-shot retrieval and InfoNCE alone (docs/scenes.md).
+
+    python scripts/scenes_properties.py --out runs/properties
+
+Fine-tunes the bundled model on each domain with InfoNCE at every rate of a small grid. The rate is chosen on the
+validation splits, for both domains together. No other loss is run. Finished runs are reused.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+from hnclip.config import TrainConfig
+from hnclip.data.scenes import scene_records
+from hnclip.data.scenes.world import DOMAINS
+from hnclip.evaluate.companions import caption_similarity
+from hnclip.evaluate.retrieval import evaluate, prepare_gallery
+from hnclip.models.load import load
+from hnclip.recipes import demo
+from hnclip.tables import markdown_table
+from hnclip.train.log import read_metrics
+from hnclip.train.loop import train_or_continue
+
+RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+HEADS = ["domain", "model", "validation R@1", "T→I R@1", "T→I R@10", "I→T R@1", "I→T R@10", "similarity", "hardest"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/properties"), help="directory of the runs")
+    parser.add_argument("--model", default="bundled", help="the model before fine-tuning")
+    parser.add_argument("--domains", nargs="+", default=sorted(DOMAINS), choices=sorted(DOMAINS))
+    parser.add_argument("--threads", type=int, default=0, help="processor threads; 0 leaves torch's choice")
+    options = parser.parse_args()
+
+    runs = {(domain, lr): _config(options, domain, lr) for domain in options.domains for lr in RATES}
+    best = {key: train_or_continue(config, quiet=True).best for key, config in runs.items()}
+    validation = {lr: mean(best[domain, lr]["mean_R@1"] for domain in options.domains) for lr in RATES}
+    chosen = max(RATES, key=validation.__getitem__)
+    rows = []
+    for domain in options.domains:
+        rows.append([domain, "zero-shot", "", *_test(domain, options.model)])
+        for lr in RATES:
+            config = runs[domain, lr]
+            measured = _test(domain, str(config.out / "best")) if lr == chosen else [""] * 6
+            rows.append([domain, f"InfoNCE, {lr:g}", f"{best[domain, lr]['mean_R@1']:.1f}", *measured])
+    print(markdown_table(HEADS, rows))
+    print(f"\nchosen rate: {chosen:g} (mean validation R@1 {validation[chosen]:.1f})")
+    for domain in options.domains:
+        shares = ", ".join(f"{share:.2f}" for share in _saturation(runs[domain, chosen]))
+        print(f"{domain}: share of micro-batches with InfoNCE below 0.001 by epoch: {shares}")
+
+
+def _config(options: argparse.Namespace, domain: str, lr: float) -> TrainConfig:
+    config = demo("infonce", options.out / f"{domain}-{lr:g}")
+    optim = replace(config.optim, lr=lr)
+    return replace(config, data=f"scenes/{domain}", model=options.model, optim=optim, threads=options.threads)
+
+
+def _test(domain: str, model: str) -> list[str]:
+    """Recalls on the test split, and how similar its captions are to the model."""
+    encoder = load(model)
+    gallery = prepare_gallery(scene_records(domain, "test"), encoder)
+    found = evaluate(encoder, gallery)
+    similarity = caption_similarity(found.text, gallery.owner)
+    recalls = [
+        direction.recall[k] for direction in (found.metrics.text_to_image, found.metrics.image_to_text) for k in (1, 10)
+    ]
+    return [f"{recall:.1f}" for recall in recalls] + [f"{similarity.pairwise:.2f}", f"{similarity.hardest:.2f}"]
+
+
+def _saturation(config: TrainConfig) -> list[float]:
+    """Mean share of saturated micro-batches of each epoch."""
+    shares = defaultdict(list)
+    for entry in read_metrics(config.out, "step"):
+        shares[entry["epoch"]].append(entry["saturated"])
+    return [mean(shares[epoch]) for epoch in sorted(shares)]
+
+
+if __name__ == "__main__":
+    main()
