@@ -1,9 +1,6 @@
 """Every framework trained for minutes, with its own global term and with L_HN, beside the model that it starts from.
 
-The same model, data, batches, rate and epochs for all: `hnclip train --objective X --global G`. By default on the
-negatives of scenes: the same captions, every colour of the pictures turned into its opposite, one picture of each
-family. The bundled model has seen scenes, so there is little left to learn from them, but it has never seen such
-pictures. They are written as lists in GOAL's layout, with boxes and sentences.
+The same model, data, batches, rate and epochs for all: `hnclip train --objective X --global G`.
 
 Recalls are of the last epoch, on pictures that training did not see and on those that it did; differences are from the
 model before training, paired, with 95 % intervals. One seed: a difference between two rows may be the seed's. Runs are
@@ -12,21 +9,15 @@ kept and found again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from PIL import ImageOps
-
-from hnclip.config import ReadConfig, TrainConfig, to_json
-from hnclip.data.records import Record
-from hnclip.data.scenes import FAMILIES, scene_records
+from hnclip.config import TrainConfig, to_json
 from hnclip.evaluate.compare import Comparison
 from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
-from hnclip.files import replace_directory
 from hnclip.frameworks import PLUGS, plugged
 from hnclip.measure import Report, machine
 from hnclip.models.load import load
@@ -36,7 +27,6 @@ from hnclip.train.loop import train_or_continue
 
 START = "before training"
 PLAIN = "plain"
-NEGATIVES = "negatives"
 PLACES = {"validation": "held out", "train": "trained on"}
 
 
@@ -45,8 +35,8 @@ class Options:
     """What each framework learns in minutes."""
 
     model: str = "bundled"
-    data: str = NEGATIVES
-    """negatives, or data as for `hnclip train`, with a validation split."""
+    data: str = "scenes/park/small"
+    """As for `hnclip train`, with a validation split."""
     frameworks: tuple[str, ...] = (PLAIN, *PLUGS)
     """plain is InfoNCE on pictures and captions; of FineLIP there is a third row, with InfoNCE beside its own term."""
     epochs: int = 2
@@ -85,10 +75,6 @@ def configurations(options: Options) -> dict[tuple[str, str], TrainConfig]:
         optim=optim,
         objective=replace(recipe.objective, gamma=options.gamma),
     )
-    if options.data == NEGATIVES:
-        folder = options.runs / NEGATIVES
-        train, validation = (str(folder / f"{split}.json") for split in ("train", "validation"))
-        base = replace(base, data=train, validation=validation, read=ReadConfig(images=str(folder / "pictures")))
     found: dict[tuple[str, str], TrainConfig] = {}
     for name in options.frameworks:
         own = base if name == PLAIN else plugged(base, name)  # type: ignore[arg-type]
@@ -97,26 +83,6 @@ def configurations(options: Options) -> dict[tuple[str, str], TrainConfig]:
             objective = replace(own.objective, global_loss=term, gamma=options.gamma)  # type: ignore[arg-type]
             found[name, term] = replace(own, objective=objective)
     return found
-
-
-def write_negatives(folder: Path, families: dict[str, int]) -> None:
-    """The negatives of scenes, one member of each family: pictures and a list for each split."""
-    with replace_directory(folder) as partial:
-        (partial / "pictures").mkdir(parents=True)
-        for split in ("train", "validation"):
-            records = scene_records("park", split, families=families[split], members=1)
-            rows = [_row(number, split, record, partial / "pictures") for number, record in enumerate(records)]
-            (partial / f"{split}.json").write_text(json.dumps(rows), encoding="utf-8")
-
-
-def _row(number: int, split: str, record: Record, pictures: Path) -> dict[str, Any]:
-    name = f"{split}-{number}.png"
-    ImageOps.invert(record.image.load().convert("RGB")).save(pictures / name)
-    segments = [
-        {"caption": region.sentence, "bbox_coordinates": dict(zip(("x1", "y1", "x2", "y2"), region.box))}
-        for region in record.regions
-    ]
-    return {"original_filename": name, "original_caption": record.captions[0], "segment": segments}
 
 
 def trained(name: str, term: str, config: TrainConfig, runs: Path, say: Callable[[str], None]) -> Path:
@@ -132,19 +98,13 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
         if name not in (PLAIN, *PLUGS):
             raise ValueError(f"there is no framework {name!r}; there are {', '.join((PLAIN, *PLUGS))}")
     device = pick_device(options.device)
-    if options.data == NEGATIVES and not (options.runs / NEGATIVES).exists():
-        options.runs.mkdir(parents=True, exist_ok=True)
-        write_negatives(options.runs / NEGATIVES, FAMILIES)
     made = configurations(options)
     outs = {f"{name} {term}": trained(name, term, config, options.runs, say) for (name, term), config in made.items()}
     say("evaluating")
     models = [(START, lambda: load(options.model).to(device))]
     models += [(name, lambda out=out: load(str(out / "last")).to(device)) for name, out in outs.items()]  # type: ignore[misc]
     config = next(iter(made.values()))
-    parts = {"validation": (config.validation or config.data, "validation"), "train": (config.data, "train")}
-    if config.validation is not None:
-        parts = {place: (source, "all") for place, (source, _) in parts.items()}
-    tasks = {place: open_task(source, split, config.read) for place, (source, split) in parts.items()}
+    tasks = {split: open_task(config.data, split, config.read) for split in PLACES}
     results = {place: evaluate_models(models, [task], config.read) for place, task in tasks.items()}
     rows = [
         {"framework": name, "term": term}

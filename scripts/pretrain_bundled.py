@@ -58,8 +58,8 @@ class Stage:
 
 STAGES = (
     Stage("short", long=False, things=(1, 3), members=1, steps=300, lr=1.5e-3, scale_lr=3e-3),
-    Stage("short, near-duplicates", long=False, things=(1, 3), members=2, steps=400, lr=1.5e-3, scale_lr=3e-3),
-    Stage("long, near-duplicates", long=True, things=(3, 5), members=2, steps=900, lr=1.5e-3, scale_lr=0.0),
+    Stage("short, near-duplicates", long=False, things=(1, 3), members=2, steps=500, lr=1.5e-3, scale_lr=3e-3),
+    Stage("long, near-duplicates", long=True, things=(3, 5), members=2, steps=1500, lr=1e-3, scale_lr=0.0),
 )
 
 

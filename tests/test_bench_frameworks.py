@@ -9,9 +9,6 @@ import pytest
 from PIL import Image
 
 from hnclip.bench import open_benchmark
-from hnclip.config import ReadConfig
-from hnclip.data.scenes import scene_records
-from hnclip.data.sources import open_data
 from hnclip.frameworks import FRAMEWORKS, PLUGS
 
 
@@ -54,20 +51,6 @@ def test_runs_differ_in_the_framework_and_the_global_term_alone() -> None:
         assert config.objective.gamma == 0.3
         assert config.objective.framework == (name if name in FRAMEWORKS else "hn_clip")
         assert ("hn" in dict.fromkeys(t for n, t in made if n == name)) is True
-
-
-def test_negatives_of_scenes_come_with_their_regions(tmp_path: Path) -> None:
-    module = open_benchmark("framework_runs")
-    module.write_negatives(tmp_path / "negatives", {"train": 3, "validation": 2})
-    scenes = scene_records("park", "train", families=3, members=1)
-    read = ReadConfig(images=str(tmp_path / "negatives" / "pictures"))
-    found = open_data(str(tmp_path / "negatives" / "train.json"), read).records
-    assert len(found) == len(scenes) == 3
-    for record, scene in zip(found, scenes):
-        assert record.captions == scene.captions
-        assert {(r.box, r.sentence) for r in record.regions} == {(r.box, r.sentence) for r in scene.regions}
-        before, after = (image.load().convert("RGB").getpixel((5, 7)) for image in (scene.image, record.image))
-        assert after == tuple(255 - level for level in before)
 
 
 def test_two_runs_beside_their_start(model_directory: Path, tmp_path: Path) -> None:

@@ -134,9 +134,13 @@ def _write_report(
         out,
         title="HN-CLIP on scenes",
         summary=[
+            "The world is generated: a small model, pre-trained on a broad stream of drawings, meets a narrow domain "
+            "with words, things and backdrops of its own and near-duplicate captions, as CLIP does when it is "
+            "fine-tuned. It shows how losses differ in such a setting; it says nothing about how large a gain on "
+            "photographs would be.",
             f"The bundled model was fine-tuned twice on {configs[HN].data}, from the same start, with the same seed "
             f"and budget: once with plain InfoNCE, once with HN-CLIP. Shown is retrieval among {len(records)} test "
-            "pictures that come in families of near-duplicates; the epoch of each run was chosen by validation.",
+            "images that come in families of near-duplicates; the epoch of each run was chosen by validation.",
             *found.findings(),
         ],
         sections=[

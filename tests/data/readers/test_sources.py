@@ -35,7 +35,7 @@ def test_scenes(source: str, style: str, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setitem(FAMILIES, split, families)
     data = open_data(source)
     assert data.name == source
-    assert data.splits() == {"train": 12, "validation": 8, "test": 4}
+    assert data.splits() == {"train": 6, "validation": 8, "test": 4}
     assert list(data.part("test")) == scene_records(style, "test")
     assert open_records(source, "all") == list(data.records)
 
@@ -48,7 +48,7 @@ def test_of_scenes_only_the_split_asked_for_is_made(monkeypatch: pytest.MonkeyPa
 
 
 def test_unknown_scenes_are_an_error() -> None:
-    with pytest.raises(ValueError, match="style must be one of park, shelf, not 'moon'"):
+    with pytest.raises(ValueError, match="domain must be one of park, shelf, not 'moon'"):
         open_data("scenes/moon")
     with pytest.raises(ValueError, match="split must be one of train, validation, test, not 'dev'"):
         open_records("scenes", "dev")

@@ -22,6 +22,7 @@ DRAWING = 2  # raised by hand when the same scene is drawn with other pixels
 # Families and their members: 2,000 training pairs, 400 for validation, a test gallery of 1,000.
 FAMILIES = {"train": 1000, "validation": 100, "test": 250}
 MEMBERS = {"train": 2, "validation": 4, "test": 4}
+STREAM_SHARE = 0.1  # share of the pre-training stream that is worded as the domain of its drawing
 SMALL = {"train": 192, "validation": 50}  # families of the small variant: 384 training pairs, 200 for validation
 
 
@@ -85,7 +86,8 @@ def scene_records(
 def stream_records(
     name: str, pairs: int, *, members: int = 1, long: bool = True, things: tuple[int, int] = THINGS
 ) -> list[Record]:
-    """A batch of the pre-training stream: scenes of both kinds of drawing in the plain wording, a function of `name`.
+    """A batch of the pre-training stream: scenes of both kinds of drawing, a function of `name`. Most are in the plain
+    wording, a few in that of a domain.
 
     `members` scenes at a time are a family of near-duplicates, so that telling them apart takes every detail. Long
     captions are dense captions, others name just the backdrop and every thing.
@@ -94,8 +96,9 @@ def stream_records(
     for family in range(pairs // members):
         rng = random.Random(f"stream/{name}/{family}")
         style = STREAM[rng.choice(sorted(STREAM))]
+        wording = WORDINGS[style.name] if rng.random() < STREAM_SHARE else PLAIN
         for member, scene in enumerate(sample_family(style, rng, members, things)):
-            text = describe(scene, PLAIN, rng).text if long else describe_things(scene, PLAIN, rng)
+            text = describe(scene, wording, rng).text if long else describe_things(scene, wording, rng)
             records.append(
                 Record(id=f"{name}/{family}/{member}", image=SceneImage(scene), captions=(text,), split="stream")
             )

@@ -87,7 +87,7 @@ def _capital(text: str) -> str:
 
 
 def _opening(scene: Scene, wording: Wording, rng: random.Random) -> str:
-    return rng.choice(wording.openings[scene.style]).format(**_backdrop(scene, wording, rng))
+    return _capital(rng.choice(wording.openings[scene.style]).format(**_backdrop(scene, wording, rng)))
 
 
 def _backdrop(scene: Scene, wording: Wording, rng: random.Random) -> dict[str, str]:
