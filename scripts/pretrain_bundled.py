@@ -58,8 +58,8 @@ class Stage:
 
 STAGES = (
     Stage("short", long=False, things=(1, 3), members=1, steps=300, lr=1.5e-3, scale_lr=3e-3),
-    Stage("short, near-duplicates", long=False, things=(1, 3), members=2, steps=500, lr=1.5e-3, scale_lr=3e-3),
-    Stage("long, near-duplicates", long=True, things=(3, 5), members=2, steps=1500, lr=1e-3, scale_lr=0.0),
+    Stage("short, near-duplicates", long=False, things=(1, 3), members=2, steps=1400, lr=1.5e-3, scale_lr=3e-3),
+    Stage("long, near-duplicates", long=True, things=(3, 5), members=2, steps=2500, lr=1e-3, scale_lr=0.0),
 )
 
 
@@ -111,7 +111,7 @@ def _train(model: DualEncoder, stage: Stage, seed: int) -> Iterator[dict[str, An
         if step % 20 == 0 or step == stage.steps:
             entry = {"stage": stage.name, "step": step, "loss": round(loss.item(), 4)}
             entry |= {"scale": round(model.scale.item(), 2), "minutes": round((time.perf_counter() - started) / 60, 2)}
-            if step == stage.steps or (stage.long and step % 300 == 0):
+            if step == stage.steps or (stage.long and step % 500 == 0):
                 entry |= _evaluate(model)
             yield entry
 

@@ -78,7 +78,7 @@ def test_wrong_calls_say_what_is_wrong() -> None:
     [
         (["eval", "--model", "nowhere"], "'nowhere' is neither"),
         (["eval", "--data", "photos"], "'photos' is not known"),
-        (["train", "--data", "scenes/moon", "--out", "OUT"], "style must be one of park, shelf"),
+        (["train", "--data", "scenes/moon", "--out", "OUT"], "domain must be one of park, shelf"),
         (["train", "--resume", "OUT"], "holds no run to resume"),
         (["train", "--resume", "OUT", "--optim.epochs", "5"], "leave the other options out"),
         (["train", "--config", "OUT/none.json"], "none.json"),
