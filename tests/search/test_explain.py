@@ -126,8 +126,7 @@ def test_a_picture_that_is_gone_or_another_is_explained_by_its_thumbnail(
     assert [each.approximate for each in explained] == [True, True, False, False]
     for one, other in zip(explained, expected):
         assert (scores(one) - scores(other)).abs().max() < 0.25  # another picture's would differ as much as words do
-        best = scores(one).flatten().argmax()
-        assert int(best) == int(scores(other).flatten().argmax())
+        assert torch.corrcoef(torch.stack([scores(one).flatten(), scores(other).flatten()]))[0, 1] > 0.9
 
 
 def test_scenes_without_a_place_are_explained_too(folder: Path) -> None:

@@ -11,7 +11,7 @@ from page_server import ARABIC, ENDLESS, EVIL, WIDE, Visit, Visits, page_index, 
 from playwright.sync_api import expect
 from serve_helpers import Live, live
 
-TEXT, NAME = scenes()[2].captions[0], "park-validation-0-0-2.png"
+TEXT, NAME = scenes()[15].captions[0], "park-validation-0-3-3.png"  # found first, with a lead of 0.01
 
 # What reaches over the right edge of the window and is not inside something that scrolls.
 OUTSIDE = """() => [...document.querySelectorAll("body *")]
@@ -184,7 +184,7 @@ def test_near_twins_stand_side_by_side_with_what_separates_them(visit: Visits, s
     tiles = band.locator(".tile")
     assert [int(tile.get_attribute("data-id") or 0) for tile in tiles.all()] == group["ids"]
     sizes = [picture.bounding_box() or {} for picture in band.locator(".picture").all()]
-    assert len({(size["y"], size["width"], size["height"]) for size in sizes}) == 1
+    assert len({(round(size["y"]), round(size["width"]), round(size["height"])) for size in sizes}) == 1
     expected = [piece for caption in group["captions"] for piece, highlighted in caption["pieces"] if highlighted]
     assert expected
     assert band.locator("mark").all_inner_texts() == expected

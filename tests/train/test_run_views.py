@@ -23,7 +23,7 @@ def objective_of(framework: str, **changes: object) -> Objective:
 
 @pytest.fixture
 def records() -> list[Record]:
-    return scene_records("park", "train", families=1, members=4)
+    return scene_records("park", "train", families=2)
 
 
 def completed(framework: str, records: list[Record], **read: object) -> tuple[tuple[Record, ...], list[str]]:

@@ -1,12 +1,12 @@
 """Both losses and both gradients on a live batch, and no trace of having looked.
 
 What an exact zero means. A positive that leads 15 equal negatives by a gap of d in its logits has, by torch's cross
-entropy, a loss of exactly 0 from d = 19 on in float32 (float64 39, bfloat16 9, float16 11): 1 + 15·exp(−d) rounds to 1.
-The gradient of the positive's logit is exactly 0 from the same gap on, but those of the negatives, about exp(−d), are 0
-only from 104 on in float32 (float64 746, bfloat16 93, float16 18). So a loss of 0 does not mean a gradient of 0. Losses
-are computed in at least float32 here, whatever the towers compute in, so gradients that are exactly 0 are rarer than
-where logits are half-precision. Nor may the norm add zeros: in float32 the squares of entries below about 1e-23 vanish.
-It is taken in float64, and is 0 only if every entry is.
+entropy, a loss of exactly 0 from d = 19 on in float32 (float64 38 or 39, bfloat16 9, float16 11): 1 + 15·exp(−d) rounds
+to 1. The gradient of the positive's logit is exactly 0 from the same gap on, but those of the negatives, about exp(−d),
+are 0 only from 104 on in float32 (float64 746, bfloat16 93, float16 18). So a loss of 0 does not mean a gradient of 0.
+Losses are computed in at least float32 here, whatever the towers compute in, so gradients that are exactly 0 are rarer
+than where logits are half-precision. Nor may the norm add zeros: in float32 the squares of entries below about 1e-23
+vanish. It is taken in float64, and is 0 only if every entry is.
 
 Losses below `SATURATED` come out of the same cross entropy that training uses. In float32 it is right to about 1e-7
 absolutely, not relatively: a loss near 1e-6 has no more than a digit or two. Batches too large for one tile are exact
