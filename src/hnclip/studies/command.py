@@ -13,7 +13,7 @@ from hnclip.config import ReadConfig
 from hnclip.files import replace_file
 from hnclip.models.load import load
 from hnclip.options import Study as Options
-from hnclip.studies.estimate import counts_of, rates_of_store
+from hnclip.studies.estimate import FORWARD, counts_of, gallery_size, rates_of_store
 from hnclip.studies.execute import Failure, Shard, execute, parse_shard
 from hnclip.studies.findings import findings_of
 from hnclip.studies.forecast import forecast
@@ -197,7 +197,9 @@ def _weigh(store: Store) -> Callable[[Job], float]:
     def seconds(job: Job) -> float:
         if (expected := rates.expected(job)) is not None:
             return expected.seconds
-        return counts_of(job.config).pairs * job.config.optim.epochs / usual if job.trained else 1.0
+        evaluated = sum(gallery_size(gallery, job.config.read) for gallery in job.galleries)
+        trained = counts_of(job.config).pairs * job.config.optim.epochs if job.trained else 0
+        return (trained + evaluated / FORWARD) / usual
 
     return seconds
 
