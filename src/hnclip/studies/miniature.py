@@ -13,8 +13,8 @@ from hnclip.studies.study import Domain, Study
 from hnclip.studies.variant import set_fields
 
 STYLES = ("park", "shelf")
-# Adapters start from nothing and train at a higher rate: of 3e-4, 1e-3, 3e-3 and 1e-2 the best for LoRA with InfoNCE on the
-# validation splits of both styles.
+# Adapters start from nothing and train at a higher rate: of 3e-4, 1e-3, 3e-3 and 1e-2 the best for LoRA with InfoNCE on
+# the validation splits of both styles.
 RATES = {"lora": 1e-3, "dora": 1e-3}
 
 
