@@ -40,7 +40,7 @@ class Options:
     frameworks: tuple[str, ...] = (PLAIN, *PLUGS)
     """plain is InfoNCE on pictures and captions; of FineLIP there is a third row, with InfoNCE beside its own term."""
     epochs: int = 2
-    lr: float = 1e-3
+    lr: float = 3e-4
     micro_batch: int = 16
     accumulate: int = 1
     gamma: float = 0.5
