@@ -1,6 +1,6 @@
 """Memory and communication of one process for global batches from 32 thousand to a million pairs, from formulas.
 
-The formulas are those of `hnclip.losses.cost`, with the tiles that the loss chooses itself. A process holds B / W pairs
+The formulas are those of `loss_cost.py`, with the tiles that the loss chooses itself. A process holds B / W pairs
 as queries and all B as columns. Features are the gathered vectors of both sides; the peaks of the losses include the
 gradients of all features, which are as large again. Sent are the bytes that leave a process: to gather the features,
 and to sum their gradients by reduce-scatter (twice as many by all-reduce).
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from loss_cost import rank_cost
 
 from hnclip.losses import hard_negative_loss, tiled_hard_negative_loss
-from hnclip.losses.cost import rank_cost
 from hnclip.measure import Report, machine, peak_memory
 
 LOSSES = {"eager": hard_negative_loss, "tiled": tiled_hard_negative_loss}
@@ -63,7 +63,7 @@ def work(way: str, pairs: int, width: int, world: int, device: str) -> Callable[
     LOSSES[way](*small, 50.0).backward()
 
     def step() -> object:
-        loss = LOSSES[way](*leaves, offset=pairs - rows, rows=rows, check_values=False)
+        loss = LOSSES[way](*leaves, offset=pairs - rows, rows=rows)
         return torch.autograd.grad(loss, leaves)
 
     return step

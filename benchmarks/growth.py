@@ -150,7 +150,7 @@ class Job:
 
 
 def jobs(options: Options) -> list[Job]:
-    from hnclip.losses.cost import rank_cost
+    from loss_cost import rank_cost
 
     def linear(size: float) -> float:
         return size

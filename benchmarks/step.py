@@ -222,9 +222,9 @@ def losses_alone(options: Options) -> dict[str, Callable[[], None]]:
     patch_mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=options.device)
     scale = torch.tensor(50.0, device=options.device, requires_grad=True)
     return {
-        "InfoNCE": lambda: GLOBAL_LOSSES["infonce"](image, text, scale, check_values=False).backward(),
-        "L_HN": lambda: GLOBAL_LOSSES["hn"](image, text, scale, check_values=False).backward(),
-        "token": lambda: token_loss(patches, words, patch_mask, word_mask, scale, check_values=False).backward(),
+        "InfoNCE": lambda: GLOBAL_LOSSES["infonce"](image, text, scale).backward(),
+        "L_HN": lambda: GLOBAL_LOSSES["hn"](image, text, scale).backward(),
+        "token": lambda: token_loss(patches, words, patch_mask, word_mask, scale).backward(),
     }
 
 

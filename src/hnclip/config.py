@@ -22,7 +22,7 @@ GlobalLoss = Literal[
     "hcl",
     "debiased",
     "max_hinge",
-    "siglip",
+    "sigmoid",
     "smoothed",
     "none",
 ]

@@ -66,7 +66,7 @@ def test_negatives_equal_a_loop(chunk: int) -> None:
 
 def test_negatives_are_those_that_carry_a_margin() -> None:
     """Of the loss itself, with γ = 1 and ids in one batch."""
-    pairs = check_pairs(TEXT, TEXT, 1.0, offset=0, rows=None, ids=IDS, check_values=True)
+    pairs = check_pairs(TEXT, TEXT, 1.0, offset=0, rows=None, ids=IDS)
     margins = negative_margins(pairs, 1.0)
     assert margins is not None
     found = negative_similarities(TEXT, [range(13)], IDS)
@@ -158,7 +158,7 @@ def test_equal_captions_have_one_edge() -> None:
 def test_the_matrix_of_a_batch_is_that_of_the_loss() -> None:
     rows = [4, 0, 12]
     chosen = TEXT[rows]
-    pairs = check_pairs(chosen, chosen, 1.0, offset=0, rows=None, ids=None, check_values=True)
+    pairs = check_pairs(chosen, chosen, 1.0, offset=0, rows=None, ids=None)
     found = batch_similarity(TEXT, rows)
     torch.testing.assert_close(found, negative_margins(pairs, 1.0))
     assert found.diagonal().tolist() == [0, 0, 0]

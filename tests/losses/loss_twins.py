@@ -111,6 +111,21 @@ def twin_hard_negative(
     return over_queries(image, text, ids, term)
 
 
+def twin_smoothed(
+    image: Tensor, text: Tensor, scale: Tensor, smoothing: float = 0.1, ids: Tensor | None = None
+) -> Tensor:
+    def term(i: int, negatives: list[int], similarity: list[Tensor], _: str) -> Tensor:
+        columns = [i, *negatives]
+        total = sum(torch.exp(scale * similarity[j]) for j in columns)
+        loss = image.new_zeros(())
+        for j in columns:
+            label = smoothing / len(columns) + (1 - smoothing if j == i else 0.0)
+            loss = loss - label * torch.log(torch.exp(scale * similarity[j]) / total)
+        return loss / 2
+
+    return over_queries(image, text, ids, term)
+
+
 def twin_score_margin(
     image: Tensor,
     text: Tensor,
@@ -180,15 +195,16 @@ def twin_max_hinge(
     return over_queries(image, text, ids, term)
 
 
-def twin_siglip(
+def twin_sigmoid(
     image: Tensor,
     text: Tensor,
     scale: Tensor,
     bias: float | Tensor | None = None,
     gamma: float = 0.0,
+    margin_text: Tensor | None = None,
     ids: Tensor | None = None,
 ) -> Tensor:
-    n = len(image)
+    n, source = len(image), text if margin_text is None else margin_text
     if bias is None:
         values = [(image[i] * text[j]).sum().item() for i in range(n) for j in negatives_of(i, n, ids)]
         bias = -scale.item() * sum(values) / len(values) - math.log(len(values) / n)
@@ -196,7 +212,7 @@ def twin_siglip(
     for i in range(n):
         total = total - torch.log(torch.sigmoid(scale * (image[i] * text[i]).sum() + bias))
         for j in negatives_of(i, n, ids):
-            boost = gamma * (text[i] * text[j]).sum().detach()
+            boost = gamma * (source[i] * source[j]).sum().detach()
             total = total - torch.log(torch.sigmoid(-(scale * ((image[i] * text[j]).sum() + boost) + bias)))
     return total / n
 

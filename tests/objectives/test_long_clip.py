@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hnclip.losses import GLOBAL_LOSSES, clip_loss, hard_negative_loss, smoothed_loss
-from hnclip.losses.principal import principal_part
+from hnclip.losses.partial import principal_part
 from hnclip.objectives import long_clip
 from hnclip.objectives.choice import Choice
 from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings

@@ -13,7 +13,7 @@ from small_index import bundled, small_index
 from hnclip.data.pictures import FileImage
 from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
-from hnclip.losses.token import token_loss
+from hnclip.losses.tokens import token_loss
 from hnclip.search import rerank as module
 from hnclip.search.description import token_vectors
 from hnclip.search.find import Finder, Hit, open_finder

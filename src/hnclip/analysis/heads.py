@@ -242,9 +242,7 @@ def batch_loss(
         this function while all logits fit one tile.
     """
     # Dealt batches hold no doubles, so no ids are needed to tell negatives.
-    one = partial(
-        hard_negative_loss, scale=scale, gamma=loss.gamma, margin=loss.margin, center=center, check_values=False
-    )
+    one = partial(hard_negative_loss, scale=scale, gamma=loss.gamma, margin=loss.margin, center=center)
     slices = chunk_slices(len(image), size)
     last = slices[-1]
     if last.stop - last.start == size:

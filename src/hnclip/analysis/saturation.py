@@ -75,7 +75,7 @@ def batch_losses(
         if len(rows) < 2:
             continue
         at = torch.as_tensor(rows, device=image.device)
-        given: dict[str, Any] = {"ids": ids[at], "check_values": False}
+        given: dict[str, Any] = {"ids": ids[at]}
         infonce = clip_loss(image[at], text[at], scale, **given)
         found.append(torch.stack([infonce, hard_negative_loss(image[at], text[at], scale, gamma, **given)]))
         pairs, negatives = pairs + len(rows), negatives + len(rows) * (len(rows) - 1)

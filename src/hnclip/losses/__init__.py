@@ -1,6 +1,6 @@
-"""Losses as pure functions of tensors. Every global loss has one signature, so a config value picks one:
+"""Losses as pure functions of tensors. Every global loss has one signature, so that a configuration value selects one:
 
-loss(image, text, scale, *, offset=0, rows=None, ids=None, check_values=True, …) -> scalar
+loss(image, text, scale, *, offset=0, rows=None, ids=None, …) -> scalar
 """
 
 from __future__ import annotations
@@ -9,13 +9,20 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from hnclip.losses.contrastive import (
+    clip_loss,
+    debiased_loss,
+    fixed_margin_loss,
+    hcl_loss,
+    hn_nce_loss,
+    max_hinge_loss,
+    score_margin_loss,
+    sigmoid_loss,
+    smoothed_loss,
+)
 from hnclip.losses.hard_negative import HardNegativeLoss, hard_negative_loss
-from hnclip.losses.infonce import clip_loss, fixed_margin_loss
-from hnclip.losses.reweighted import debiased_floor_rows, debiased_loss, hcl_loss, hn_nce_loss
-from hnclip.losses.rivals import max_hinge_loss, score_margin_loss, siglip_loss
-from hnclip.losses.smoothed import smoothed_loss
 from hnclip.losses.tiled import tiled_hard_negative_loss
-from hnclip.losses.token import token_loss
+from hnclip.losses.tokens import token_loss
 
 GLOBAL_LOSSES: dict[str, Callable[..., Tensor]] = {
     "hn": tiled_hard_negative_loss,
@@ -27,14 +34,13 @@ GLOBAL_LOSSES: dict[str, Callable[..., Tensor]] = {
     "hcl": hcl_loss,
     "debiased": debiased_loss,
     "max_hinge": max_hinge_loss,
-    "siglip": siglip_loss,
+    "sigmoid": sigmoid_loss,
 }
 
 __all__ = [
     "GLOBAL_LOSSES",
     "HardNegativeLoss",
     "clip_loss",
-    "debiased_floor_rows",
     "debiased_loss",
     "fixed_margin_loss",
     "hard_negative_loss",
@@ -42,7 +48,7 @@ __all__ = [
     "hn_nce_loss",
     "max_hinge_loss",
     "score_margin_loss",
-    "siglip_loss",
+    "sigmoid_loss",
     "smoothed_loss",
     "tiled_hard_negative_loss",
     "token_loss",

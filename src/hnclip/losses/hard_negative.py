@@ -1,8 +1,7 @@
-"""L_HN: InfoNCE in which every negative carries the similarity of its caption as a margin.
+"""L_HN: InfoNCE in which each negative gets a margin proportional to the similarity of its caption to the positive's.
 
-This file imports torch and the standard library only, so it can be copied alone into another project. The
-other losses of this package take their shared pieces (checked pairs, same-pair masks, cross-entropy) from
-here.
+This file imports only torch and the standard library, so it can be copied into another project. The other losses of
+this package share its building blocks: validated pairs, duplicate masks, cross-entropy.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Most elements of a mask that is needed only to be summed, 4 MiB in float32.
-MASK_ELEMENTS = 2**20
+MASK_ELEMENTS = 2**20  # largest duplicate mask that is only needed as a sum; 4 MiB in float32
 
 
 def hard_negative_loss(
@@ -31,57 +29,54 @@ def hard_negative_loss(
     offset: int = 0,
     rows: int | None = None,
     ids: Tensor | None = None,
-    check_values: bool = True,
 ) -> Tensor:
     """Symmetric cross-entropy over s·(S + M) with the margin M_ij = margin + γ·(Ḡ_ij − center) for negatives.
 
-    S is the image-text similarity, Ḡ the text-text similarity without gradient; a positive's margin is 0. The
-    scale multiplies the margins too and keeps its gradient through them. Computed in at least float32, also
-    under autocast.
+    S is the image–text similarity, Ḡ the text–text similarity without gradient; the margin of a positive is 0. The
+    scale multiplies the margins too and keeps its gradient through them. Computed in at least float32, also under
+    autocast.
 
     Args:
-        image, text: embeddings of all N pairs, used as given (the caller normalises).
+        image, text: embeddings of all N pairs, normalised by the caller.
         scale: the inverse temperature s, already exponentiated.
         gamma: strength of the caption-similarity margin.
-        margin: the part of the margin that every negative gets alike.
-        center: number subtracted from Ḡ, or "mean" for the mean of G over the negatives of all N pairs, so
-            that γ moves margin between negatives without raising their mean.
-        margin_text: vectors to build Ḡ from instead of `text`, e.g. of a frozen encoder.
-        offset, rows: pairs offset … offset+rows−1 are the queries of this call, as images and as captions;
-            all N pairs are their columns. None means every pair. The mean over equal shards is the
-            whole-batch loss, in value and in gradient.
-        ids: pairs that agree in any column of ids are the same image or caption, never negatives of each
-            other.
-        check_values: also look for NaN and infinity, which makes an accelerator wait for the host.
+        margin: constant part of the margin.
+        center: number subtracted from Ḡ, or "mean" for the mean of Ḡ over all negatives, so that γ redistributes the
+            margin between negatives without raising its mean.
+        margin_text: embeddings to compute Ḡ from instead of `text`, e.g. those of a frozen encoder.
+        offset, rows: pairs offset … offset+rows−1 are the queries of this call, as images and as captions; all N
+            pairs are their columns. None: all pairs. The mean over equal shards is the loss of the whole batch, in
+            value and in gradient.
+        ids: pairs that agree in any column of ids show the same image or caption and are not negatives of each other.
 
     Shape:
         image, text [N, D]; scale scalar; margin_text [N, D']; ids [N] or [N, K] integers; returns a scalar.
 
     Relations:
-        margin = center = 0 is the paper's loss. gamma = 0 is a fixed margin, and with margin = 0 InfoNCE.
-        Equal Ḡ everywhere is a fixed margin of γ·Ḡ. center = c with margin = γ·c is the paper's loss again.
+        margin = center = 0 is the paper's loss. gamma = 0 is a fixed margin, and with margin = 0 InfoNCE. A constant Ḡ
+        is a fixed margin of γ·Ḡ. center = c with margin = γ·c is the paper's loss again.
 
     Reference:
         HN-CLIP, eq. 2.
     """
     check_margins(gamma, margin, center)
-    pairs = check_pairs(image, text, scale, offset=offset, rows=rows, ids=ids, check_values=check_values)
-    margins = negative_margins(pairs, gamma, margin, center, margin_text, check_values=check_values)
-    same = pairs.same()
+    pairs = check_pairs(image, text, scale, offset=offset, rows=rows, ids=ids)
+    margins = negative_margins(pairs, gamma, margin, center, margin_text)  # [R, N] or None
+    duplicates = pairs.duplicates()  # [R, N] or None
 
     def logits(similarity: Tensor) -> Tensor:
-        boosted = similarity if margins is None else similarity + margins  # [R, N]
-        return exclude(pairs.scale * boosted, same)  # [R, N]
+        raised = similarity if margins is None else similarity + margins  # [R, N]
+        return exclude(pairs.scale * raised, duplicates)  # [R, N]
 
     similarity, transposed = pairs.similarities()  # [R, N] each
     image_to_text = logits(similarity)  # [R, N]
-    # Margins and masks are symmetric, so the whole batch's second direction is a view of the first.
+    # Margins and masks are symmetric: for the whole batch the second direction is a view of the first.
     text_to_image = image_to_text.T if pairs.whole else logits(transposed)  # [R, N]
     return symmetric_cross_entropy(image_to_text, text_to_image, offset)
 
 
 class HardNegativeLoss(nn.Module):
-    """`hard_negative_loss` as a module with the call of open_clip's losses.
+    """`hard_negative_loss` as a module with the call signature of open_clip's losses.
 
     Args:
         gamma, margin, center: as in `hard_negative_loss`.
@@ -111,29 +106,22 @@ class HardNegativeLoss(nn.Module):
         """Return the loss, or {"contrastive_loss": loss} with `output_dict`.
 
         Args:
-            logit_bias: must be None; a softmax has no use for a bias.
-            options: margin_text, offset, rows, ids and check_values of `hard_negative_loss`.
+            logit_bias: must be None: a constant bias cancels in a softmax.
+            options: margin_text, offset, rows and ids of `hard_negative_loss`.
         """
         if logit_bias is not None:
             raise ValueError("logit_bias must be None: a bias cancels in a softmax; it belongs to a sigmoid loss")
-        loss = hard_negative_loss(
-            image_features,
-            text_features,
-            logit_scale,
-            self.gamma,
-            margin=self.margin,
-            center=self.center,
-            **options,
-        )
+        margins: dict[str, Any] = {"gamma": self.gamma, "margin": self.margin, "center": self.center}
+        loss = hard_negative_loss(image_features, text_features, logit_scale, **margins, **options)
         return {"contrastive_loss": loss} if output_dict else loss
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """N checked pairs in at least float32, and which R of them are the queries of this call.
+    """N validated pairs in at least float32, R of which are the queries of this call.
 
     Shape:
-        image, text: [N, D]. scale: scalar. ids: [N, K] or None.
+        image, text [N, D]; scale scalar; ids [N, K] or None.
     """
 
     image: Tensor
@@ -155,20 +143,21 @@ class Pairs:
 
     def similarities(self) -> tuple[Tensor, Tensor]:
         """Query images × all captions, and query captions × all images: [R, N] each."""
-        if self.whole:  # a slice of everything would cost a copy on the way back
+        if self.whole:  # slicing everything would cost a copy in the backward pass
             similarity = product(self.image, self.text)  # [N, N]
             return similarity, similarity.T
         return product(self.image[self.local], self.text), product(self.text[self.local], self.image)
 
-    def same(self) -> Tensor | None:
+    def duplicates(self) -> Tensor | None:
         """[R, N], True where a column is another pair with the query's image or caption; None without ids."""
-        return None if self.ids is None else same_pairs(self.ids, self.offset, self.rows)
+        return None if self.ids is None else duplicate_mask(self.ids, self.offset, self.rows)
 
     def negatives(self) -> Tensor:
-        """[R, N], True where a column is a negative: neither the query's own pair nor the same thing."""
-        same = self.same()
-        shape = (self.rows, len(self.image))
-        mask = torch.ones(shape, dtype=torch.bool, device=self.image.device) if same is None else ~same  # [R, N]
+        """[R, N], True where a column is neither the query's own pair nor a duplicate of it."""
+        mask = torch.ones(self.rows, len(self.image), dtype=torch.bool, device=self.image.device)  # [R, N]
+        duplicates = self.duplicates()
+        if duplicates is not None:
+            mask &= ~duplicates
         mask.diagonal(self.offset).fill_(False)
         return mask
 
@@ -178,53 +167,36 @@ def check_pairs(
     text: Tensor,
     scale: float | Tensor,
     *,
-    offset: int,
-    rows: int | None,
-    ids: Tensor | None,
-    check_values: bool,
+    offset: int = 0,
+    rows: int | None = None,
+    ids: Tensor | None = None,
 ) -> Pairs:
-    """The arguments that every global loss shares, checked and promoted; ValueError names what is wrong."""
+    """Validate and promote the arguments that all global losses share; ValueError names the wrong one."""
     check_embeddings("image", image, 2)
     check_embeddings("text", text, 2)
     if image.shape != text.shape:
         raise ValueError(f"image and text must have the same shape, got {tuple(image.shape)} and {tuple(text.shape)}")
-    count = check_count("image", image)
-    if check_values:
-        check_finite("image", image)
-        check_finite("text", text)
+    count = len(image)
+    if count < 2:
+        raise ValueError(f"image must hold at least 2 pairs, or there are no negatives; got {count}")
     dtype = at_least_float32(image, text)
     image, text = image.to(dtype), text.to(dtype)
-    return Pairs(
-        image=image,
-        text=text,
-        scale=check_scale(scale, image, check_values),
-        offset=offset,
-        rows=check_rows(count, offset, rows),
-        ids=check_ids(ids, count),
-    )
+    rows, ids = check_rows(count, offset, rows), check_ids(ids, count)
+    return Pairs(image, text, check_scale(scale, image), offset, rows, ids)
 
 
 def check_embeddings(name: str, tensor: Tensor, ndim: int) -> None:
-    """ValueError unless `tensor` holds floating-point numbers in `ndim` dimensions."""
-    if tensor.ndim != ndim:
-        raise ValueError(f"{name} must have {ndim} dimensions, got shape {tuple(tensor.shape)}")
-    if not tensor.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {tensor.dtype}")
+    """ValueError unless `tensor` is floating point with `ndim` dimensions."""
+    if tensor.ndim != ndim or not tensor.is_floating_point():
+        raise ValueError(f"{name} must be floating point with {ndim} dimensions, got {tensor.dtype} {[*tensor.shape]}")
 
 
-def check_count(name: str, tensor: Tensor) -> int:
-    """The number of pairs; ValueError if there are too few for anybody to have a negative."""
-    if len(tensor) < 2:
-        raise ValueError(f"{name} must hold at least 2 pairs, or there are no negatives; got {len(tensor)}")
-    return len(tensor)
-
-
-def check_finite(name: str, tensor: Tensor) -> None:
-    """ValueError if `tensor` holds NaN or infinity; waits for the device."""
-    values = tensor.detach()
-    # The extremes show both, in a fraction of the time of `isfinite` on every element and without its temporaries.
-    if values.numel() and not bool(values.amin().isfinite() & values.amax().isfinite()):
-        raise ValueError(f"{name} must be finite, got NaN or infinity")
+def check_masked(name: str, tokens: Tensor, mask: Tensor) -> None:
+    """ValueError unless `tokens` [N, T, D] is floating point and `mask` [N, T] boolean."""
+    check_embeddings(name, tokens, 3)
+    if mask.dtype != torch.bool or mask.shape != tokens.shape[:2]:
+        expected = [*tokens.shape[:2]]
+        raise ValueError(f"the mask of {name} must be bool of shape {expected}, got {mask.dtype} {[*mask.shape]}")
 
 
 def check_non_negative(name: str, value: float) -> None:
@@ -234,46 +206,29 @@ def check_non_negative(name: str, value: float) -> None:
 
 
 def check_margins(gamma: float, margin: float, center: float | str) -> None:
-    """ValueError unless the three numbers of the margin family make sense."""
+    """ValueError unless the parameters of the margin are valid."""
     check_non_negative("gamma", gamma)
     check_non_negative("margin", margin)
     if center != "mean" and (isinstance(center, str) or not math.isfinite(center)):
         raise ValueError(f'center must be a finite number or "mean", got {center!r}')
 
 
-def check_margin_text(margin_text: Tensor, text: Tensor, check_values: bool) -> Tensor:
-    """`margin_text` [N, D'] with the dtype and device of `text`; ValueError unless it has a vector for every pair."""
-    check_embeddings("margin_text", margin_text, 2)
-    if len(margin_text) != len(text):
-        raise ValueError(f"margin_text must have {len(text)} rows, one per pair, got {len(margin_text)}")
-    if check_values:
-        check_finite("margin_text", margin_text)
-    return margin_text.to(text)  # [N, D']
-
-
-def check_scale(scale: float | Tensor, like: Tensor, check_values: bool) -> Tensor:
-    """`scale` as a scalar tensor with the dtype and device of `like`, its gradient kept."""
+def check_scale(scale: float | Tensor, like: Tensor) -> Tensor:
+    """`scale` as a scalar tensor with the dtype and device of `like`; a tensor keeps its gradient."""
     if not isinstance(scale, Tensor):
         if not (math.isfinite(scale) and scale > 0):
             raise ValueError(f"scale must be finite and greater than 0, got {scale}")
         return like.new_full((), scale)
     if scale.numel() != 1:
         raise ValueError(f"scale must be a number or a tensor of one element, got shape {tuple(scale.shape)}")
-    if check_values and not bool(torch.isfinite(scale).all() and (scale > 0).all()):
-        raise ValueError(f"scale must be finite and greater than 0, got {scale.item()}")
     return scale.reshape(()).to(like)
 
 
 def check_rows(count: int, offset: int, rows: int | None) -> int:
     """The number of queries; ValueError unless offset … offset+rows−1 lies within `count` pairs."""
-    if rows is None:
-        if offset != 0:
-            raise ValueError(f"rows must be given when offset is not 0, got offset {offset}")
-        return count
-    if offset < 0 or offset >= count:
-        raise ValueError(f"offset must be at least 0 and less than the {count} pairs, got {offset}")
-    if rows < 1 or offset + rows > count:
-        raise ValueError(f"rows must be between 1 and {count - offset} after offset {offset}, got {rows}")
+    rows = count - offset if rows is None and offset == 0 else rows
+    if rows is None or offset < 0 or rows < 1 or offset + rows > count:
+        raise ValueError(f"offset and rows must select at least one of {count} pairs, got offset {offset}, rows {rows}")
     return rows
 
 
@@ -289,7 +244,7 @@ def check_ids(ids: Tensor | None, count: int) -> Tensor | None:
 
 
 def at_least_float32(*tensors: Tensor) -> torch.dtype:
-    """The common dtype of `tensors`, widened to float32 if it is narrower."""
+    """The common dtype of `tensors`, at least float32."""
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -302,26 +257,24 @@ def product(left: Tensor, right: Tensor) -> Tensor:
         return left @ right.T
 
 
-def same_pairs(ids: Tensor, offset: int, rows: int) -> Tensor:
-    """[R, N], True where a column is another pair that agrees with the query in any of the K ids [N, K]."""
-    same = agree(ids[offset : offset + rows], ids)  # [R, N]
-    same.diagonal(offset).fill_(False)
-    return same
-
-
 def agree(left: Tensor, right: Tensor) -> Tensor:
-    """[A, B], True where rows of left [A, K] and right [B, K] have an id in common, in the same column."""
+    """[A, B], True where rows of left [A, K] and right [B, K] have the same id in any column."""
     same = torch.zeros(len(left), len(right), dtype=torch.bool, device=left.device)  # [A, B]
-    for a, b in zip(left.T, right.T):  # one id column at a time: no [A, B, K] tensor
+    for a, b in zip(left.T, right.T):  # one column at a time: no [A, B, K] tensor
         same |= a[:, None] == b[None, :]
     return same
 
 
-def exclude(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """`logits` with no weight in any softmax where `mask` is True.
+def duplicate_mask(ids: Tensor, offset: int, rows: int) -> Tensor:
+    """[R, N], True where a column is another pair that agrees with the query in any of the K ids [N, K]."""
+    mask = agree(ids[offset : offset + rows], ids)  # [R, N]
+    mask.diagonal(offset).fill_(False)
+    return mask
 
-    The filler is finite (its exponential is 0 all the same), so a row without any negative yields no NaN.
-    """
+
+def exclude(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """`logits` with zero softmax weight where `mask` is True. The filler is finite, so that a row without negatives
+    gives no NaN."""
     return logits if mask is None else logits.masked_fill(mask, torch.finfo(logits.dtype).min)
 
 
@@ -329,8 +282,8 @@ def exclude(logits: Tensor, mask: Tensor | None) -> Tensor:
 def negative_statistics(left: Tensor, right: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean of left_i·right_j over the negatives of all N pairs, and the mean number of negatives of a pair.
 
-    Sums of vectors replace the N×N matrix, so this costs O(N·D); ids add the product with an N×N mask, of which
-    a few rows exist at a time. All N pairs count, whichever are queries, so that every shard finds the same numbers.
+    Sums of vectors replace the N × N matrix: O(N·D), and with ids a product with a mask that exists in blocks of rows.
+    All N pairs count, whichever are queries, so that every shard computes the same numbers.
 
     Shape:
         left, right [N, D]; ids [N, K] or None; returns two scalars.
@@ -341,11 +294,31 @@ def negative_statistics(left: Tensor, right: Tensor, ids: Tensor | None) -> tupl
     if ids is not None:
         block = max(1, MASK_ELEMENTS // count)
         for start in range(0, count, block):
-            some = left[start : start + block]  # [C, D]
-            same = same_pairs(ids, start, len(some)).to(left.dtype)  # [C, N]
-            total = total - (some * product(same, right.T)).sum()
-            negatives = negatives - same.sum()
+            part = left[start : start + block]  # [C, D]
+            mask = duplicate_mask(ids, start, len(part)).to(left.dtype)  # [C, N]
+            total = total - (part * product(mask, right.T)).sum()
+            negatives = negatives - mask.sum()
     return total / negatives.clamp(min=1), negatives / count
+
+
+def margin_source(pairs: Pairs, margin_text: Tensor | None) -> Tensor:
+    """The embeddings [N, D'] that Ḡ is computed from; ValueError unless there is one for every pair."""
+    if margin_text is None:
+        return pairs.text.detach()
+    check_embeddings("margin_text", margin_text, 2)
+    if len(margin_text) != len(pairs.text):
+        raise ValueError(f"margin_text must have {len(pairs.text)} rows, one per pair, got {len(margin_text)}")
+    return margin_text.detach().to(pairs.text)  # [N, D']
+
+
+def constant_margin(
+    source: Tensor, ids: Tensor | None, gamma: float, margin: float, center: float | str
+) -> float | Tensor:
+    """The part of the margin that all negatives share: margin − γ·center."""
+    if gamma == 0:
+        return margin
+    shift = negative_statistics(source, source, ids)[0] if isinstance(center, str) else center
+    return margin - gamma * shift
 
 
 @torch.no_grad()
@@ -355,29 +328,25 @@ def negative_margins(
     margin: float = 0.0,
     center: float | str = 0.0,
     margin_text: Tensor | None = None,
-    *,
-    check_values: bool = True,
 ) -> Tensor | None:
-    """The margins M [R, N] of `hard_negative_loss`, 0 for positives; None where they are 0 for everybody."""
-    source = pairs.text if margin_text is None else check_margin_text(margin_text, pairs.text, check_values)  # [N, D']
+    """The margins M [R, N] of `hard_negative_loss`, 0 for positives; None if all are 0."""
+    source = margin_source(pairs, margin_text)  # [N, D']
     if gamma == 0 and margin == 0:
         return None
     if gamma == 0:
         margins = source.new_full((pairs.rows, len(source)), margin)  # [R, N]
     else:
-        # Only the word "mean" passes the checks.
-        shift = negative_statistics(source, source, pairs.ids)[0] if isinstance(center, str) else center
-        margins = product(source[pairs.local], source).sub_(shift).mul_(gamma).add_(margin)  # [R, N]
+        constant = constant_margin(source, pairs.ids, gamma, margin, center)
+        margins = product(source[pairs.local], source).mul_(gamma).add_(constant)  # [R, N]
     margins.diagonal(pairs.offset).zero_()
     return margins
 
 
 def symmetric_cross_entropy(image_to_text: Tensor, text_to_image: Tensor, offset: int) -> Tensor:
-    """½[CE(image_to_text) + CE(text_to_image)], where query i's positive is column offset + i.
+    """½[CE(image_to_text) + CE(text_to_image)]; the positive of query i is column offset + i.
 
     Shape:
         image_to_text, text_to_image [R, N]; returns a scalar.
     """
-    rows = len(image_to_text)
-    target = torch.arange(offset, offset + rows, device=image_to_text.device)  # [R]
+    target = torch.arange(offset, offset + len(image_to_text), device=image_to_text.device)  # [R]
     return (F.cross_entropy(image_to_text, target) + F.cross_entropy(text_to_image, target)) / 2

@@ -6,19 +6,21 @@ Let L_ij = s·(S_ij + M_ij) be the logits and n_i the log-sum-exp of a query's n
     its slack           σ_i = 1 − softmax_i(L)_i = sigmoid(n_i − L_ii)
     gradient to L_ij    = exp(L_ij − log(exp(n_i) + exp(L_ii))) for a negative, −σ_i for the positive
 
-so the forward pass keeps one number per query and direction, and the backward pass makes every tile again. Leaving the
-positive out of the sum keeps losses and slacks far below 1 exact to the last digits, where 1 − softmax would cancel.
+so the forward pass stores one number per query and direction, and the backward pass recomputes each tile. Leaving the
+positive out of the sum keeps losses and slacks far below 1 exact, where 1 − softmax would cancel.
 
-Three identities make the tiles cheap. Where the margins come from the captions themselves, Ḡ needs no product of its
-own: image_i·text_j + γ·text_i·text_j = (image_i + γ·text_i)·text_j. A margin that all negatives share is taken from the
-positive instead, which is the same softmax. And where a tile's columns are queries too, its columns are the other
-direction's rows.
+Three identities make the tiles cheap:
+- if the margins come from the captions themselves, Ḡ needs no product of its own:
+  image_i·text_j + γ·text_i·text_j = (image_i + γ·text_i)·text_j;
+- a margin that all negatives share can be subtracted from the positive instead: the softmax is the same;
+- where the columns of a tile are queries too, the tile's columns are the rows of the other direction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isqrt
 from typing import Any, NamedTuple
 
 import torch
@@ -28,68 +30,61 @@ from torch.autograd.function import once_differentiable
 from hnclip.losses.hard_negative import (
     agree,
     at_least_float32,
-    check_margin_text,
     check_margins,
     check_pairs,
+    constant_margin,
     hard_negative_loss,
-    negative_statistics,
+    margin_source,
 )
-from hnclip.losses.tiles import blocks, tile_bytes, tile_sides
+
+# A tile stays in the processor's cache while it is computed, reduced and multiplied; from 1 to 16 MiB no size was
+# faster beyond a scatter of 15 % (one thread, 2,048 and 4,096 pairs). The size for accelerators, which need more work
+# per kernel launch, was not measured.
+TILE_BYTES = {"cpu": 2**22}
+ACCELERATOR_TILE_BYTES = 2**26
+
+
+def tile_bytes(device_type: str) -> int:
+    """Size of the largest tile on this type of device."""
+    return TILE_BYTES.get(device_type, ACCELERATOR_TILE_BYTES)
+
+
+def tile_shape(rows: int, columns: int, item_bytes: int, size: int) -> tuple[int, int]:
+    """Height and width of the largest tile: square if there are enough rows, else as wide as `size` bytes allow."""
+    elements = max(1, size // item_bytes)
+    height = min(rows, isqrt(elements))
+    return height, min(columns, elements // height)
 
 
 def tiled_hard_negative_loss(
-    image: Tensor,
-    text: Tensor,
-    scale: float | Tensor,
-    gamma: float = 0.5,
-    *,
-    margin: float = 0.0,
-    center: float | str = 0.0,
-    margin_text: Tensor | None = None,
-    offset: int = 0,
-    rows: int | None = None,
-    ids: Tensor | None = None,
-    check_values: bool = True,
+    image: Tensor, text: Tensor, scale: float | Tensor, gamma: float = 0.5, **options: Any
 ) -> Tensor:
-    """`hard_negative_loss` that never holds an R × N matrix once that would be large; exact in value and gradients.
+    """`hard_negative_loss` that never holds an R × N matrix if that would be large; exact in value and gradients.
 
-    Memory: beside the gradients, R·D numbers and four tiles of a few MiB, where the eager loss holds 7 to 9
-    matrices of R × N. Work: 8·R·N·D operations in products for all pairs at once, as many as the eager loss, whose Ḡ
-    costs what the second look at S costs here; a `margin_text` of width D' adds 2·R·N·D'. A gradient of the gradient
-    is not available.
+    Memory: R·D numbers and four tiles of a few MiB in addition to the gradients, where the eager loss holds 7 to 9
+    matrices of R × N. Work: 8·R·N·D operations for the whole batch, as many as the eager loss, whose Ḡ costs what
+    recomputing S costs here; a `margin_text` of width D' adds 2·R·N·D'. A second derivative is not available.
 
     Args:
-        image, text, scale, gamma, margin, center, margin_text, offset, rows, ids, check_values: as in
-            `hard_negative_loss`.
+        image, text, scale, gamma: as in `hard_negative_loss`.
+        options: margin, center, margin_text, offset, rows and ids, as in `hard_negative_loss`.
 
     Shape:
-        image, text [N, D]; scale scalar; margin_text [N, D']; ids [N] or [N, K] integers; returns a scalar.
+        image, text [N, D]; scale scalar; returns a scalar.
 
     Relations:
-        While all logits fit one tile (1,024 pairs in float32 on a processor, 4,096 on an accelerator) this is
-        `hard_negative_loss`, bit for bit. Beyond, equal up to rounding, which is smaller here when losses are.
+        While all logits fit into one tile (1,024 pairs in float32 on a processor, 4,096 on an accelerator) this is
+        `hard_negative_loss`, bit for bit. Beyond, equal up to rounding, which is smaller here for small losses.
 
     Reference:
-        HN-CLIP, eq. 2; the recomputation is that of FlashAttention, Dao et al. 2022.
+        HN-CLIP, eq. 2; recomputation as in FlashAttention, Dao et al. 2022.
     """
     count = len(image) if image.ndim else 0
-    logits = count * (count if rows is None else rows)
+    logits = count * (options.get("rows") or count)
     # One tile saves no memory. On a processor tiles are level with the eager loss at 512 pairs and faster at 1,024.
     one_tile = logits * at_least_float32(image, text).itemsize <= tile_bytes(image.device.type)
     loss = hard_negative_loss if one_tile else loss_from_tiles
-    return loss(
-        image,
-        text,
-        scale,
-        gamma,
-        margin=margin,
-        center=center,
-        margin_text=margin_text,
-        offset=offset,
-        rows=rows,
-        ids=ids,
-        check_values=check_values,
-    )
+    return loss(image, text, scale, gamma, **options)
 
 
 def loss_from_tiles(
@@ -101,31 +96,27 @@ def loss_from_tiles(
     margin: float = 0.0,
     center: float | str = 0.0,
     margin_text: Tensor | None = None,
-    offset: int = 0,
-    rows: int | None = None,
-    ids: Tensor | None = None,
-    check_values: bool = True,
     size: int | None = None,
+    **shard: Any,
 ) -> Tensor:
-    """`tiled_hard_negative_loss` of any number of pairs, in tiles of `size` bytes; None lets the device decide."""
+    """`tiled_hard_negative_loss` for any number of pairs, in tiles of `size` bytes (None: by device).
+
+    Args:
+        shard: offset, rows and ids, as in `hard_negative_loss`.
+    """
     check_margins(gamma, margin, center)
-    pairs = check_pairs(image, text, scale, offset=offset, rows=rows, ids=ids, check_values=check_values)
-    frozen = None if margin_text is None else check_margin_text(margin_text, pairs.text, check_values)
-    common: float | Tensor = margin
-    if gamma:
-        source = pairs.text if frozen is None else frozen
-        # Only the word "mean" passes the checks.
-        shift = negative_statistics(source, source, pairs.ids)[0] if isinstance(center, str) else center
-        common = margin - gamma * shift
+    pairs = check_pairs(image, text, scale, **shard)
+    source = margin_source(pairs, margin_text)  # [N, D']
+    constant = constant_margin(source, pairs.ids, gamma, margin, center)
     size = tile_bytes(image.device.type) if size is None else size
-    shape = tile_sides(pairs.rows, len(image), pairs.image.element_size(), size)
-    plan = Plan(gamma, offset, pairs.rows, *shape)
-    frozen = frozen.detach().contiguous() if gamma and frozen is not None else None
-    return _TiledLoss.apply(pairs.image, pairs.text, pairs.scale, frozen, common, pairs.ids, plan)
+    shape = tile_shape(pairs.rows, len(image), pairs.image.element_size(), size)
+    layout = Layout(gamma, pairs.offset, pairs.rows, *shape)
+    frozen = source.contiguous() if gamma and margin_text is not None else None
+    return _TiledLoss.apply(pairs.image, pairs.text, pairs.scale, frozen, constant, pairs.ids, layout)
 
 
-class Plan(NamedTuple):
-    """What is known without looking at a tensor: γ, the queries offset … offset+rows−1, and the largest tile."""
+class Layout(NamedTuple):
+    """γ, the queries offset … offset+rows−1, and the shape of the largest tile."""
 
     gamma: float
     offset: int
@@ -135,13 +126,13 @@ class Plan(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Logits of some queries of one direction and some columns; free to be overwritten.
+    """Logits of some queries of one direction against some columns; may be overwritten.
 
     Args:
         direction: 0 if the queries are images and the columns captions, 1 the other way round.
-        queries, columns: which of the N pairs; `rows` says the same of the R queries.
-        column_rows: which of the R queries of the other direction the columns are; None if they are none.
-        logits: [height, width], without weight where a column is no negative.
+        queries, columns: slices of the N pairs; `rows` is the slice of the R queries.
+        column_rows: the slice of the R queries of the other direction that the columns are; None if they are none.
+        logits: [height, width], with zero softmax weight where a column is not a negative.
     """
 
     direction: int
@@ -152,19 +143,19 @@ class Tile(NamedTuple):
     logits: Tensor
 
     @property
-    def holds_positives(self) -> bool:
+    def has_positives(self) -> bool:
         return self.rows == self.column_rows
 
 
 @dataclass(frozen=True)
-class Logits:
-    """The logits of all queries in both directions, a tile at a time.
+class TiledLogits:
+    """The logits of all queries in both directions, one tile at a time.
 
-    Memory: s·(image + γ·text) of the queries and of one tile's columns, and one or two tiles.
+    Memory: s·(image + γ·text) of the queries and of the columns of a tile, and one or two tiles.
 
     Shape:
-        image, text: [N, D]. scale: scalar. frozen: [N, D'], what margins come from if not the captions, or None.
-        ids: [N, K] or None.
+        image, text [N, D]; scale scalar; frozen [N, D'] (embeddings for the margins if they are not the captions) or
+        None; ids [N, K] or None.
     """
 
     image: Tensor
@@ -172,60 +163,58 @@ class Logits:
     scale: Tensor
     frozen: Tensor | None
     ids: Tensor | None
-    plan: Plan
+    layout: Layout
 
-    def boosted(self, part: slice) -> Tensor:
-        """s·image, or s·(image + γ·text) where the margins come from the captions: [C, D]."""
-        if self.frozen is None and self.plan.gamma:
-            return torch.add(self.image[part], self.text[part], alpha=self.plan.gamma).mul_(self.scale)
+    def scaled(self, part: slice) -> Tensor:
+        """s·image, or s·(image + γ·text) if the margins come from the captions: [C, D]."""
+        if self.frozen is None and self.layout.gamma:
+            return torch.add(self.image[part], self.text[part], alpha=self.layout.gamma).mul_(self.scale)
         return self.image[part] * self.scale
 
     def tiles(self) -> Iterator[Tile]:
-        """Every logit of a negative once per direction or, where both its ends are queries, once for both."""
-        _, offset, rows, height, width = self.plan
+        """Every logit of a negative once per direction; once for both where row and column are queries."""
+        gamma, offset, rows, height, width = self.layout
         end = offset + rows
-        queries = self.boosted(slice(offset, end))  # [R, D]
-        margins = None  # [R, D']
-        if self.frozen is not None:
-            margins = self.frozen[offset:end] * (self.plan.gamma * self.scale)
-        memory = [self.image.new_empty(height * width) for _ in range(1 if margins is None else 2)]
+        queries = self.scaled(slice(offset, end))  # [R, D]
+        frozen_queries = None if self.frozen is None else self.frozen[offset:end] * (gamma * self.scale)  # [R, D']
+        buffers = [self.image.new_empty(height * width) for _ in range(1 if self.frozen is None else 2)]
+        smallest = torch.finfo(self.image.dtype).min  # finite, as in `exclude`
 
-        def make(left: Tensor, right: Tensor, margin: Tensor | None, same: Tensor | None) -> Tensor:
-            logits = memory[0][: len(left) * len(right)].view(len(left), len(right))
+        def compute(left: Tensor, right: Tensor, margin: Tensor | None, duplicates: Tensor | None) -> Tensor:
+            logits = buffers[0][: len(left) * len(right)].view(len(left), len(right))
             if margin is None:
                 torch.mm(left, right.T, out=logits)
             else:
                 torch.addmm(margin, left, right.T, out=logits)
-            # Finite like the filler of `exclude`: a query without any negative yields no NaN.
-            return logits if same is None else logits.masked_fill_(same, torch.finfo(logits.dtype).min)
+            return logits if duplicates is None else logits.masked_fill_(duplicates, smallest)
 
-        # Columns in the outer loop: what they need is made once. A square of queries is cut alike on both sides.
+        # Columns in the outer loop: what they need is computed once. The square of queries has the same blocks on
+        # both sides.
         for columns in (*blocks(0, offset, width), *blocks(offset, end, height), *blocks(end, len(self.image), width)):
             inside = offset <= columns.start < end
             column_rows = slice(columns.start - offset, columns.stop - offset) if inside else None
-            boosted = queries[column_rows] if column_rows else self.boosted(columns)  # [W, D]
+            scaled = queries[column_rows] if column_rows else self.scaled(columns)  # [W, D]
             for local in blocks(0, rows, height):
                 if column_rows and local.start > column_rows.start:
-                    break  # mirror images of tiles that came before
+                    break  # transposes of tiles that were computed before
                 part = slice(offset + local.start, offset + local.stop)
                 margin = None
-                if margins is not None and self.frozen is not None:
+                if frozen_queries is not None and self.frozen is not None:
                     shape = (local.stop - local.start, columns.stop - columns.start)
-                    margin = memory[1][: shape[0] * shape[1]].view(shape)
-                    torch.mm(margins[local], self.frozen[columns].T, out=margin)  # [H, W], for both directions
-                same = None if self.ids is None else agree(self.ids[part], self.ids[columns])  # [H, W]
-                tile = Tile(
-                    0, part, columns, local, column_rows, make(queries[local], self.text[columns], margin, same)
-                )
-                if tile.holds_positives:
-                    tile.logits.fill_diagonal_(torch.finfo(tile.logits.dtype).min)
+                    margin = buffers[1][: shape[0] * shape[1]].view(shape)
+                    torch.mm(frozen_queries[local], self.frozen[columns].T, out=margin)  # [H, W], for both directions
+                duplicates = None if self.ids is None else agree(self.ids[part], self.ids[columns])  # [H, W]
+                logits = compute(queries[local], self.text[columns], margin, duplicates)
+                tile = Tile(0, part, columns, local, column_rows, logits)
+                if tile.has_positives:
+                    tile.logits.fill_diagonal_(smallest)
                 yield tile
-                if not tile.holds_positives:  # else the second direction is the transpose
-                    yield tile._replace(direction=1, logits=make(self.text[part], boosted, margin, same))
+                if not tile.has_positives:  # else the second direction is the transpose
+                    yield tile._replace(direction=1, logits=compute(self.text[part], scaled, margin, duplicates))
 
 
 class _TiledLoss(torch.autograd.Function):
-    """The loss of all queries; saves the log-sum-exp of their negatives and makes the tiles again in backward."""
+    """The mean loss of all queries; saves the log-sum-exp of their negatives and recomputes the tiles in backward."""
 
     @staticmethod
     def forward(
@@ -234,19 +223,17 @@ class _TiledLoss(torch.autograd.Function):
         text: Tensor,
         scale: Tensor,
         frozen: Tensor | None,
-        common: float | Tensor,
+        constant: float | Tensor,
         ids: Tensor | None,
-        plan: Plan,
+        layout: Layout,
     ) -> Tensor:
         with torch.autocast(image.device.type, enabled=False):
-            image, text = image.contiguous(), text.contiguous()  # a product would copy anything else once per tile
-            local = slice(plan.offset, plan.offset + plan.rows)
-            # The margin that all negatives share lowers the positive instead.
-            positive = scale * ((image[local] * text[local]).sum(1) - common)  # [R]
-            logits = Logits(image, text, scale, frozen, ids, plan)
-            negative = log_sums(logits)  # [2, R]
+            image, text = image.contiguous(), text.contiguous()  # a product would copy anything else for each tile
+            local = slice(layout.offset, layout.offset + layout.rows)
+            positive = scale * ((image[local] * text[local]).sum(1) - constant)  # [R]
+            negative = log_sums(TiledLogits(image, text, scale, frozen, ids, layout))  # [2, R]
             ctx.save_for_backward(image, text, scale, frozen, ids, positive, negative)
-            ctx.plan = plan
+            ctx.layout = layout
             excess = negative - positive  # [2, R]
             return torch.logaddexp(excess, excess.new_zeros(())).mean()
 
@@ -254,29 +241,27 @@ class _TiledLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         image, text, scale, frozen, ids, positive, negative = ctx.saved_tensors
-        need_image, need_text, need_scale = ctx.needs_input_grad[:3]
         with torch.autocast(image.device.type, enabled=False):
-            logits = Logits(image, text, scale, frozen, ids, ctx.plan)
-            wanted = need_image, need_text, need_scale
-            by_image, by_text, by_scale = residual_sums(logits, positive, negative, wanted)
-            factor = grad / (2 * ctx.plan.rows)
-            for by_vectors in (by_image, by_text):
-                if by_vectors is not None:
-                    by_vectors.mul_(factor * scale)
+            logits = TiledLogits(image, text, scale, frozen, ids, ctx.layout)
+            by_image, by_text, by_scale = residual_sums(logits, positive, negative, ctx.needs_input_grad[:3])
+            factor = grad / (2 * ctx.layout.rows)
+            for by_embedding in (by_image, by_text):
+                if by_embedding is not None:
+                    by_embedding.mul_(factor * scale)
             if by_scale is not None:
                 by_scale = by_scale * factor / scale
         return by_image, by_text, by_scale, None, None, None, None
 
 
-def log_sums(logits: Logits) -> Tensor:
+def log_sums(logits: TiledLogits) -> Tensor:
     """Log-sum-exp over the negatives of every query, as image and as caption: [2, R]."""
-    plan, image = logits.plan, logits.image
-    sums = image.new_full((2, plan.rows), torch.finfo(image.dtype).min)  # [2, R]
-    memory = image.new_empty(plan.height * plan.width)
+    layout, image = logits.layout, logits.image
+    sums = image.new_full((2, layout.rows), torch.finfo(image.dtype).min)  # [2, R]
+    buffer = image.new_empty(layout.height * layout.width)
 
     def add(total: Tensor, tile: Tensor, dim: int) -> None:
         largest = tile.amax(dim, keepdim=True)
-        shifted = torch.sub(tile, largest, out=memory[: tile.numel()].view_as(tile)).exp_()  # [H, W]
+        shifted = torch.sub(tile, largest, out=buffer[: tile.numel()].view_as(tile)).exp_()  # [H, W]
         torch.logaddexp(total, shifted.sum(dim).log_().add_(largest.squeeze(dim)), out=total)
 
     for tile in logits.tiles():
@@ -287,32 +272,32 @@ def log_sums(logits: Logits) -> Tensor:
 
 
 def residual_sums(
-    logits: Logits, positive: Tensor, negative: Tensor, wanted: tuple[bool, bool, bool]
+    logits: TiledLogits, positive: Tensor, negative: Tensor, needed: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Residuals Q_ij = softmax − one-hot, summed over directions, times what S and the logits are made of.
+    """Residuals Q_ij = softmax − one-hot, summed over directions, times the factors of S and the logits.
 
-    A common shift of the logits does not matter to the third sum, because each query's residuals sum to 0.
+    A common shift of the logits does not change the third sum, because the residuals of each query sum to 0.
 
     Shape:
         positive [R]; negative [2, R]; returns Q·text and Qᵀ·image, [N, D] each, and the scalar Σ Q_ij·L_ij; None
-        where not wanted.
+        where not needed.
     """
-    plan, sides = logits.plan, (logits.image, logits.text)
+    layout, sides = logits.layout, (logits.image, logits.text)
     slack = torch.sigmoid(negative - positive)  # [2, R]
     total = torch.logaddexp(negative, positive)  # [2, R]
-    sums = [torch.zeros_like(side) if want else None for side, want in zip(sides, wanted)]
-    weighted = -(slack * positive).sum() if wanted[2] else None
-    memory = [sides[0].new_empty(plan.height * plan.width) for _ in range(2)]
+    sums = [torch.zeros_like(side) if need else None for side, need in zip(sides, needed)]
+    weighted = -(slack * positive).sum() if needed[2] else None
+    buffers = [sides[0].new_empty(layout.height * layout.width) for _ in range(2)]
 
     for tile in logits.tiles():
         direction, scores = tile.direction, tile.logits
-        residual, other = (part[: scores.numel()].view_as(scores) for part in memory)
+        residual, other = (buffer[: scores.numel()].view_as(scores) for buffer in buffers)
         torch.sub(scores, total[direction, tile.rows, None], out=residual).exp_()  # [H, W]
         if tile.column_rows:
             residual += torch.sub(scores, total[1 - direction, tile.column_rows], out=other).exp_()
         if weighted is not None:
             weighted += scores.mul_(residual).sum()
-        if tile.holds_positives:
+        if tile.has_positives:
             residual.diagonal().sub_(slack[:, tile.rows].sum(0))
         by_queries, by_columns = sums[direction], sums[1 - direction]
         if by_queries is not None:
@@ -320,3 +305,10 @@ def residual_sums(
         if by_columns is not None:
             by_columns[tile.columns].addmm_(residual.T, sides[direction][tile.queries])
     return sums[0], sums[1], weighted
+
+
+def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
+    """start … stop−1 as consecutive slices of at most `size`, as equal as possible."""
+    count = -(-(stop - start) // size)
+    for k in range(count):
+        yield slice(start + (stop - start) * k // count, start + (stop - start) * (k + 1) // count)

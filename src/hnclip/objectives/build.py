@@ -53,7 +53,7 @@ def _choice(config: ObjectiveConfig) -> Choice:
     term = None
     if config.global_loss != "none":
         frozen = config.margin_source == "frozen"
-        term = GlobalTerm(_global_loss(config), margins=config.global_loss == "hn", frozen=frozen)
+        term = GlobalTerm(_global_loss(config), margins=config.global_loss in ("hn", "sigmoid"), frozen=frozen)
     return Choice(term, term_weights(config), official_switches(config))
 
 
@@ -68,7 +68,7 @@ def _global_loss(config: ObjectiveConfig) -> Callable[..., Tensor]:
     if config.global_loss == "hn":
         return partial(loss, gamma=config.gamma, margin=config.margin, center=config.center)
     if config.parameters:
-        common = set(inspect.signature(GLOBAL_LOSSES["infonce"]).parameters)
+        common = {*inspect.signature(GLOBAL_LOSSES["infonce"]).parameters, "margin_text"}
         own = [name for name in inspect.signature(loss).parameters if name not in common]
         for name in config.parameters:
             if name not in own:

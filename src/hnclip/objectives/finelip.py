@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from torch import Tensor
 
 from hnclip.losses.hard_negative import check_non_negative
-from hnclip.losses.late_interaction import late_interaction_scores, triplet_loss
+from hnclip.losses.tokens import late_interaction_scores, triplet_loss
 from hnclip.objectives.choice import Choice
 from hnclip.objectives.embeddings import Embeddings
 from hnclip.objectives.global_term import GlobalTerm

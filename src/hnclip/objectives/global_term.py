@@ -17,7 +17,7 @@ class GlobalTerm:
 
     Args:
         loss: one of `GLOBAL_LOSSES`, with its own parameters bound by `functools.partial`.
-        margins: whether the loss has margins that are built from captions (L_HN).
+        margins: whether the loss has margins that are built from captions (L_HN, and the sigmoid loss with γ).
         frozen: build them from the batch's `margin_text` and not from the live captions.
     """
 
@@ -46,11 +46,5 @@ class GlobalTerm:
 
 
 def queries(embeddings: Embeddings) -> dict[str, Any]:
-    """What every loss is told of a batch beside its vectors."""
-    return {
-        "offset": embeddings.offset,
-        "rows": embeddings.rows,
-        "ids": embeddings.ids,
-        # Looking at values would make an accelerator wait in every step; NaN shows in the loss anyway.
-        "check_values": False,
-    }
+    """The queries of a batch and its duplicates, as every loss takes them."""
+    return {"offset": embeddings.offset, "rows": embeddings.rows, "ids": embeddings.ids}

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from hnclip.losses.consistency import squared_gap
+from hnclip.losses.contrastive import clip_loss
 from hnclip.losses.hard_negative import check_non_negative
-from hnclip.losses.infonce import clip_loss
-from hnclip.losses.present import loss_of_present, mean_of_present, present_in_all
+from hnclip.losses.partial import cosine_gap, loss_of_present, mean_of_present, present_in_all
 from hnclip.objectives.choice import Choice
 from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
 from hnclip.objectives.global_term import GlobalTerm, queries
@@ -104,7 +103,7 @@ def _inside(whole: ViewEmbeddings, part: ViewEmbeddings, embeddings: Embeddings)
     """How far a part of the whole is from the part by itself, over the pairs that have both."""
     if whole.tokens is None or whole.mask is None:
         raise ValueError("GOAL's patch and text terms need what readouts make of whole pictures and captions")
-    gaps = squared_gap(whole.tokens[embeddings.own, 0], part.vectors[embeddings.own])  # [R]
+    gaps = cosine_gap(whole.tokens[embeddings.own, 0], part.vectors[embeddings.own]).square()  # [R]
     present = present_in_all(whole.mask[:, 0], part.present)  # [N]
     return mean_of_present(gaps, present, embeddings.offset, embeddings.rows)
 

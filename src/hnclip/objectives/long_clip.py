@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from hnclip.losses.contrastive import smoothed_loss
 from hnclip.losses.hard_negative import check_non_negative
-from hnclip.losses.principal import principal_part
-from hnclip.losses.smoothed import smoothed_loss
+from hnclip.losses.partial import principal_part
 from hnclip.objectives.choice import Choice
 from hnclip.objectives.embeddings import Embeddings
 from hnclip.objectives.global_term import GlobalTerm, queries

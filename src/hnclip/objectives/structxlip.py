@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hnclip.losses.chunks import chunk_loss
-from hnclip.losses.consistency import cosine_gap
+from hnclip.losses.contrastive import clip_loss
 from hnclip.losses.hard_negative import check_non_negative
-from hnclip.losses.infonce import clip_loss
-from hnclip.losses.present import loss_of_present, mean_of_present, present_in_all
+from hnclip.losses.partial import chunk_loss, cosine_gap, loss_of_present, mean_of_present, present_in_all
 from hnclip.objectives.choice import Choice
 from hnclip.objectives.embeddings import Embeddings
 from hnclip.objectives.global_term import GlobalTerm, queries

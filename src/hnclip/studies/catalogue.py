@@ -278,7 +278,7 @@ _STUDIES = (
             _alone("HCL", "hcl", against=("L_HN",)),
             _alone("debiased", "debiased", against=("L_HN",)),
             _alone("max hinge", "max_hinge", against=("L_HN",)),
-            _alone("sigmoid", "siglip", against=("L_HN",)),
+            _alone("sigmoid", "sigmoid", against=("L_HN",)),
             _against(L_HN, "InfoNCE", published=None),
         ),
         shows=("recalls",),

@@ -253,7 +253,6 @@ def _evaluate(objective: Objective, embeddings: Embeddings, weight: float, weigh
             offset=embeddings.offset,
             rows=embeddings.rows,
             ids=embeddings.ids,
-            check_values=False,
         )
     detached = {name: term.detach() for name, term in terms.items()}
     return StepResult(detached, weight_here * loss[None], weight_here * infonce[None])

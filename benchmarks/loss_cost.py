@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hnclip.losses.tiles import tile_bytes, tile_sides
+from hnclip.losses.tiled import tile_bytes, tile_shape
 
 # Matrices of R × B that `hard_negative_loss` holds at once when its forward pass ends: margins, S, S + M, logits and
 # log-softmax, where the last four exist twice if the second direction is no transpose of the first.
@@ -75,6 +75,6 @@ def eager_bytes(pairs: int, rows: int, width: int, item_bytes: int) -> int:
 
 def tiled_extra_bytes(pairs: int, rows: int, width: int, item_bytes: int, device_type: str = "cpu") -> int:
     """What the tiled loss allocates beside the gradients: scaled queries, tiles, and a few numbers per query."""
-    height, wide = tile_sides(rows, pairs, item_bytes, tile_bytes(device_type))
+    height, wide = tile_shape(rows, pairs, item_bytes, tile_bytes(device_type))
     columns = 0 if rows == pairs else 2 * wide * width  # scaled columns of this tile and of the one before
     return (rows * width + columns + TILES * height * wide + VECTORS * rows) * item_bytes

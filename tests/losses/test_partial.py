@@ -1,0 +1,207 @@
+"""Terms over pairs that have a view, whole and in uneven shards; StructXLIP's chunks; Long-CLIP's principal part."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from loss_twins import assert_equal, make_pairs, negatives_of, value_and_grads
+
+from hnclip.losses import GLOBAL_LOSSES, clip_loss, hard_negative_loss
+from hnclip.losses.partial import (
+    chunk_loss,
+    cosine_gap,
+    loss_of_present,
+    mean_of_present,
+    present_in_all,
+    principal_part,
+)
+
+IDS = torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2], [3, 0], [4, 4], [5, 5]])
+PRESENT = [[1, 0, 1, 1, 0, 1, 1], [0, 0, 0, 1, 1, 0, 1], [1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]]
+SHARDS = [[3, 4], [1, 2, 4], [5, 1, 1], [1] * 7]
+
+
+def over_processes(term, shards):
+    """The mean over processes of (W·R/N) times the term of each."""
+
+    def total(*leaves):
+        start, n, values = 0, sum(shards), []
+        for rows in shards:
+            values.append(len(shards) * rows / n * term(*leaves, offset=start, rows=rows))
+            start += rows
+        return torch.stack(values).mean()
+
+    return total
+
+
+def bools(values):
+    return torch.tensor(values, dtype=torch.bool)
+
+
+def test_present_in_all():
+    a, b = bools([1, 1, 0]), bools([1, 0, 0])
+    assert present_in_all(None, None) is None
+    assert torch.equal(present_in_all(a, None), a)
+    assert torch.equal(present_in_all(None, a, b), b)
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+@pytest.mark.parametrize("present", PRESENT)
+def test_mean_of_present(present, shards):
+    mask = bools(present)
+    values = torch.randn(7, dtype=torch.float64, requires_grad=True)
+
+    def term(v, offset=0, rows=7):
+        return mean_of_present(v[offset : offset + rows], mask, offset, rows)
+
+    expected = value_and_grads(lambda v: v[mask].mean(), [values])
+    assert_equal(value_and_grads(term, [values]), expected)
+    assert_equal(value_and_grads(over_processes(term, shards), [values]), expected)
+
+
+def test_absent_rows_are_not_read():
+    values = torch.tensor([1.0, float("nan"), 3.0], requires_grad=True)
+    mean = mean_of_present(values, bools([1, 0, 1]))
+    mean.backward()
+    assert mean == 2
+    assert values.grad.tolist() == [0.5, 0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("present", "shard"),
+    [([0] * 7, {}), ([0, 0, 1, 0, 0, 0, 0], {}), ([1, 1, 1, 0, 0, 1, 1], {"offset": 3, "rows": 2})],
+    ids=["none present", "one present", "no query present"],
+)
+def test_nothing_to_compare_is_zero_with_zero_gradients(present, shard):
+    got = value_and_grads(lambda *x: loss_of_present(clip_loss, *x, bools(present), **shard), make_pairs(7, 5))
+    assert all((tensor == 0).all() for tensor in got)
+
+
+@pytest.mark.parametrize("ids", [None, IDS], ids=["no ids", "ids"])
+@pytest.mark.parametrize("present", PRESENT)
+def test_loss_of_present_is_the_loss_of_a_batch_of_them(present, ids):
+    leaves, mask = make_pairs(7, 5), bools(present)
+
+    def subset(image, text, scale):
+        return hard_negative_loss(image[mask], text[mask], scale, gamma=0.3, ids=None if ids is None else ids[mask])
+
+    got = value_and_grads(lambda *x: loss_of_present(hard_negative_loss, *x, mask, ids=ids, gamma=0.3), leaves)
+    assert_equal(got, value_and_grads(subset, leaves))
+
+
+@given(st.lists(st.booleans(), min_size=7, max_size=7), st.sampled_from(SHARDS), st.sampled_from(sorted(GLOBAL_LOSSES)))
+def test_shards_of_any_loss_average_to_the_whole(present, shards, name):
+    leaves, mask = make_pairs(7, 5), bools(present)
+
+    def term(*x, **shard):
+        return loss_of_present(GLOBAL_LOSSES[name], *x, mask, ids=IDS, **shard)
+
+    assert_equal(value_and_grads(over_processes(term, shards), leaves), value_and_grads(term, leaves), 1e-10)
+
+
+def test_cosine_gap_is_computed_in_float32():
+    a, b, _ = make_pairs(7, 300, dtype=torch.bfloat16)
+    assert cosine_gap(a, b).dtype == torch.float32
+    expected = 1 - torch.einsum("nd,nd->n", a.double(), b.double())
+    assert_equal([cosine_gap(a, b).double()], [expected], 1e-5)
+
+
+def make_chunks(n=7, s=4, k=2, d=5, seed=0):
+    """Chunks, crops and a scale with gradient; pair 3 has no chunk, pair 4 no crop, the others some of each."""
+    g = torch.Generator().manual_seed(seed)
+    chunks, crops = (F.normalize(torch.randn(n, t, d, generator=g, dtype=torch.float64), dim=2) for t in (s, k))
+    chunk_mask = torch.arange(s) < torch.tensor([4, 1, 3, 0, 2, 2, 1])[:, None]
+    crop_mask = bools([[1, 1], [0, 1], [1, 0], [1, 1], [0, 0], [1, 1], [1, 1]])
+    leaves = [t.requires_grad_() for t in (chunks, crops, torch.tensor(7.0, dtype=torch.float64))]
+    return leaves, [chunk_mask, crop_mask]
+
+
+def twin_chunk(chunks, crops, scale, chunk_mask, crop_mask, ids=None):
+    """A mean over spans, then over samples that have a span and a valid crop."""
+    n, samples = len(chunks), []
+    for i in range(n):
+        spans = []
+        for span in chunks[i][chunk_mask[i]]:
+            own = [(scale * (span * crop).sum()).exp() for crop in crops[i][crop_mask[i]]]
+            others = [
+                (scale * (span * crop).sum()).exp() for j in negatives_of(i, n, ids) for crop in crops[j][crop_mask[j]]
+            ]
+            if own:
+                spans.append(torch.log(sum(own) + sum(others)) - torch.log(sum(own)))
+        if spans:
+            samples.append(sum(spans) / len(spans))
+    return sum(samples) / len(samples)
+
+
+@pytest.mark.parametrize("ids", [None, IDS], ids=["no ids", "ids"])
+@pytest.mark.parametrize("shards", SHARDS)
+def test_chunk_loss_and_its_shards_equal_the_loop(ids, shards):
+    leaves, masks = make_chunks()
+
+    def term(chunks, crops, scale, **shard):
+        return chunk_loss(chunks, crops, *masks, scale, ids=ids, **shard)
+
+    expected = value_and_grads(lambda *x: twin_chunk(*x, *masks, ids), leaves)
+    assert_equal(value_and_grads(term, leaves), expected)
+    assert_equal(value_and_grads(over_processes(term, shards), leaves), expected)
+
+
+def test_masked_chunks_and_crops_are_not_read():
+    leaves, masks = make_chunks()
+    expected = value_and_grads(lambda c, p, s: chunk_loss(c, p, *masks, s), leaves)
+    moved = [leaf.detach().clone() for leaf in leaves]
+    for tensor, mask in zip(moved, masks):
+        tensor[~mask] *= -50
+    assert_equal(
+        value_and_grads(lambda c, p, s: chunk_loss(c, p, *masks, s), [t.requires_grad_() for t in moved]), expected
+    )
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_without_chunks_or_crops_the_loss_is_zero(absent):
+    leaves, masks = make_chunks()
+    masks[absent] = torch.zeros_like(masks[absent])
+    got = value_and_grads(lambda c, p, s: chunk_loss(c, p, *masks, s), leaves)
+    assert all((tensor == 0).all() for tensor in got)
+
+
+def test_chunk_errors_name_the_mask():
+    (chunks, crops, scale), (chunk_mask, crop_mask) = make_chunks()
+    with pytest.raises(ValueError, match="chunks"):
+        chunk_loss(chunks, crops, chunk_mask[:, :2], crop_mask, scale)
+    with pytest.raises(ValueError, match="crops"):
+        chunk_loss(chunks, crops, chunk_mask, crop_mask.long(), scale)
+
+
+def make_vectors(n, d, dtype=torch.float64):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize(("n", "d", "count"), [(12, 7, 3), (7, 12, 3), (9, 9, 4), (6, 30, 1), (40, 60, 32)])
+def test_principal_part_is_the_best_approximation_of_its_rank(n, d, count):
+    vectors = make_vectors(n, d)
+    part = principal_part(vectors, count)
+    mean = vectors.mean(0)
+    values = torch.linalg.svdvals(vectors - mean)
+    assert torch.linalg.matrix_rank(part - mean, atol=1e-9) == count
+    assert_equal([(vectors - part).square().sum(), part.mean(0)], [values[count:].square().sum(), mean], 1e-9)
+    assert_equal([principal_part(part, count)], [part], 1e-9)
+    assert torch.autograd.gradcheck(lambda x: principal_part(x, count), vectors[:9, :9].clone().requires_grad_())
+
+
+def test_few_vectors_are_returned_unchanged():
+    vectors = make_vectors(33, 64)
+    assert principal_part(vectors) is vectors
+    assert (principal_part(make_vectors(34, 64)) - make_vectors(34, 64)).abs().max() > 1e-3
+
+
+def test_principal_part_is_computed_in_float32():
+    vectors = make_vectors(40, 50, torch.bfloat16)
+    assert principal_part(vectors, 8).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(principal_part(vectors.float(), 8), principal_part(vectors, 8))
+    with pytest.raises(ValueError, match="count"):
+        principal_part(vectors, 0)

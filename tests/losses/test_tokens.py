@@ -1,0 +1,204 @@
+"""Late interaction against triple loops: the token term of HN-CLIP and FineLIP's hinge."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from live_memory import LiveMemory
+from loss_twins import (
+    assert_equal,
+    info_nce,
+    make_pairs,
+    make_tokens,
+    negatives_of,
+    twin_interaction,
+    twin_token,
+    value_and_grads,
+)
+
+from hnclip.losses import token_loss
+from hnclip.losses.tiled import TILE_BYTES
+from hnclip.losses.tokens import late_interaction_scores, triplet_loss
+
+IDS = torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2], [3, 3]])
+
+
+def evaluate(leaves, masks, autocast=False, **options):
+    return value_and_grads(lambda p, w, s: token_loss(p, w, *masks, s, **options), leaves, autocast)
+
+
+def eager_token(patches, words, scale, patch_mask, word_mask, ids=None, offset=0, rows=None):
+    """All similarities at once, for any queries."""
+    n = len(patches)
+    similarity = torch.einsum("ipd,jqd->ijpq", patches, words)
+    best_word = similarity.masked_fill(~word_mask[None, :, None, :], -torch.inf).max(3).values  # [N, N, P]
+    best_patch = similarity.masked_fill(~patch_mask[:, None, :, None], -torch.inf).max(2).values  # [N, N, Q]
+    image_to_text = (best_word * patch_mask[:, None]).sum(2) / patch_mask.sum(1)[:, None]
+    text_to_image = ((best_patch * word_mask).sum(2) / word_mask.sum(1)).T
+    allowed = torch.tensor([[j == i or j in negatives_of(i, n, ids) for j in range(n)] for i in range(n)])
+    queries = slice(offset, n if rows is None else offset + rows)
+    target = torch.arange(n)[queries]
+    logits = [(scale * s).masked_fill(~allowed, -torch.inf)[queries] for s in (image_to_text, text_to_image)]
+    return sum(F.cross_entropy(matrix, target) for matrix in logits) / 2
+
+
+@pytest.mark.parametrize("ids", [None, IDS], ids=["none", "two columns"])
+@pytest.mark.parametrize(("p", "q"), [(6, 7), (3, 9), (4, 3)])
+def test_equals_the_triple_loop(p, q, ids):
+    leaves, masks = make_tokens(5, p, q, 4)
+    expected = value_and_grads(lambda pa, wo, s: twin_token(pa, wo, s, *masks, ids=ids), leaves)
+    assert_equal(evaluate(leaves, masks, ids=ids), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_any_masks_shards_and_tiles(data):
+    n, p, q = (data.draw(st.integers(low, high)) for low, high in ((2, 6), (2, 20), (3, 20)))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    leaves, _ = make_tokens(n, p, q, 3, seed=data.draw(st.integers(0, 99)))
+    masks = [torch.rand(n, leaf.shape[1], generator=generator) < data.draw(st.floats(0.1, 1)) for leaf in leaves[:2]]
+    for mask in masks:
+        mask[:, 0] |= ~mask.any(1)
+    offset = data.draw(st.integers(0, n - 1))
+    shard = {"offset": offset, "rows": data.draw(st.integers(1, n - offset))}
+    expected = value_and_grads(lambda p, w, s: eager_token(p, w, s, *masks, **shard), leaves)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TILE_BYTES, "cpu", 8 * p * q * data.draw(st.sampled_from([1, 3, 8, 50])))
+        assert_equal(evaluate(leaves, masks, **shard), expected)
+
+
+def test_similarities_of_all_pairs_never_exist_together(monkeypatch):
+    n, p, q = 24, 18, 16
+    leaves, masks = make_tokens(n, p, q, 3)
+    monkeypatch.setitem(TILE_BYTES, "cpu", 8 * p * q * 9)
+    with LiveMemory() as memory:
+        torch.autograd.grad(token_loss(*leaves[:2], *masks, leaves[2]), leaves)
+    assert memory.largest <= p * q * 9
+    assert memory.peak < n * n * p * q * 8 / 2
+
+
+def test_masked_tokens_are_not_read():
+    leaves, masks = make_tokens(5, 6, 7, 4)
+    expected = evaluate(leaves, masks)
+    other = [torch.where(mask[:, :, None], leaf.detach(), float("nan")) for leaf, mask in zip(leaves, masks)]
+    got = evaluate([*(t.requires_grad_() for t in other), leaves[2]], masks)
+    assert_equal(got, expected)
+    counted = masks[1].clone()
+    counted[:, 0] = True
+    assert abs(evaluate(leaves, [masks[0], counted])[0] - expected[0]) > 1e-4
+
+
+def test_one_token_each_is_infonce():
+    leaves = make_pairs(5, 4)
+    masks = [torch.ones(5, 1, dtype=torch.bool)] * 2
+    got = value_and_grads(lambda i, t, s: token_loss(i[:, None], t[:, None], *masks, s), leaves)
+    assert_equal(got, value_and_grads(info_nce, leaves))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_computes_in_full_precision(dtype, autocast):
+    leaves, masks = make_tokens(5, 6, 7, 4)
+    leaves = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
+    expected = evaluate([leaf.detach().float().requires_grad_() for leaf in leaves], masks)
+    got = evaluate(leaves, masks, autocast=autocast)
+    assert got[0].dtype == torch.float32
+    assert_equal([got[0]], [expected[0]], 0)
+    assert_equal(got[1:], [grad.to(dtype) for grad in expected[1:]], 0 if dtype == torch.float32 else 1e-2)
+
+
+def test_duplicates_exchange_no_gradient():
+    leaves, masks = make_tokens(4, 6, 7, 4)
+    _, by_patches, by_words, _ = evaluate(leaves, masks, ids=torch.tensor([7, 7, 1, 2]), rows=1)
+    assert (by_patches[1] == 0).all()
+    assert (by_words[1] == 0).all()
+    assert (by_patches[2:] != 0).any()
+
+
+def test_a_pair_without_tokens_makes_the_loss_nan():
+    leaves, masks = make_tokens(3, 2, 4, 4)
+    masks[1][0] = False
+    assert token_loss(*leaves[:2], *masks, leaves[2]).isnan()
+
+
+WRONG = {
+    "patches ndim": ("patches", {"patches": torch.zeros(3, 4)}),
+    "integer words": ("words", {"words": torch.zeros(3, 2, 4, dtype=torch.long)}),
+    "patch_mask dtype": ("patches", {"patch_mask": torch.ones(3, 2)}),
+    "word_mask shape": ("words", {"word_mask": torch.ones(3, 5) > 0}),
+    "scale": ("scale", {"scale": -1.0}),
+    "ids": ("ids", {"ids": torch.zeros(3)}),
+    "rows": ("rows", {"rows": 4}),
+}
+
+
+@pytest.mark.parametrize(("message", "change"), WRONG.values(), ids=WRONG)
+def test_errors_name_the_argument(message, change):
+    tokens, mask = torch.ones(3, 2, 4), torch.ones(3, 2, dtype=torch.bool)
+    arguments = {"patches": tokens, "words": tokens, "patch_mask": mask, "word_mask": mask, "scale": 5.0}
+    with pytest.raises(ValueError, match=message):
+        token_loss(**{**arguments, **change})
+
+
+def twin_scores(images, texts, image_mask, text_mask, slope=0.1):
+    """FineLIP's scores pair by pair: images × captions."""
+
+    def score(i, j):
+        image, text = images[i][image_mask[i]], texts[j][text_mask[j]]
+        return sum(
+            F.leaky_relu(torch.stack([twin_interaction(query[None], keys) for query in queries]), slope).mean()
+            for queries, keys in ((image, text), (text, image))
+        )
+
+    return torch.stack([torch.stack([score(i, j) for j in range(len(texts))]) for i in range(len(images))])
+
+
+def twin_triplet(scores, margin=0.2, ids=None):
+    total = scores.new_zeros(())
+    for i in range(len(scores)):
+        for j in negatives_of(i, len(scores), ids):
+            for score in (scores[i, j], scores[j, i]):
+                total = total + (margin + score - scores[i, i]).relu()
+    return total
+
+
+@pytest.mark.parametrize("slope", [0.1, 0.0, 1.0])
+@pytest.mark.parametrize("ids", [None, IDS], ids=["none", "two columns"])
+def test_finelip_equals_the_double_loop(ids, slope):
+    (images, texts, _), masks = make_tokens(5, 5, 7, 4)
+
+    def loss(*x):
+        return triplet_loss(*late_interaction_scores(*x, *masks, slope=slope), ids=ids)
+
+    expected = value_and_grads(lambda *x: twin_triplet(twin_scores(*x, *masks, slope), ids=ids), [images, texts])
+    assert_equal(value_and_grads(loss, [images, texts]), expected)
+    assert expected[0] > 0
+
+
+@pytest.mark.parametrize("sizes", [[3, 2], [1, 4], [2, 2, 1]], ids=str)
+def test_weighted_shards_of_finelip_are_the_whole(sizes):
+    """As processes do it: (W·R / N)·term, averaged over W processes."""
+    (images, texts, _), masks = make_tokens(5, 5, 7, 4)
+
+    def whole(*x, offset=0, rows=None):
+        scores = late_interaction_scores(*x, *masks, offset=offset, rows=rows)
+        return triplet_loss(*scores, ids=IDS, offset=offset)
+
+    def shards(*x):
+        starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        return sum(rows / 5 * whole(*x, offset=start, rows=rows) for start, rows in zip(starts, sizes))
+
+    assert_equal(value_and_grads(shards, [images, texts]), value_and_grads(whole, [images, texts]))
+
+
+def test_the_hinge_is_a_sum():
+    for n in (2, 7):
+        equal = torch.ones(n, n)
+        assert triplet_loss(equal, equal).item() == pytest.approx(2 * n * (n - 1) * 0.2)
+    with pytest.raises(ValueError, match="margin"):
+        triplet_loss(equal, equal, margin=-1.0)
+    with pytest.raises(ValueError, match="slope"):
+        late_interaction_scores(torch.ones(3, 2, 4), torch.ones(3, 2, 4), *[torch.ones(3, 2) > 0] * 2, slope=1.5)
