@@ -337,8 +337,8 @@ def step_of_processes(world: int, options: Options, result: Path) -> tuple[Timin
 
 def one_process(rank: int, world: int, port: int, pairs: int, width: int, turns: int, result: Path) -> None:
     """Its share of the pairs goes through the towers; the loss sees the pairs of all processes as columns."""
+    from hnclip.core import Embeddings, ViewEmbeddings
     from hnclip.losses.tiled import tiled_hard_negative_loss
-    from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
     from hnclip.train.distributed import gather_embeddings, process_group
     from hnclip.train.gradients import GradientMean
 

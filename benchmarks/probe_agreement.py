@@ -27,7 +27,7 @@ from hnclip.evaluate.retrieval import encode_captions, encode_gallery, encode_pi
 from hnclip.measure import Report, machine
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.objectives.build import build_objective
+from hnclip.objectives.registry import build_objective
 from hnclip.recipes import demo
 from hnclip.train.device import pick_device
 from hnclip.train.loop import train_or_continue

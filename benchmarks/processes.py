@@ -132,7 +132,7 @@ def work(mode: str, negatives: str, model_name: str, pairs: str, micro_batch: st
     """One process: does what standard input says."""
     sent = _count_collectives()
     from hnclip.config import ObjectiveConfig, OptimConfig
-    from hnclip.objectives.build import build_objective
+    from hnclip.objectives.registry import build_objective
     from hnclip.train.distributed import process_group
     from hnclip.train.optimizer import build_optimizer
     from hnclip.train.parallel import hold

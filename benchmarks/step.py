@@ -30,7 +30,7 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.huggingface import wrap
 from hnclip.models.load import load
 from hnclip.models.speed import compile_blocks, fast_bf16, recompute_activations
-from hnclip.objectives.build import build_objective
+from hnclip.objectives.registry import build_objective
 from hnclip.train.optimizer import build_optimizer
 from hnclip.train.step import Stepper
 

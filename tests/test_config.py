@@ -8,7 +8,7 @@ import pytest
 
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig, from_json, to_json
 from hnclip.losses import GLOBAL_LOSSES
-from hnclip.objectives.build import build_objective
+from hnclip.objectives.registry import build_objective
 from hnclip.recipes import RECIPES
 
 
@@ -154,13 +154,14 @@ def test_the_adapter_recipes_are_the_papers(name: str) -> None:
 @pytest.mark.parametrize("name", GLOBAL_LOSSES)
 def test_every_loss_can_be_chosen(name: str) -> None:
     objective = build_objective(ObjectiveConfig(global_loss=name))  # type: ignore[arg-type]
-    inner = getattr(objective.global_loss, "func", objective.global_loss)
+    loss = objective.global_term.loss  # type: ignore[union-attr]
+    inner = getattr(loss, "func", loss)
     assert inner is GLOBAL_LOSSES[name]
 
 
 def test_parameters_reach_the_rival_and_strangers_are_refused() -> None:
     objective = build_objective(ObjectiveConfig(global_loss="hcl", parameters={"beta": 0.25}))
-    assert objective.global_loss.keywords == {"beta": 0.25}  # type: ignore[attr-defined]
+    assert objective.global_term.loss.keywords == {"beta": 0.25}  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"hcl has no 'bta'; it has beta, tau_plus"):
         build_objective(ObjectiveConfig(global_loss="hcl", parameters={"bta": 0.25}))
     with pytest.raises(ValueError, match="infonce has no 'offset'"):
@@ -169,5 +170,6 @@ def test_parameters_reach_the_rival_and_strangers_are_refused() -> None:
 
 def test_the_margin_family_reaches_the_loss() -> None:
     objective = build_objective(ObjectiveConfig(gamma=0.3, margin=0.1, center="mean", margin_source="frozen"))
-    assert objective.global_loss.keywords == {"gamma": 0.3, "margin": 0.1, "center": "mean"}  # type: ignore[attr-defined]
-    assert objective.frozen_margin
+    term = objective.global_term
+    assert term.loss.keywords == {"gamma": 0.3, "margin": 0.1, "center": "mean"}  # type: ignore[union-attr]
+    assert term.frozen  # type: ignore[union-attr]

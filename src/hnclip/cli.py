@@ -88,7 +88,7 @@ def _train(arguments: Sequence[str]) -> None:
     base = recipes.RECIPES[_value(arguments, "--recipe", "demo", recipes.RECIPES)]()
     if (path := _value(arguments, "--config")) is not None:
         base = from_json(TrainConfig, Path(path).read_text(encoding="utf-8"))
-    base = _plugged(base, arguments)
+    base = _apply_short_options(base, arguments)
     options = _parse(Train, "train", arguments, Train(run=base))
 
     from hnclip.command import eval_command
@@ -127,11 +127,10 @@ def _train(arguments: Sequence[str]) -> None:
     print(f"next: {eval_command(config, result.out, split=None if has_test else 'validation')}")
 
 
-def _plugged(base: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
-    """The configuration with the framework, fidelity and global term that short options name: other options start from
-    there."""
+def _apply_short_options(base: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
+    """The configuration with the method, fidelity and global loss of the short options; other options start from it."""
     from hnclip.config import Fidelity, GlobalLoss
-    from hnclip.frameworks import PLUGS, plugged, with_fidelity, with_global
+    from hnclip.objectives.registry import METHOD_CHOICES, apply_method, with_fidelity, with_global
 
     for short, long in (("--global", "--objective.global-loss"), ("--fidelity", "--objective.fidelity")):
         if _value(arguments, short) is not None and _value(arguments, long) is not None:
@@ -139,8 +138,8 @@ def _plugged(base: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
     fidelity = _value(arguments, "--fidelity", _value(arguments, "--objective.fidelity"), get_args(Fidelity))
     chosen = _value(arguments, "--global", allowed=get_args(GlobalLoss))
     source = base.objective.margin_source
-    if (plug := _value(arguments, "--objective", allowed=PLUGS)) is not None:
-        base = plugged(base, plug, fidelity)
+    if (method := _value(arguments, "--objective", allowed=METHOD_CHOICES)) is not None:
+        base = apply_method(base, method, fidelity)
     elif fidelity is not None:
         base = with_fidelity(base, fidelity)
     return base if chosen is None else with_global(base, chosen, margin_source=source)

@@ -26,7 +26,7 @@ GlobalLoss = Literal[
     "smoothed",
     "none",
 ]
-Framework = Literal["hn_clip", "long_clip", "finelip", "goal", "smartclip", "structxlip"]
+Method = Literal["hn_clip", "long_clip", "finelip", "goal", "smartclip", "structxlip"]
 Fidelity = Literal["official", "corrected"]
 
 
@@ -42,19 +42,19 @@ def _require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """The loss: an exchangeable global term, and the terms of a framework beside it."""
+    """The loss: an exchangeable global loss and the terms of a method."""
 
-    framework: Framework = "hn_clip"
-    """Whose terms stand beside the global one (docs/frameworks.md)."""
+    method: Method = "hn_clip"
+    """Whose terms are added to the global loss (docs/methods.md)."""
     global_loss: GlobalLoss = "hn"
-    """Which global term. hn is the paper's, infonce plain CLIP, smoothed the same with softened labels, none leaves it
-    out, the others are rivals (docs/method.md)."""
+    """hn is the paper's, infonce plain CLIP, smoothed the same with label smoothing, none leaves it out, the others are
+    rivals (docs/method.md)."""
     fidelity: Fidelity = "corrected"
-    """Of frameworks other than hn_clip: as their code was released, or with its mistakes mended."""
-    switches: dict[str, Fidelity] = field(default_factory=dict)
-    """Single differences between the two by name, for example `goal_patch_size official`."""
+    """Methods other than hn_clip: as their code was released, or with its errors corrected."""
     weights: dict[str, float] = field(default_factory=dict)
-    """Weights of a framework's terms by name, where they are not to be its own, for example `local 0.25`."""
+    """Weights of a method's terms by name, where they differ from its defaults, for example `local 0.25`."""
+    crops: int = 2
+    """Edge crops of each image (structxlip only), at most 3."""
     gamma: float = 0.5
     """Strength of the similarity margin γ (hn only). 0 makes hn plain InfoNCE."""
     margin: float = 0.0
@@ -83,18 +83,23 @@ class ObjectiveConfig:
             not self.parameters or self.global_loss != "hn",
             "objective.parameters is for rival losses; hn has gamma, margin and center",
         )
-        if self.framework == "hn_clip":
-            _require(self.global_loss != "none", "objective.global_loss none is for frameworks with terms of their own")
-            for name in ("switches", "weights"):
-                _require(not getattr(self, name), f"objective.{name} is for frameworks other than hn_clip")
+        for name, known in (("method", Method), ("global_loss", GlobalLoss), ("fidelity", Fidelity)):
+            value = getattr(self, name)
+            choices = ", ".join(get_args(known))
+            _require(value in get_args(known), f"objective.{name} must be one of {choices}, got {value!r}")
+        if self.method == "hn_clip":
+            _require(self.global_loss != "none", "objective.global_loss none is for methods with terms of their own")
+            _require(not self.weights, "objective.weights is for methods other than hn_clip; it has token_weight")
         else:
             _require(
                 self.token_weight == 0,
-                f"objective.token_weight belongs to hn_clip: choose {self.framework} by --objective {self.framework}, "
-                "which also brings its own settings, or set the weight to 0",
+                f"objective.token_weight belongs to hn_clip: choose {self.method} by --objective {self.method}, which "
+                "also applies its own settings, or set the weight to 0",
             )
-        for name, value in self.switches.items():
-            _require(value in get_args(Fidelity), f"objective.switches: {name} is official or corrected, not {value!r}")
+        _require(1 <= self.crops <= 3, f"objective.crops must be 1, 2 or 3, got {self.crops}")
+        _require(
+            self.crops == 2 or self.method == "structxlip", f"objective.crops is for structxlip, not {self.method}"
+        )
         for name, weight in self.weights.items():
             _require(0 <= weight < inf, f"objective.weights: {name} must be a number of at least 0, got {weight}")
 
@@ -126,9 +131,10 @@ class OptimConfig:
     beta2: float = 0.98
     warmup: float = 0.05
     """Steps with a rising learning rate: below 1 a share of all steps, from 1 on their number."""
-    schedule: Literal["cosine", "wrapped"] = "cosine"
-    """How the rate falls. wrapped is FineLIP's released one: it counts micro-batches where it means steps, so with
-    accumulation the cosine comes down and goes up again."""
+    schedule: Literal["cosine", "open_cosine", "wrapped"] = "cosine"
+    """How the rate falls after the warm-up: cosine reaches its floor at the last step, open_cosine would reach it one
+    step later (Long-CLIP, GOAL and StructXLIP as released), wrapped counts micro-batches instead of steps, so that with
+    accumulation the cosine falls and rises again (FineLIP as released)."""
     lr_floor: float = 0.01
     """Share of the learning rate that is left at the last step."""
     clip_grad: float = 1.0

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from hnclip.config import Fidelity, GlobalLoss, ReadConfig, TrainConfig
-from hnclip.frameworks import Plug
+from hnclip.objectives.registry import MethodChoice
 
 Recipe = Literal[
     "demo",
@@ -35,15 +35,15 @@ class Train:
 
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
     recipe: Recipe = "demo"
-    """Settings to start from; other options change them. Those named after a framework are its released ones; paper/…
+    """Settings to start from; other options change them. Those named after a method are its released ones; paper/…
     are the paper's own with Long-CLIP-L and the training data of one of its benchmarks."""
-    objective: Plug | None = None
-    """A framework for the settings of the recipe: its terms and its own global term, which --global replaces
-    (docs/frameworks.md)."""
+    objective: MethodChoice | None = None
+    """A method for the settings of the recipe: its terms and its own global loss, which --global replaces
+    (docs/methods.md)."""
     global_loss: Annotated[GlobalLoss | None, tyro.conf.arg(name="global")] = None
-    """The global term, the same as --objective.global-loss: `--objective goal --global hn` is GOAL with L_HN."""
+    """The global loss, the same as --objective.global-loss: `--objective goal --global hn` is GOAL with L_HN."""
     fidelity: Fidelity | None = None
-    """The same as --objective.fidelity: a framework as it was released, or with its mistakes mended."""
+    """The same as --objective.fidelity: a method as it was released, or with its errors corrected."""
     config: Path | None = None
     """Start from a configuration file instead, for example the config.json of an earlier run."""
     resume: Path | None = None

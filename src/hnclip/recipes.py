@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
-from hnclip.frameworks import Plug, plugged
+from hnclip.objectives.registry import MethodChoice, apply_method
 
 
 def paper() -> TrainConfig:
@@ -37,8 +37,8 @@ def paper_urban_1k() -> TrainConfig:
 
 
 # The rates that frameworks keep in the paper's comparison (its appendix on the training setup), where other rows train
-# at 2e-6; of FineLIP that of the backbone: its own modules have theirs in `hnclip.frameworks`.
-PAPER_RATES: dict[Plug, float] = {"finelip": 1e-6, "goal": 5e-6, "structxlip": 5e-6, "lora": 5e-5, "dora": 5e-5}
+# at 2e-6; of FineLIP that of the backbone: its own modules have theirs in `METHODS`.
+PAPER_RATES: dict[MethodChoice, float] = {"finelip": 1e-6, "goal": 5e-6, "structxlip": 5e-6, "lora": 5e-5, "dora": 5e-5}
 
 # What the paper evaluates models on that were trained on each of its domains.
 PAPER_GALLERIES: dict[str, tuple[str, ...]] = {
@@ -67,12 +67,20 @@ def dora() -> TrainConfig:
     return replace(adapted, adapt=replace(adapted.adapt, method="dora"))
 
 
-def _released(plug: Plug, **optim: Any) -> TrainConfig:
-    """A framework as it was released: AdamW with torch's own betas, everything decayed, no clipping of gradients or of
-    the temperature, the cosine down to 0, captions of 248 tokens."""
-    common = {"beta2": 0.999, "decay": "all", "clip_grad": 0.0, "scale_max": None, "warmup": 0.0, "lr_floor": 0.0}
+def _released(method: MethodChoice, **optim: Any) -> TrainConfig:
+    """A method as it was released: AdamW with torch's default betas, everything decayed, no clipping of gradients or of
+    the scale, a cosine that would reach 0 one step after the last, captions of 248 tokens."""
+    common: dict[str, Any] = {
+        "beta2": 0.999,
+        "decay": "all",
+        "clip_grad": 0.0,
+        "scale_max": None,
+        "warmup": 0.0,
+        "lr_floor": 0.0,
+        "schedule": "open_cosine",
+    }
     base = replace(paper(), context=248, optim=replace(paper().optim, **{**common, **optim}))
-    return plugged(base, plug, "official")
+    return apply_method(base, method, "official")
 
 
 def long_clip() -> TrainConfig:

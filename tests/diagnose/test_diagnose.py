@@ -186,8 +186,8 @@ def test_missing_pictures_leave_the_captions(tmp_path: Path, model_directory: Pa
 def test_an_encoder_that_returns_nan_is_named(
     tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from hnclip.core import ViewEmbeddings
     from hnclip.models.dual_encoder import DualEncoder
-    from hnclip.objectives.embeddings import ViewEmbeddings
 
     def broken(self: DualEncoder, texts: Any, **given: Any) -> ViewEmbeddings:
         return ViewEmbeddings(torch.full((len(texts.lengths), 32), torch.nan))
@@ -274,8 +274,8 @@ def test_splits_decide_whose_captions_are_looked_at(tmp_path: Path, model_direct
 def test_pictures_that_return_nan_are_a_gap(
     tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from hnclip.core import ViewEmbeddings
     from hnclip.models.dual_encoder import DualEncoder
-    from hnclip.objectives.embeddings import ViewEmbeddings
 
     encode_pixels = DualEncoder.encode_pixels
 

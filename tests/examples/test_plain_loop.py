@@ -6,8 +6,8 @@ from pathlib import Path
 import plain_loop
 import torch
 
+from hnclip.core import ViewEmbeddings
 from hnclip.data.scenes import scene_records
-from hnclip.objectives.embeddings import ViewEmbeddings
 
 
 def test_it_trains(monkeypatch, capsys):

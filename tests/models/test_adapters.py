@@ -23,6 +23,7 @@ from hnclip.models.adapters import BaseModel, add_adapters, has_adapters, merge_
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, save, stretch
 from hnclip.models.trainable import describe_trainable, linear_names
+from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.grad_cache import cached_backward, micro_backward
 from small_families import write_siglip, write_two_towers
@@ -441,7 +442,7 @@ def test_gradient_caching_is_exact_with_adapters(method: str, bases: dict[str, P
     data = prepare(
         scene_records("park", "train", families=2, members=4)[:7], model.text_transform, model.image_transform
     )
-    batch, objective = data.batch(range(7)), HNClip(hard_negative_loss)
+    batch, objective = data.batch(range(7)), HNClip(GlobalTerm(hard_negative_loss), {"token": 1.0})
     gradients = []
     for backward, chunk in ((micro_backward, 7), (cached_backward, 3)):
         model.zero_grad()

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hnclip.data.batches import Batch
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.models.readout import Readout, Seen, require_parts
+from hnclip.models.readout import Readout, TowerOutput
 
 TEXTS = {"caption": ["a red ball lies under a tall green tree", "two dogs"], "sentence": ["a ball", "one dog sleeps"]}
 
@@ -23,9 +23,9 @@ class AllTokens(Readout):
     def __init__(self) -> None:
         super().__init__()
         self.factor = torch.nn.Parameter(torch.ones(()))
-        self.seen: list[Seen] = []
+        self.seen: list[TowerOutput] = []
 
-    def forward(self, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, seen: TowerOutput) -> tuple[torch.Tensor, torch.Tensor]:
         self.seen.append(seen)
         return self.factor * F.normalize(seen.project(seen.hidden), dim=-1), seen.inside
 
@@ -109,6 +109,6 @@ def test_readouts_train_and_are_not_saved(model: DualEncoder, tmp_path: Path) ->
 
 def test_a_readout_without_its_parts_says_so() -> None:
     nothing = torch.zeros(1, 1, 1)
-    seen = Seen(nothing[0], nothing, nothing[0] > 0, None, lambda x: x, lambda x: x)
+    seen = TowerOutput(nothing[0], nothing, nothing[0] > 0, None, lambda x: x, lambda x: x)
     with pytest.raises(ValueError, match="the batch has none"):
-        require_parts(seen)
+        seen.require_parts()

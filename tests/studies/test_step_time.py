@@ -13,10 +13,9 @@ import hnclip.studies.step_time as step_time
 from hnclip.config import TrainConfig
 from hnclip.data.records import DataSet, Record
 from hnclip.data.scenes import scene_records
-from hnclip.frameworks import PLUGS, plugged
 from hnclip.measure import Timing, threads
 from hnclip.models.load import load
-from hnclip.objectives.build import build_objective
+from hnclip.objectives.registry import METHOD_CHOICES, apply_method, build_objective
 from hnclip.recipes import miniature
 from hnclip.studies import identity
 from hnclip.studies.step_time import Shape, StepTime, measure_step, measure_steps
@@ -96,10 +95,10 @@ def test_the_ratio_of_two_times_is_by_pair_and_turn() -> None:
     assert two.times(one) == 0.5
 
 
-@pytest.mark.parametrize("plug", PLUGS)
-def test_every_framework_can_be_timed_without_data(config: TrainConfig, plug: str) -> None:
+@pytest.mark.parametrize("plug", METHOD_CHOICES)
+def test_every_method_can_be_timed_without_data(config: TrainConfig, plug: str) -> None:
     told: list[str] = []
-    elsewhere = replace(plugged(config, plug), data="nowhere")  # type: ignore[arg-type]
+    elsewhere = replace(apply_method(config, plug), data="nowhere")  # type: ignore[arg-type]
     found = measure_step(elsewhere, pairs=4, turns=1, report=told.append)
     assert found.source == "synthetic batch"
     assert told == ["data 'nowhere' is not known; random pixels and captions of 248 tokens stand in for the data"]
@@ -108,14 +107,14 @@ def test_every_framework_can_be_timed_without_data(config: TrainConfig, plug: st
 
 def test_a_synthetic_batch_has_all_views_and_captions_of_full_length(config: TrainConfig) -> None:
     model = load(config.model)
-    objective = build_objective(plugged(config, "structxlip").objective)
+    objective = build_objective(apply_method(config, "structxlip").objective)
     batch = step_time._synthetic_batch(model, objective, 3)
     assert set(batch.images) == set(objective.image_views)
     assert set(batch.texts) == set(objective.text_views)
     assert batch.texts["caption"].lengths.tolist() == [248] * 3
     assert len({tuple(row) for row in batch.texts["caption"].ids.tolist()}) == 3
     assert batch.parts["filtered"].shape == (3, step_time.CHUNKS, 2)
-    goal = step_time._synthetic_batch(model, build_objective(plugged(config, "goal").objective), 2)
+    goal = step_time._synthetic_batch(model, build_objective(apply_method(config, "goal").objective), 2)
     assert goal.texts["sentence"].lengths.tolist() == [step_time.SENTENCE] * 2
     assert goal.parts["full"].any(-1).all()
 

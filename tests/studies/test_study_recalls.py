@@ -21,9 +21,9 @@ from hnclip.studies.variant import Variant
 SKILL = {"start": 0.3, "base": 0.5, "best": 0.95, "alike": 0.5}
 ROWS = (
     Variant("start", trained=False),
-    Variant("base", plug="hn_clip"),
-    Variant("alike", plug="hn_clip", against=("base",)),
-    Variant("best", plug="hn_clip", against=("start", "base")),
+    Variant("base", method="hn_clip"),
+    Variant("alike", method="hn_clip", against=("base",)),
+    Variant("best", method="hn_clip", against=("start", "base")),
 )
 
 

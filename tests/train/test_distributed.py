@@ -16,8 +16,9 @@ from test_grad_cache import DUPLICATES, assert_same, gradients, small_data, smal
 import hnclip.train.distributed as distributed
 import hnclip.train.run_data as run_data
 from hnclip.config import OptimConfig
+from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.losses import hard_negative_loss
-from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
+from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.distributed import (
     agreement,
@@ -38,7 +39,7 @@ from hnclip.train.parallel import Replicated, Sharded, whole_tensor
 from hnclip.train.run_data import own_share
 
 WORLDS = (2, 4)
-OBJECTIVE = HNClip(hard_negative_loss, token_weight=0.5, frozen_margin=True)
+OBJECTIVE = HNClip(GlobalTerm(hard_negative_loss, frozen=True), {"token": 0.5})
 # Pairs in the batch and in a micro-batch: even, uneven, and fewer pairs than four processes.
 SIZES = ((8, 4), (11, 5), (11, 4), (3, 4), (2, 2))
 STEPS = [

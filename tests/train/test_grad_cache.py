@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hnclip.core import Embeddings, ViewEmbeddings, join_embeddings
 from hnclip.data.batches import Batch, TextBatch, prepare
 from hnclip.data.images import ImageTransform
 from hnclip.data.scenes import scene_records
@@ -17,14 +18,14 @@ from hnclip.data.texts import TextTransform
 from hnclip.losses import clip_loss, hard_negative_loss
 from hnclip.models.huggingface import wrap
 from hnclip.models.tokenizer import train_tokenizer
-from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings, join_embeddings
+from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.grad_cache import BACKWARD, cached_backward, chunk_slices, micro_backward
 
 PAIRS = 11
 # Rows 0 and 5 show one picture, rows 2 and 9 carry one caption.
 DUPLICATES = torch.tensor([[i if i != 5 else 0, i if i != 9 else 2] for i in range(PAIRS)])
-FULL = HNClip(hard_negative_loss)
+FULL = HNClip(GlobalTerm(hard_negative_loss), {"token": 1.0})
 
 
 def small_data():
@@ -121,8 +122,8 @@ def assert_same(found, expected, atol=1e-12):
 
 OBJECTIVES = {
     "global and token": FULL,
-    "global only": HNClip(hard_negative_loss, token_weight=0),
-    "frozen margins": HNClip(partial(hard_negative_loss, center="mean"), token_weight=0.3, frozen_margin=True),
+    "global only": HNClip(GlobalTerm(hard_negative_loss)),
+    "frozen margins": HNClip(GlobalTerm(partial(hard_negative_loss, center="mean"), frozen=True), {"token": 0.3}),
 }
 
 
@@ -266,7 +267,7 @@ def toy_batch(count=PAIRS):
     return Batch(images, {"caption": texts(9), "short": texts(3)}, torch.arange(count)[:, None])
 
 
-@pytest.mark.parametrize("objective", [TwoViews(), TwoViews(tokens=False), HNClip(clip_loss, token_weight=0)])
+@pytest.mark.parametrize("objective", [TwoViews(), TwoViews(tokens=False), HNClip(GlobalTerm(clip_loss))])
 @pytest.mark.parametrize("text_tokens", [True, False])
 @pytest.mark.parametrize("chunk", [1, 4, 50])
 def test_views_tokens_and_dropout_of_any_kind(objective, text_tokens, chunk):
@@ -345,7 +346,7 @@ def test_first_pass_builds_no_graph(model, batch):
 @pytest.mark.parametrize("negatives", BACKWARD)
 def test_no_token_vectors_without_token_term(model, batch, negatives):
     recorder = Recorder(model)
-    BACKWARD[negatives](recorder, batch, HNClip(clip_loss, token_weight=0), chunk=4)
+    BACKWARD[negatives](recorder, batch, HNClip(GlobalTerm(clip_loss)), chunk=4)
     assert {tokens for _, tokens, _, _ in recorder.calls} == {False}
 
 

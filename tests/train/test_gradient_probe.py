@@ -12,9 +12,10 @@ from test_grad_cache import DUPLICATES, PAIRS, Toy, small_data, small_encoder, t
 from torch import nn
 
 from hnclip.config import OptimConfig
+from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.data.batches import Batch
 from hnclip.losses import GLOBAL_LOSSES
-from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
+from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.optimizer import build_optimizer
@@ -113,7 +114,7 @@ def test_it_measures_what_the_step_to_come_does(data, batch, negatives, name):
     """Dropout included: the step that follows draws what the probe drew."""
     model = small_encoder(data[1], dropout=0.3)
     optim = OptimConfig(micro_batch=4, negatives=negatives, clip_grad=0.0)
-    objective = HNClip(GLOBAL_LOSSES[name], token_weight=0)
+    objective = HNClip(GlobalTerm(GLOBAL_LOSSES[name]))
     optimizer = build_optimizer(model, lr=1e-3, scale_lr=1e-3, weight_decay=0.0, betas=(0.9, 0.98))
     torch.manual_seed(5)
     found = GradientProbe(model, optim).probe(batch)

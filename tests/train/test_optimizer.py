@@ -11,6 +11,7 @@ from torch import nn
 
 from hnclip.config import OptimConfig
 from hnclip.losses import clip_loss
+from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.optimizer import (
     build_optimizer,
@@ -110,19 +111,27 @@ def test_the_wrapped_schedule_is_the_measured_one(fraction: float, factor: float
 
 def test_the_wrapped_schedule_begins_with_a_full_step_and_then_warms_up() -> None:
     factors = [wrapped_factor(step, total=1500, warmup=200, accumulate=4) for step in range(51)]
-    assert factors[:3] == pytest.approx([1, 5 / 200, 9 / 200])
+    assert factors[:3] == pytest.approx([1, 4 / 200, 8 / 200])
     assert factors[49] == pytest.approx(197 / 200)
     assert factors[50] == 1
     assert min(factors) > 0
-    assert wrapped_factor(5, total=5, warmup=5, accumulate=1) == 1  # nothing to divide by
+    assert wrapped_factor(6, total=5, warmup=5, accumulate=1) == 1  # nothing to divide by
 
 
 def test_without_accumulation_nothing_wraps() -> None:
     """Micro-batches are steps then: a half cosine that ends at 0."""
-    for step in (20, 21, 60, 99):
-        expected = 0.5 * (1 + math.cos(math.pi * (step - 20) / 80))
+    for step in (21, 22, 61, 100):
+        expected = 0.5 * (1 + math.cos(math.pi * (step - 1 - 20) / 80))
         assert wrapped_factor(step, total=100, warmup=20, accumulate=1) == pytest.approx(expected)
-    assert wrapped_factor(100, total=100, warmup=20, accumulate=1) == 0
+    assert wrapped_factor(101, total=100, warmup=20, accumulate=1) == 0
+
+
+def test_the_open_cosine_would_end_one_step_after_the_last() -> None:
+    """As GOAL and StructXLIP were released: iteration t of T has the rate ½(1 + cos(π·t/T))."""
+    factors = [learning_rate_factor(step, total=20, warmup=0, open_end=True) for step in range(21)]
+    assert factors == pytest.approx([0.5 * (1 + math.cos(math.pi * step / 20)) for step in range(21)])
+    optim = OptimConfig(warmup=0, schedule="open_cosine", micro_batch=6, lr_floor=0.0)
+    assert rates_of(optim, 20, range(20)) == pytest.approx(factors[:20])
 
 
 class Encoder(ToyEncoder):
@@ -138,7 +147,7 @@ def rates_of(optim: OptimConfig, total: int, steps: range) -> list[float]:
     """The rates that a run's steps have."""
     model = Encoder()
     optimizer = build_optimizer(model, lr=1.0, scale_lr=1.0, weight_decay=0.0, betas=(0.9, 0.98))
-    stepper = Stepper(model, HNClip(clip_loss, token_weight=0), optimizer, optim, total=total)
+    stepper = Stepper(model, HNClip(GlobalTerm(clip_loss)), optimizer, optim, total=total)
     batch, found = toy_batch(), []
     for step in steps:
         stepper(batch, step)
@@ -159,7 +168,7 @@ def test_a_run_can_follow_the_wrapped_schedule() -> None:
     found = rates_of(optim, 10, range(10))
     assert found == pytest.approx([wrapped_factor(s, total=10, warmup=4, accumulate=3) for s in range(10)])
     assert found[0] == 1
-    assert found[1] == 1  # three micro-batches of four: (3 + 1) / 4
+    assert found[1] == 0.75  # micro-batch 2 of a warm-up of 4: (2 + 1) / 4
     assert min(found) < 0.3  # the floor is not this schedule's
 
 

@@ -12,13 +12,13 @@ from hnclip.config import ObjectiveConfig, ReadConfig, TrainConfig
 from hnclip.data.records import Record, Region
 from hnclip.data.scenes import scene_records
 from hnclip.data.views.lexicon import filter_caption
-from hnclip.objectives.build import build_objective
-from hnclip.objectives.objective import Objective
+from hnclip.objectives.base import Objective
+from hnclip.objectives.registry import build_objective
 from hnclip.train.run_views import needed_views, with_views
 
 
-def objective_of(framework: str, **changes: object) -> Objective:
-    return build_objective(ObjectiveConfig(framework=framework, token_weight=0.0, **changes))  # type: ignore[arg-type]
+def objective_of(method: str, **changes: object) -> Objective:
+    return build_objective(ObjectiveConfig(method=method, token_weight=0.0, **changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -26,18 +26,18 @@ def records() -> list[Record]:
     return scene_records("park", "train", families=2)
 
 
-def completed(framework: str, records: list[Record], **read: object) -> tuple[tuple[Record, ...], list[str]]:
+def completed(method: str, records: list[Record], **read: object) -> tuple[tuple[Record, ...], list[str]]:
     said: list[str] = []
     config = TrainConfig(
         data="somewhere.json",
         read=ReadConfig(**read),  # type: ignore[arg-type]
-        objective=ObjectiveConfig(framework=framework, token_weight=0.0),  # type: ignore[arg-type]
+        objective=ObjectiveConfig(method=method, token_weight=0.0),  # type: ignore[arg-type]
     )
-    return with_views(config, records, objective_of(framework), said.append), said
+    return with_views(config, records, objective_of(method), said.append), said
 
 
 @pytest.mark.parametrize(
-    ("framework", "needs"),
+    ("method", "needs"),
     [
         ("long_clip", set()),
         ("finelip", set()),
@@ -46,10 +46,10 @@ def completed(framework: str, records: list[Record], **read: object) -> tuple[tu
         ("structxlip", {"regions", "edges", "text"}),
     ],
 )
-def test_what_frameworks_need(framework: str, needs: set[str], records: list[Record]) -> None:
-    assert needed_views(objective_of(framework)) == needs
+def test_what_methods_need(method: str, needs: set[str], records: list[Record]) -> None:
+    assert needed_views(objective_of(method)) == needs
     if not needs:
-        found, said = completed(framework, records)
+        found, said = completed(method, records)
         assert found == tuple(records)
         assert not said
 

@@ -12,7 +12,7 @@ from hnclip.config import ObjectiveConfig, TrainConfig
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.speed import choose_precision
 from hnclip.models.trainable import train_mode
-from hnclip.objectives.build import build_objective
+from hnclip.objectives.registry import build_objective
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.log import progress_bar, read_metrics
 from hnclip.train.loop import train_or_continue

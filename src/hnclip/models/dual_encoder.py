@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
+from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.data.batches import Batch, TextBatch, join_texts, pad_texts
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.texts import TextTransform
 from hnclip.models.card import Training
 from hnclip.models.families import Family, family_of
 from hnclip.models.families.wanted import Wanted
-from hnclip.models.readout import Seen
-from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
+from hnclip.models.readout import TowerOutput
 
 
 class DualEncoder(nn.Module):
@@ -215,8 +215,8 @@ class DualEncoder(nn.Module):
             start += size
             found[name] = ViewEmbeddings(self._unit(vectors[rows]))
             if name in self.readouts and hidden is not None and inside is not None:
-                seen = Seen(vectors[rows], hidden[rows], inside[rows], parts.get(name), project, norm)
-                tokens, counts = self.readouts[name](seen)  # [B, K, D], [B, K]
+                tower = TowerOutput(vectors[rows], hidden[rows], inside[rows], parts.get(name), project, norm)
+                tokens, counts = self.readouts[name](tower)  # [B, K, D], [B, K]
                 found[name] = replace(found[name], tokens=tokens.to(self.dtype), mask=counts)
         return found
 

@@ -1,4 +1,4 @@
-"""FineLIP's objective: a hinge on token-by-token scores, and beside it the injected global term, if there is one."""
+"""FineLIP: a hinge on token-by-token scores of learnt token sets, and the injected global term, if there is one."""
 
 from __future__ import annotations
 
@@ -6,97 +6,69 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from hnclip.losses.hard_negative import check_non_negative
+from hnclip.core import Embeddings
 from hnclip.losses.tokens import late_interaction_scores, triplet_loss
-from hnclip.objectives.choice import Choice
-from hnclip.objectives.embeddings import Embeddings
-from hnclip.objectives.global_term import GlobalTerm
-from hnclip.objectives.objective import Moment
+from hnclip.models.readout import Readout, TowerOutput
+from hnclip.objectives.base import Objective, Term, TrainProgress
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
-    from hnclip.models.readout import Readout
 
-OFFICIAL_PATCHES = 196  # the released code's default, whatever the model
-RATIOS = (0.4, 0.5)  # of patches: what is aggregated, and what is kept of that
+OFFICIAL_PATCHES = 196  # default of the released code, for every model
+RATIOS = (0.4, 0.5)  # shares of the patches that are aggregated, and of those that are kept
+HIDDEN = 0.2  # width of the aggregator's hidden layer, as a share of the width of the tokens
 
 
 @dataclass(frozen=True)
-class FineLip:
-    """L = L_global(picture, caption) + w·α·L_fine, where L_fine is the sum of hinges on late-interaction scores of the
-    token sets that `hnclip.models.readouts.aggregate` makes, and α rises from 0 to 1 in the first epoch.
-
-    Args:
-        global_term: None is FineLIP as released, which has no global term; InfoNCE or L_HN are added to it.
-        fine_weight: w. 0 leaves the term out and asks for no tokens.
-        rise: α.
+class FineLip(Objective):
+    """L = L_global(image, caption) + w·α·L_fine, L_fine the sum of hinges on late-interaction scores of the token sets
+    of `TokenAggregation`; α rises from 0 to 1 in the first epoch.
 
     Relations:
-        The fine term does not depend on the global one.
+        FineLIP as released has no global term; InfoNCE or L_HN are added to it.
 
     Reference:
         FineLIP, Asokan et al. 2025.
     """
 
-    image_views: ClassVar[tuple[str, ...]] = ("full",)
-    text_views: ClassVar[tuple[str, ...]] = ("caption",)
-    parts: ClassVar[tuple[str, ...]] = ()
-
-    global_term: GlobalTerm | None
-    fine_weight: float = 1.0
-    rise: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_non_negative("fine_weight", self.fine_weight)
-        if self.global_term is None and self.fine_weight == 0:
-            raise ValueError("FineLIP needs a term: choose a global loss, or a weight above 0 for 'fine'")
+    title: ClassVar[str] = "FineLIP"
 
     @property
     def tokens(self) -> bool:
-        return self.fine_weight > 0
+        return self.weights["fine"] > 0
 
-    def at(self, moment: Moment) -> FineLip:
-        return replace(self, rise=moment.within if moment.epoch == 0 else 1.0)
+    def at(self, progress: TrainProgress) -> FineLip:
+        return replace(self, factors={"fine": progress.within if progress.epoch == 0 else 1.0})
 
-    def __call__(self, embeddings: Embeddings) -> dict[str, Tensor]:
-        terms = {}
-        if self.global_term is not None:
-            terms["global"] = self.global_term(embeddings)
-        if self.fine_weight > 0:
-            terms["fine"] = self.fine_weight * self.rise * self._fine(embeddings)
-        return terms
+    def readouts(self, model: DualEncoder) -> Mapping[str, Readout]:
+        if not self.tokens:
+            return {}
+        keep = kept_tokens(OFFICIAL_PATCHES if self.official else _patches(model))
+        return {
+            "full": TokenAggregation(model.width, keep, text=False),
+            "caption": TokenAggregation(model.width, keep, text=True),
+        }
 
-    def _fine(self, embeddings: Embeddings) -> Tensor:
-        image, text = embeddings.images["full"], embeddings.texts["caption"]
-        if image.tokens is None or image.mask is None or text.tokens is None or text.mask is None:
-            raise ValueError("FineLIP's fine term needs the tokens of its readouts and their masks, of both views")
-        offset = embeddings.offset
-        scores = late_interaction_scores(
-            image.tokens, text.tokens, image.mask, text.mask, offset=offset, rows=embeddings.rows
-        )  # [R, N] twice
-        return triplet_loss(*scores, ids=embeddings.ids, offset=offset)
+    def own_terms(self) -> Mapping[str, Term]:
+        return {"fine": _fine}
 
 
-def objective(choice: Choice) -> FineLip:
-    """FineLIP as configured."""
-    return FineLip(choice.global_term, choice.weights["fine"])
-
-
-def readouts(choice: Choice, model: DualEncoder) -> Mapping[str, Readout]:
-    """The aggregators of both views, where the fine term is wanted."""
-    if choice.weights["fine"] == 0:
-        return {}
-    from hnclip.models.readouts.aggregate import AggregateImage, AggregateText
-
-    patches = OFFICIAL_PATCHES if "finelip_patch_count" in choice.official else _patches(model)
-    keep = kept_tokens(patches)
-    return {"full": AggregateImage(model.width, keep), "caption": AggregateText(model.width, keep)}
+def _fine(embeddings: Embeddings) -> Tensor:
+    image, text, offset = embeddings.images["full"], embeddings.texts["caption"], embeddings.offset
+    if image.tokens is None or image.mask is None or text.tokens is None or text.mask is None:
+        raise ValueError("FineLIP's fine term needs the tokens of its readouts and their masks, of both views")
+    scores = late_interaction_scores(
+        image.tokens, text.tokens, image.mask, text.mask, offset=offset, rows=embeddings.rows
+    )  # [R, N] each
+    return triplet_loss(*scores, ids=embeddings.ids, offset=offset)
 
 
 def kept_tokens(patches: int) -> int:
-    """Mixtures that the patches of a picture become; as many of a caption's tokens."""
+    """Number of mixtures of an image with so many patches, and of a caption."""
     aggregated, kept = RATIOS
     return max(1, int(patches * aggregated * kept))
 
@@ -105,7 +77,59 @@ def _patches(model: DualEncoder) -> int:
     side = model.family.grid(model.backbone, model.image_size)
     if side is None:
         raise ValueError(
-            "FineLIP keeps a share of a picture's patches, and this model does not say how many it has: set "
-            "objective.switches finelip_patch_count to official, which counts with 196"
+            "FineLIP keeps a share of an image's patches, and the number of patches of this model is unknown: use a "
+            "ViT, or --fidelity official, which assumes 196"
         )
     return side * side
+
+
+class Aggregator(nn.Module):
+    """Any number of tokens to `keep` convex mixtures: weights @ x with the weights softmax over tokens of scale·W(x), W
+    a LayerNorm and two layers, scale learnt.
+
+    Shape:
+        x [B, T, D]; mask [B, T] bool, True where a token counts; returns [B, keep, D], zeros where none does. Masked
+        places do not influence the result.
+
+    Reference:
+        FineLIP, Asokan et al. 2025.
+    """
+
+    def __init__(self, dim: int, keep: int) -> None:
+        super().__init__()
+        hidden = max(1, int(HIDDEN * dim))
+        self.weigh = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, keep))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        logits = self.weigh(x).transpose(1, 2) * self.scale  # [B, keep, T]
+        logits = logits.masked_fill(~mask[:, None], torch.finfo(logits.dtype).min)
+        weights = logits.softmax(2) * mask[:, None]  # [B, keep, T]; zeros if no token counts
+        return weights @ x  # [B, keep, D]
+
+
+class TokenAggregation(Readout):
+    """[class token ; mixtures of patches] of an image, [mixtures of all tokens before the last ; end token] of a text;
+    each of length 1.
+
+    Args:
+        dim: width of the joint space.
+        keep: number of mixtures; the readout returns one token more.
+        text: whether the view is a text.
+    """
+
+    def __init__(self, dim: int, keep: int, *, text: bool) -> None:
+        super().__init__()
+        self.aggregate = Aggregator(dim, keep)
+        self.text = text
+
+    def forward(self, tower: TowerOutput) -> tuple[Tensor, Tensor]:
+        # Of a text, tokens that another token follows.
+        mask = F.pad(tower.inside[:, 1:], (0, 1)) if self.text else tower.inside  # [B, T]
+        # In the dtype of the weights, since lengths are computed from it.
+        mixtures = self.aggregate(tower.project(tower.hidden), mask).to(self.aggregate.scale.dtype)  # [B, keep, D]
+        there = mask.any(1, keepdim=True).expand(-1, mixtures.shape[1])  # [B, keep]
+        whole = tower.vectors[:, None].to(mixtures.dtype)  # [B, 1, D]
+        sets = [mixtures, whole] if self.text else [whole, mixtures]
+        tokens = F.normalize(torch.cat(sets, 1), dim=2)  # [B, keep + 1, D]
+        return tokens, F.pad(there, (0, 1) if self.text else (1, 0), value=True)

@@ -1,133 +1,116 @@
-"""GOAL: the best region of a picture and its sentence, beside the whole, and each inside the other's whole."""
+"""GOAL: the best region of an image and its sentence as a local pair, and each compared with its part of the whole."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
+from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.losses.contrastive import clip_loss
-from hnclip.losses.hard_negative import check_non_negative
 from hnclip.losses.partial import cosine_gap, loss_of_present, mean_of_present, present_in_all
-from hnclip.objectives.choice import Choice
-from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
-from hnclip.objectives.global_term import GlobalTerm, queries
-from hnclip.objectives.objective import Moment
+from hnclip.models.readout import Readout, TowerOutput
+from hnclip.objectives.base import Objective, Term, mean_pool, project, shard, span_mask
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
-    from hnclip.models.readout import Readout
-
-# By the switches goal_patch_size and goal_box_scale that stand at official.
-REGION_PARTS = {
-    frozenset[str](): "region",
-    frozenset({"goal_patch_size"}): "region_official_patch",
-    frozenset({"goal_box_scale"}): "region_official_scale",
-    frozenset({"goal_patch_size", "goal_box_scale"}): "region_official",
-}
 
 
 @dataclass(frozen=True)
-class Goal:
+class Goal(Objective):
     """L = L_global + λ_local·L_local + λ_patch·L_patch + λ_text·L_text.
 
         L_local = symCE(s·V_crop·T_sentenceᵀ), among the pairs that have a region
-        L_patch = mean of (p·v_crop − 1)², p the whole picture's hidden states pooled over the region's patches
-        L_text  = mean of (q·t_sentence − 1)², q the whole caption's pooled over the sentence's tokens
+        L_patch = mean of (p·v_crop − 1)², p the hidden states of the whole image pooled over the region's patches
+        L_text  = mean of (q·t_sentence − 1)², q the hidden states of the whole caption pooled over the sentence
 
-    No gradient is stopped anywhere. Pairs without a region, and those whose region or sentence the model does not see,
-    count in the terms that they can.
-
-    Args:
-        global_term: what is injected, on whole pictures and captions; None leaves it out.
-        local_weight, patch_weight, text_weight: 0 leaves a term out, and the views and parts that only it needs.
-        region_part, span_part: names of the parts that p and q are pooled over (`hnclip.data.views.parts`).
+    No gradient is stopped. Pairs without a region, and those whose region or sentence the model does not see, count in
+    the terms for which they have what is needed.
 
     Reference:
         GOAL: local image-sentence matching (LISM) and token similarity-based learning (TSL).
     """
 
-    global_term: GlobalTerm | None
-    local_weight: float = 0.5
-    patch_weight: float = 1.0
-    text_weight: float = 1.0
-    region_part: str = "region"
-    span_part: str = "sentence_span"
-
-    def __post_init__(self) -> None:
-        weights = {"local": self.local_weight, "patch": self.patch_weight, "text": self.text_weight}
-        for name, weight in weights.items():
-            check_non_negative(f"the weight of GOAL's {name}", weight)
-        if self.global_term is None and not any(weights.values()):
-            raise ValueError("GOAL needs a term: choose a global loss, or a weight above 0 for local, patch or text")
+    title: ClassVar[str] = "GOAL"
 
     @property
     def image_views(self) -> tuple[str, ...]:
-        return ("full", "crop") if self.local_weight or self.patch_weight else ("full",)
+        return ("full", "crop") if self.weights["local"] or self.weights["patch"] else ("full",)
 
     @property
     def text_views(self) -> tuple[str, ...]:
-        return ("caption", "sentence") if self.local_weight or self.text_weight else ("caption",)
+        return ("caption", "sentence") if self.weights["local"] or self.weights["text"] else ("caption",)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        wanted = {self.region_part: self.patch_weight, self.span_part: self.text_weight}
-        return tuple(name for name, weight in wanted.items() if weight)
+        names = {"patch": "region", "text": "sentence_span"}
+        ending = "_official" if self.official else ""
+        return tuple(name + ending for term, name in names.items() if self.weights[term])
 
     @property
     def tokens(self) -> bool:
         return bool(self.parts)
 
-    def at(self, moment: Moment) -> Goal:
-        return self
+    def readouts(self, model: DualEncoder) -> Mapping[str, Readout]:
+        pools: dict[str, tuple[str, Readout]] = {"patch": ("full", PoolPatches()), "text": ("caption", PoolSpans())}
+        return dict(pool for term, pool in pools.items() if self.weights[term])
 
-    def __call__(self, embeddings: Embeddings) -> dict[str, Tensor]:
-        terms = {} if self.global_term is None else {"global": self.global_term(embeddings)}
-        images, texts = embeddings.images, embeddings.texts
-        if self.local_weight:
-            crop, sentence = images["crop"], texts["sentence"]
-            present = present_in_all(crop.present, sentence.present)  # [N]
-            terms["local"] = self.local_weight * loss_of_present(
-                clip_loss, crop.vectors, sentence.vectors, embeddings.scale, present, **queries(embeddings)
-            )
-        if self.patch_weight:
-            terms["patch"] = self.patch_weight * _inside(images["full"], images["crop"], embeddings)
-        if self.text_weight:
-            terms["text"] = self.text_weight * _inside(texts["caption"], texts["sentence"], embeddings)
-        return terms
+    def own_terms(self) -> Mapping[str, Term]:
+        return {
+            "local": _local,
+            "patch": lambda embeddings: _part_gap(embeddings.images["full"], embeddings.images["crop"], embeddings),
+            "text": lambda embeddings: _part_gap(embeddings.texts["caption"], embeddings.texts["sentence"], embeddings),
+        }
 
 
-def _inside(whole: ViewEmbeddings, part: ViewEmbeddings, embeddings: Embeddings) -> Tensor:
-    """How far a part of the whole is from the part by itself, over the pairs that have both."""
+def _local(embeddings: Embeddings) -> Tensor:
+    crop, sentence = embeddings.images["crop"], embeddings.texts["sentence"]
+    present = present_in_all(crop.present, sentence.present)  # [N]
+    vectors = crop.vectors, sentence.vectors
+    return loss_of_present(clip_loss, *vectors, embeddings.scale, present, **shard(embeddings))
+
+
+def _part_gap(whole: ViewEmbeddings, part: ViewEmbeddings, embeddings: Embeddings) -> Tensor:
+    """Mean squared gap between a part of the whole and the part encoded alone, over the pairs that have both."""
     if whole.tokens is None or whole.mask is None:
-        raise ValueError("GOAL's patch and text terms need what readouts make of whole pictures and captions")
+        raise ValueError("GOAL's patch and text terms need the output of their readouts")
     gaps = cosine_gap(whole.tokens[embeddings.own, 0], part.vectors[embeddings.own]).square()  # [R]
     present = present_in_all(whole.mask[:, 0], part.present)  # [N]
     return mean_of_present(gaps, present, embeddings.offset, embeddings.rows)
 
 
-def objective(choice: Choice) -> Goal:
-    """GOAL as configured."""
-    weights = choice.weights
-    return Goal(
-        choice.global_term,
-        weights["local"],
-        weights["patch"],
-        weights["text"],
-        region_part=REGION_PARTS[choice.official & {"goal_patch_size", "goal_box_scale"}],
-        span_part="sentence_span_official" if "goal_late_span" in choice.official else "sentence_span",
-    )
+class PoolPatches(Readout):
+    """The mean of an image's hidden states over the patches of each part, projected, of length 1.
+
+    Shape:
+        parts of the view: [B, K, P] bool; returns [B, K, D] and [B, K], False where a part has no patch.
+
+    Reference:
+        GOAL's TSL-image; for CLIP the mean is taken before the final norm.
+    """
+
+    def forward(self, tower: TowerOutput) -> tuple[Tensor, Tensor]:
+        parts = tower.require_parts()
+        if parts.shape[2] != tower.hidden.shape[1]:
+            raise ValueError(
+                f"parts of images have {parts.shape[2]} patches, the tower has {tower.hidden.shape[1]}: prepare the "
+                "data with the grid of this model"
+            )
+        return project(tower, mean_pool(tower.hidden, parts)), parts.any(2)
 
 
-def readouts(choice: Choice, model: DualEncoder) -> Mapping[str, Readout]:
-    """What pools regions of whole pictures and sentences of whole captions; without parameters."""
-    from hnclip.models.readouts.pool import PoolPatches, PoolSpan
+class PoolSpans(Readout):
+    """The mean of a text's hidden states over the tokens of each span, projected, of length 1.
 
-    found = dict[str, "Readout"]()
-    if choice.weights["patch"]:
-        found["full"] = PoolPatches()
-    if choice.weights["text"]:
-        found["caption"] = PoolSpan()
-    return found
+    Shape:
+        parts of the view: [B, K, 2]; returns [B, K, D] and [B, K], False where a span holds no token.
+
+    Reference:
+        GOAL's TSL-text; for CLIP the mean is taken before the final norm.
+    """
+
+    def forward(self, tower: TowerOutput) -> tuple[Tensor, Tensor]:
+        spans = span_mask(tower)  # [B, K, T]
+        return project(tower, mean_pool(tower.hidden, spans)), spans.any(2)

@@ -1,4 +1,7 @@
-"""SmartCLIP: every caption is compared in those dimensions alone that it speaks of."""
+"""SmartCLIP: every caption is compared in the dimensions that its mask network opens.
+
+Built from the published formulas; no released code was available for comparison.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +9,58 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from hnclip.losses.hard_negative import at_least_float32, check_non_negative
-from hnclip.objectives.choice import Choice
-from hnclip.objectives.embeddings import Embeddings
-from hnclip.objectives.global_term import GlobalTerm
-from hnclip.objectives.objective import Moment
+from hnclip.core import Embeddings
+from hnclip.losses.hard_negative import at_least_float32
+from hnclip.models.readout import Readout, TowerOutput
+from hnclip.objectives.base import GlobalTerm, Objective, Term
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
-    from hnclip.models.readout import Readout
+
+# Initial logits of the mask: the sigmoid is above 0.9, so that nearly all dimensions are open and training starts at
+# the model's own similarity, but gradients still pass.
+OPEN = 2.5
 
 
 @dataclass(frozen=True)
-class SmartClip:
+class SmartClip(Objective):
     """L = L_global on A + λ·‖m‖₁/D, with A_ij = ⟨v_i ⊙ m_j, t_j⟩ and m_j ∈ {0, 1}^D the mask of caption j.
 
-    A = V·(M ⊙ T)ᵀ, so the global term needs no more than masked captions. Both directions take the mask of the pair's
-    caption: an image is compared with every caption under that caption's mask, a caption with every image under its
-    own. Margins are those of whole captions. Masks are training's alone, retrieval is by plain cosine.
-
-    Args:
-        global_term: what is injected; SmartCLIP's own is InfoNCE.
-        sparsity_weight: λ. 0 leaves the term out, and then nothing but the global term closes a dimension.
+    A = V·(M ⊙ T)ᵀ, so the global term needs only masked captions. Both directions use the mask of the pair's caption.
+    Margins are those of whole captions. Masks exist in training only; retrieval uses plain cosines.
 
     Relations:
-        With all dimensions open this is the global term itself. The sources do not say what λ is, nor whether and where
-        vectors are normalised after masking. Here the penalty is the mean share of open dimensions, so that λ does not
-        depend on D; its default is this package's own; and nothing is normalised again.
+        With all dimensions open this is the global term. The sources do not give λ, nor where vectors are normalised
+        after masking. Here the penalty is the mean share of open dimensions, so that λ does not depend on D, its
+        default is this package's own, and nothing is normalised again.
 
     Reference:
         SmartCLIP, modular contrast and sparsity.
     """
 
-    image_views: ClassVar[tuple[str, ...]] = ("full",)
-    text_views: ClassVar[tuple[str, ...]] = ("caption",)
-    parts: ClassVar[tuple[str, ...]] = ()
-    tokens: ClassVar[bool] = True
-
-    global_term: GlobalTerm
-    sparsity_weight: float
+    title: ClassVar[str] = "SmartCLIP"
 
     def __post_init__(self) -> None:
-        check_non_negative("the weight of SmartCLIP's sparsity", self.sparsity_weight)
+        super().__post_init__()
+        if self.global_term is None:
+            raise ValueError("smartclip needs a global loss, for example infonce: sparsity alone closes every mask")
 
-    def at(self, moment: Moment) -> SmartClip:
-        return self
+    @property
+    def tokens(self) -> bool:
+        return True
 
-    def __call__(self, embeddings: Embeddings) -> dict[str, Tensor]:
-        text, masks = embeddings.texts["caption"].vectors, _masks(embeddings)  # [N, D] each
-        terms = {"global": self.global_term(embeddings, text=masks * text)}
-        if self.sparsity_weight > 0:
-            # A mean of the masks and not of their absolute values, whose gradient would end where one is 0.
-            terms["sparsity"] = self.sparsity_weight * masks[embeddings.own].mean()
-        return terms
+    def readouts(self, model: DualEncoder) -> Mapping[str, Readout]:
+        return {"caption": CaptionMask(model.width)}
+
+    def global_value(self, term: GlobalTerm, embeddings: Embeddings) -> Tensor:
+        return term(embeddings, text=_masks(embeddings) * embeddings.texts["caption"].vectors)
+
+    def own_terms(self) -> Mapping[str, Term]:
+        # The mean of the masks, not of their absolute values, whose gradient would vanish at 0.
+        return {"sparsity": lambda embeddings: _masks(embeddings)[embeddings.own].mean()}
 
 
 def _masks(embeddings: Embeddings) -> Tensor:
@@ -71,18 +71,53 @@ def _masks(embeddings: Embeddings) -> Tensor:
     return masks.to(at_least_float32(masks))
 
 
-def objective(choice: Choice) -> SmartClip:
-    """SmartCLIP's objective for `hnclip.objectives.build`."""
-    if choice.global_term is None:
-        raise ValueError(
-            "smartclip without a global term would learn nothing: sparsity alone closes every dimension; choose a "
-            "global loss, for example infonce or hn"
+class CaptionMask(Readout):
+    """The mask network: a caption's token features to one vector of zeros and ones.
+
+    One Transformer block over the tokens, attention pooling with a learnt query, a sigmoid and a threshold of 0.5, both
+    in at least float32. Padding has no influence, and there is no dropout.
+
+    Args:
+        width: D of the joint space.
+
+    Shape:
+        tokens [B, 1, D] in {0, 1}, not normalised; mask [B, 1], all True. The gradient is that of the sigmoid.
+
+    Relations:
+        The sources leave open which tokens it reads and how it is initialised. Here: all tokens of the caption, special
+        ones included, in the joint space; nearly all dimensions open.
+
+    Reference:
+        SmartCLIP, mask network.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        heads = head_count(width)
+        self.block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
         )
-    return SmartClip(choice.global_term, choice.weights["sparsity"])
+        self.norm = nn.LayerNorm(width)
+        self.query = nn.Parameter(torch.randn(width) * width**-0.5)
+        self.pool = nn.MultiheadAttention(width, heads, batch_first=True)
+        nn.init.constant_(self.pool.out_proj.bias, OPEN)
+
+    def forward(self, tower: TowerOutput) -> tuple[Tensor, Tensor]:
+        tokens = tower.project(tower.hidden)  # [B, T, D]
+        padding = ~tower.inside  # [B, T]
+        tokens = self.norm(self.block(tokens, src_key_padding_mask=padding))  # [B, T, D]
+        query = self.query.to(tokens).expand(len(tokens), 1, -1)  # [B, 1, D]
+        logits, _ = self.pool(query, tokens, tokens, key_padding_mask=padding, need_weights=False)  # [B, 1, D]
+        return straight_through(logits), tower.inside.new_ones(len(tokens), 1)
 
 
-def readouts(choice: Choice, model: DualEncoder) -> Mapping[str, Readout]:
-    """SmartCLIP's mask network, on the view `caption`."""
-    from hnclip.models.readouts.mask import CaptionMask
+def straight_through(logits: Tensor) -> Tensor:
+    """1 where the sigmoid is above 0.5, else 0; the gradient is that of the sigmoid."""
+    soft = torch.sigmoid(logits.to(at_least_float32(logits)))
+    return (soft > 0.5).to(soft) + (soft - soft.detach())  # the bracket is exactly 0
 
-    return {"caption": CaptionMask(model.width)}
+
+def head_count(width: int) -> int:
+    """The divisor of the width that comes nearest to heads of 64 dimensions."""
+    divisors = [count for count in range(1, width + 1) if width % count == 0]
+    return min(divisors, key=lambda count: abs(count - width / 64))

@@ -1,177 +1,148 @@
-"""StructXLIP: edge maps of pictures beside captions that are silent on appearance, as wholes and in pieces."""
+"""StructXLIP: edge maps of images against captions without words of appearance, as wholes and in chunks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
+from hnclip.core import Embeddings
 from hnclip.losses.contrastive import clip_loss
-from hnclip.losses.hard_negative import check_non_negative
+from hnclip.losses.hard_negative import at_least_float32
 from hnclip.losses.partial import chunk_loss, cosine_gap, loss_of_present, mean_of_present, present_in_all
-from hnclip.objectives.choice import Choice
-from hnclip.objectives.embeddings import Embeddings
-from hnclip.objectives.global_term import GlobalTerm, queries
-from hnclip.objectives.objective import Moment
+from hnclip.models.readout import Readout, TowerOutput
+from hnclip.objectives.base import Objective, Term, TrainProgress, project, shard, span_mask, weighted_sum
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
-    from hnclip.models.readout import Readout
 
-FLOORS = {"structure": 0.7, "consistency": 0.5, "chunks": 0.4}  # what is left of each weight in the end
+FLOORS = {"structure": 0.7, "consistency": 0.5, "chunks": 0.4}  # share of each weight at the end
 FALL = (0.1, 0.8)  # shares of the epochs between which weights fall
-LOCAL_TEMPERATURE, LOCAL_MAX = 0.07, 100.0  # of the released code's scale of chunks
+CHUNK_TEMPERATURE, CHUNK_SCALE_MAX = 0.07, 100.0  # of the released code
 
 
 @dataclass(frozen=True)
-class StructXlip:
+class StructXlip(Objective):
     """L = L_global + λ_structure·L_SC + λ_consistency·L_RS + λ_chunks·L_LSC.
 
         L_SC  = symCE(stopgrad(s)·E·Fᵀ), E of edge maps, F of filtered captions, among the pairs that have both
         L_RS  = mean of 1 − v·e over the pairs that have an edge map
         L_LSC = `chunk_loss` of chunks of captions and crops of edge maps
 
-    The weights fall with the epochs, see `weight_factors`.
+    The weights fall with the epochs, see `weight_factors`. Official: chunks are spans counted in the filtered caption
+    and read from the whole one, and scaled by min(s / 0.07, 100); corrected: read from the filtered caption, scaled by
+    stopgrad(s).
 
     Args:
-        global_term: what is injected, on whole pictures and captions; None leaves it out.
-        structure_weight, consistency_weight, chunks_weight: before they fall. 0 leaves a term out, and the views and
-            parts that only it needs.
-        crops: edge crops of each picture, of its best regions.
-        misaligned: chunks are spans counted in the filtered caption and read from the whole one.
-        official_scale: chunks are scaled by min(s / 0.07, 100), which has no gradient where it is 100, and not by
-            stopgrad(s).
-        factors: what the weights are multiplied with at this moment.
+        crops: edge crops of each image, of its best regions (K; 2 in the script for DOCCI, 3 by default in the code).
 
     Reference:
-        StructXLIP; weights and crops are those of its script for DOCCI.
+        StructXLIP; the default weights are those of its script for DOCCI.
     """
 
-    global_term: GlobalTerm | None
-    structure_weight: float = 0.25
-    consistency_weight: float = 0.001
-    chunks_weight: float = 0.001
+    title: ClassVar[str] = "StructXLIP"
+
     crops: int = 2
-    misaligned: bool = False
-    official_scale: bool = False
-    factors: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(FLOORS, 1.0))
-
-    def __post_init__(self) -> None:
-        for name, weight in self._weights.items():
-            check_non_negative(f"the weight of StructXLIP's {name}", weight)
-        if self.global_term is None and not any(self._weights.values()):
-            raise ValueError(
-                "StructXLIP needs a term: choose a global loss, or a weight above 0 for structure, consistency or "
-                "chunks"
-            )
-        if self.crops < 1:
-            raise ValueError(f"crops must be at least 1, got {self.crops}")
-
-    @property
-    def _weights(self) -> dict[str, float]:
-        return {
-            "structure": self.structure_weight,
-            "consistency": self.consistency_weight,
-            "chunks": self.chunks_weight,
-        }
 
     @property
     def image_views(self) -> tuple[str, ...]:
-        edge = ("edge",) if self.structure_weight or self.consistency_weight else ()
-        return ("full", *edge, *(self._crop_views if self.chunks_weight else ()))
+        edge = ("edge",) if self.weights["structure"] or self.weights["consistency"] else ()
+        return ("full", *edge, *(self._crop_views if self.weights["chunks"] else ()))
 
     @property
     def text_views(self) -> tuple[str, ...]:
-        reads_chunks = self.chunks_weight and not self.misaligned
-        return ("caption", "filtered") if self.structure_weight or reads_chunks else ("caption",)
+        reads_filtered = self.weights["structure"] or (self.weights["chunks"] and not self.official)
+        return ("caption", "filtered") if reads_filtered else ("caption",)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        if not self.chunks_weight:
+        if not self.weights["chunks"]:
             return ()
-        return ("chunk_spans_official",) if self.misaligned else ("chunk_spans",)
+        return ("chunk_spans_official",) if self.official else ("chunk_spans",)
 
     @property
     def tokens(self) -> bool:
-        return self.chunks_weight > 0
+        return self.weights["chunks"] > 0
 
     @property
     def _crop_views(self) -> tuple[str, ...]:
         return tuple(f"edge_crop_{number}" for number in range(1, self.crops + 1))
 
-    def at(self, moment: Moment) -> StructXlip:
-        return replace(self, factors=weight_factors(moment))
+    @property
+    def _chunk_view(self) -> str:
+        return "caption" if self.official else "filtered"
 
-    def __call__(self, embeddings: Embeddings) -> dict[str, Tensor]:
-        terms = {} if self.global_term is None else {"global": self.global_term(embeddings)}
-        for name, term in (
-            ("structure", self._structure),
-            ("consistency", self._consistency),
-            ("chunks", self._chunks),
-        ):
-            if weight := self._weights[name]:
-                terms[name] = weight * self.factors[name] * term(embeddings)
-        return terms
+    def at(self, progress: TrainProgress) -> StructXlip:
+        return replace(self, factors=weight_factors(progress))
 
-    def _structure(self, embeddings: Embeddings) -> Tensor:
-        edge, filtered = embeddings.images["edge"], embeddings.texts["filtered"]
-        present = present_in_all(edge.present, filtered.present)  # [N]
-        scale = embeddings.scale.detach()
-        return loss_of_present(clip_loss, edge.vectors, filtered.vectors, scale, present, **queries(embeddings))
+    def readouts(self, model: DualEncoder) -> Mapping[str, Readout]:
+        return {self._chunk_view: PoolChunks(double_norm=self.official)} if self.tokens else {}
 
-    def _consistency(self, embeddings: Embeddings) -> Tensor:
-        full, edge = embeddings.images["full"], embeddings.images["edge"]
-        gaps = cosine_gap(full.vectors[embeddings.own], edge.vectors[embeddings.own])  # [R]
-        return mean_of_present(gaps, edge.present, embeddings.offset, embeddings.rows)
+    def own_terms(self) -> Mapping[str, Term]:
+        return {"structure": _structure, "consistency": _consistency, "chunks": self._chunks}
 
     def _chunks(self, embeddings: Embeddings) -> Tensor:
-        text = embeddings.texts["caption" if self.misaligned else "filtered"]
+        text, scale = embeddings.texts[self._chunk_view], embeddings.scale
         if text.tokens is None or text.mask is None:
-            raise ValueError("StructXLIP's chunks need what its readout makes of captions")
+            raise ValueError("StructXLIP's chunks need the output of their readout")
         views = [embeddings.images[name] for name in self._crop_views]
         crops = torch.stack([view.vectors for view in views], dim=1)  # [N, K, D]
-        everyone = crops.new_ones(len(crops), dtype=torch.bool)
-        there = [everyone if view.present is None else view.present for view in views]
-        mask = torch.stack(there, dim=1)  # [N, K]
-        scale = embeddings.scale
-        scale = (scale / LOCAL_TEMPERATURE).clamp(max=LOCAL_MAX) if self.official_scale else scale.detach()
-        return chunk_loss(text.tokens, crops, text.mask, mask, scale, **queries(embeddings))
+        every = crops.new_ones(len(crops), dtype=torch.bool)  # [N]
+        mask = torch.stack([every if view.present is None else view.present for view in views], dim=1)  # [N, K]
+        scale = (scale / CHUNK_TEMPERATURE).clamp(max=CHUNK_SCALE_MAX) if self.official else scale.detach()
+        return chunk_loss(text.tokens, crops, text.mask, mask, scale, **shard(embeddings))
 
 
-def weight_factors(moment: Moment) -> dict[str, float]:
-    """What is left of each weight: all of it at first, then along a half cosine down to a floor, where it stays.
+def _structure(embeddings: Embeddings) -> Tensor:
+    edge, filtered = embeddings.images["edge"], embeddings.texts["filtered"]
+    present, vectors = present_in_all(edge.present, filtered.present), (edge.vectors, filtered.vectors)
+    return loss_of_present(clip_loss, *vectors, embeddings.scale.detach(), present, **shard(embeddings))
 
-    Weights change between epochs and not within. They fall from 10 % to 80 % of the epochs: of 10, which the released
-    code is written for, the epochs 0 and 1 have full weights, and 8 and 9 the floors. Shares of the run are this
-    package's way to have the same course in runs of other lengths.
+
+def _consistency(embeddings: Embeddings) -> Tensor:
+    full, edge = embeddings.images["full"], embeddings.images["edge"]
+    gaps = cosine_gap(full.vectors[embeddings.own], edge.vectors[embeddings.own])  # [R]
+    return mean_of_present(gaps, edge.present, embeddings.offset, embeddings.rows)
+
+
+def weight_factors(progress: TrainProgress) -> dict[str, float]:
+    """Factors of the weights: 1 at first, then a half cosine down to a floor.
+
+    Weights change between epochs, from 10 % to 80 % of the epochs: of 10, for which the released code is written,
+    epochs 0 and 1 have full weights, 8 and 9 the floors. Shares of the run keep that course in runs of other lengths.
     """
     start, stop = FALL
-    done = min(1.0, max(0.0, (moment.epoch / moment.epochs - start) / (stop - start)))
+    done = min(1.0, max(0.0, (progress.epoch / progress.epochs - start) / (stop - start)))
     return {name: floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2 for name, floor in FLOORS.items()}
 
 
-def objective(choice: Choice) -> StructXlip:
-    """StructXLIP as configured."""
-    weights = choice.weights
-    return StructXlip(
-        choice.global_term,
-        weights["structure"],
-        weights["consistency"],
-        weights["chunks"],
-        misaligned="structxlip_misaligned_spans" in choice.official,
-        official_scale="structxlip_local_scale" in choice.official,
-    )
+class PoolChunks(Readout):
+    """Hidden states of each span, weighted by the softmax of their lengths (without gradient), projected, of length 1.
 
+    Args:
+        double_norm: pool after the final norm of the tower, which the projection applies again, as released; otherwise
+            before the norm. The same for a tower without a final norm.
 
-def readouts(choice: Choice, model: DualEncoder) -> Mapping[str, Readout]:
-    """What pools the chunks of captions; without parameters."""
-    from hnclip.models.readouts.pool import PoolChunks
+    Shape:
+        parts of the view: [B, K, 2]; returns [B, K, D] and [B, K], False where a span holds no token.
 
-    if not choice.weights["chunks"]:
-        return {}
-    view = "caption" if "structxlip_misaligned_spans" in choice.official else "filtered"
-    return {view: PoolChunks(double_norm="structxlip_double_norm" in choice.official)}
+    Reference:
+        StructXLIP's chunks.
+    """
+
+    def __init__(self, double_norm: bool) -> None:
+        super().__init__()
+        self.double_norm = double_norm
+
+    def forward(self, tower: TowerOutput) -> tuple[Tensor, Tensor]:
+        hidden = tower.norm(tower.hidden) if self.double_norm else tower.hidden  # [B, T, W]
+        spans = span_mask(tower)  # [B, K, T]
+        with torch.no_grad():
+            lengths = hidden.to(at_least_float32(hidden)).norm(dim=-1)[:, None]  # [B, 1, T]
+            lengths = lengths.masked_fill(~spans, torch.finfo(lengths.dtype).min)  # [B, K, T]
+            weights = lengths.softmax(-1) * spans  # [B, K, T]; zeros for an empty span
+        return project(tower, weighted_sum(hidden, weights)), spans.any(2)

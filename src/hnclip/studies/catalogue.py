@@ -8,17 +8,17 @@ from hnclip.studies.study import Study
 from hnclip.studies.variant import Variant
 
 ZERO_SHOT = Variant("zero-shot", trained=False, published=("Long-CLIP", "released checkpoint"))
-HN_CLIP = Variant("HN-CLIP", plug="hn_clip", published=("HN-CLIP", ""))
-FINELIP = Variant("FineLIP", plug="finelip", published=("FineLIP", ""))
-GOAL = Variant("GOAL", plug="goal", published=("GOAL", ""))
-STRUCTXLIP = Variant("StructXLIP", plug="structxlip", published=("StructXLIP", ""))
+HN_CLIP = Variant("HN-CLIP", method="hn_clip", published=("HN-CLIP", ""))
+FINELIP = Variant("FineLIP", method="finelip", published=("FineLIP", ""))
+GOAL = Variant("GOAL", method="goal", published=("GOAL", ""))
+STRUCTXLIP = Variant("StructXLIP", method="structxlip", published=("StructXLIP", ""))
 
 _ALONE = {"objective.token_weight": 0.0}
 
 
 def _alone(name: str, loss: Any = None, *, changes: dict[str, Any] | None = None, **more: Any) -> Variant:
     """A global term alone, without the token term: L_HN, or the loss that is named."""
-    return Variant(name, plug="hn_clip", global_loss=loss, set={**_ALONE, **(changes or {})}, **more)
+    return Variant(name, method="hn_clip", global_loss=loss, set={**_ALONE, **(changes or {})}, **more)
 
 
 INFONCE = _alone("InfoNCE", "infonce", published=("Long-CLIP", "fine-tuned with InfoNCE"))
@@ -29,8 +29,8 @@ def _against(variant: Variant, *others: str, **more: Any) -> Variant:
     return Variant(**{**vars(variant), "against": others, **more})
 
 
-def _plugged(variant: Variant, setting: str = "with L_HN") -> tuple[Variant, Variant]:
-    """A framework, and the same with L_HN as its global term."""
+def _with_hn(variant: Variant, setting: str = "with L_HN") -> tuple[Variant, Variant]:
+    """A method, and the same with L_HN as its global loss."""
     boosted = Variant(
         **{
             **vars(variant),
@@ -68,7 +68,7 @@ def _at(variant: Variant, fraction: float, *others: str) -> Variant:
 def _gamma(gamma: float) -> Variant:
     return Variant(
         f"γ {gamma:g}",
-        plug="hn_clip",
+        method="hn_clip",
         set={"objective.gamma": gamma},
         against=() if gamma == 0 else ("γ 0",),
         series="HN-CLIP",
@@ -93,11 +93,11 @@ _STUDIES = (
         "Does a framework gain when L_HN takes the place of its global term, and nothing else changes?",
         (
             *(INFONCE, _against(L_HN, "InfoNCE")),
-            *_plugged(FINELIP),
-            *_plugged(GOAL),
-            *_plugged(STRUCTXLIP),
-            *_plugged(Variant("LoRA", plug="lora", published=("LoRA", "with InfoNCE"))),
-            *_plugged(Variant("DoRA", plug="dora", published=("DoRA", "with InfoNCE"))),
+            *_with_hn(FINELIP),
+            *_with_hn(GOAL),
+            *_with_hn(STRUCTXLIP),
+            *_with_hn(Variant("LoRA", method="lora", published=("LoRA", "with InfoNCE"))),
+            *_with_hn(Variant("DoRA", method="dora", published=("DoRA", "with InfoNCE"))),
         ),
         shows=("recalls",),
         tables=("A4",),
@@ -119,7 +119,7 @@ _STUDIES = (
             _against(INFONCE, published=("HN-CLIP", "InfoNCE alone")),
             Variant(
                 "InfoNCE + L_tok",
-                plug="hn_clip",
+                method="hn_clip",
                 set={"objective.gamma": 0.0},
                 against=("InfoNCE",),
                 published=("HN-CLIP", "InfoNCE and L_tok"),
@@ -138,7 +138,7 @@ _STUDIES = (
             _against(HN_CLIP, "Ḡ frozen", name="Ḡ recomputed", published=("HN-CLIP", "Ḡ recomputed")),
             Variant(
                 "Ḡ frozen",
-                plug="hn_clip",
+                method="hn_clip",
                 set={"objective.margin_source": "frozen"},
                 published=("HN-CLIP", "Ḡ frozen at the start"),
             ),

@@ -48,7 +48,7 @@ def cost_of(config: TrainConfig) -> Cost:
     return Cost(
         config.model,
         config.context,
-        objective.framework,
+        objective.method,
         kind,
         objective.token_weight > 0,
         (adapt.method, adapt.towers, adapt.freeze_image, adapt.freeze_text),

@@ -33,8 +33,8 @@ ROOMS = (
     "models",
     "data",
     "train",
+    "core.py",
     "config.py",
-    "frameworks.py",
     "prepare/manifest.py",
     *_RANKING,
 )
@@ -224,7 +224,7 @@ class Trained(NamedTuple):
 
 def training_fingerprint(config: TrainConfig) -> str:
     """Of the pairs that a run trains and validates on, and of what was prepared for them."""
-    prepared = _prepared_fingerprint(config) if config.objective.framework in ("goal", "structxlip") else ""
+    prepared = _prepared_fingerprint(config) if config.objective.method in ("goal", "structxlip") else ""
     return f"{_pairs_fingerprint(Trained.by(config))}{prepared}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hnclip.config import TrainConfig
-from hnclip.frameworks import Plug
+from hnclip.objectives.registry import MethodChoice
 from hnclip.studies.identity import Identity, model_identity, run_identity
 from hnclip.studies.study import SEEDS, Domain, Study
 from hnclip.studies.variant import Variant, resolve
@@ -68,13 +68,13 @@ class Setting:
         base: the recipe that rows change.
         domains: data to train on, with their galleries.
         seeds: of all rows alike; None takes as many of the paper's as a study asks for.
-        rates: learning rates of frameworks that have their own; the others train at the recipe's.
+        rates: learning rates of methods that have their own; the others train at the recipe's.
     """
 
     base: TrainConfig
     domains: tuple[Domain, ...]
     seeds: tuple[int, ...] | None = None
-    rates: Mapping[Plug, float] = field(default_factory=dict)
+    rates: Mapping[MethodChoice, float] = field(default_factory=dict)
 
     def seeds_of(self, study: Study) -> tuple[int, ...]:
         if self.seeds is not None:
@@ -132,8 +132,8 @@ def _job(
     config = replace(setting.base, data=domain.data, seed=seed)
     if row.trained:
         config = resolve(config, row)
-        if row.plug is not None and row.plug in setting.rates and "optim.lr" not in row.set:
-            config = replace(config, optim=replace(config.optim, lr=setting.rates[row.plug]))
+        if row.method is not None and row.method in setting.rates and "optim.lr" not in row.set:
+            config = replace(config, optim=replace(config.optim, lr=setting.rates[row.method]))
         if study.probe and config.probe_gradients is None:
             config = replace(config, probe_gradients=PROBE)
         if study.watch:

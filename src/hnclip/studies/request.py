@@ -11,9 +11,9 @@ from typing import Any
 from hnclip.config import ReadConfig, TrainConfig
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.data.sources import open_data
-from hnclip.frameworks import Plug
 from hnclip.models.hub import looks_like_hub_name
 from hnclip.models.load import BUNDLED
+from hnclip.objectives.registry import MethodChoice
 from hnclip.options import Study as Options
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES
 from hnclip.studies import miniature
@@ -105,7 +105,7 @@ def _is_paper(recipe: str) -> bool:
     return recipe.partition("/")[0] == "paper"
 
 
-def rates_of(recipe: str) -> Mapping[Plug, float]:
+def rates_of(recipe: str) -> Mapping[MethodChoice, float]:
     """Learning rates that frameworks have of their own beside a recipe."""
     if recipe == MINIATURE:
         return miniature.RATES  # type: ignore[return-value]

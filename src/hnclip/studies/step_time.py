@@ -22,8 +22,8 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.speed import choose_precision, compile_blocks, recompute_activations
 from hnclip.models.trainable import train_mode
-from hnclip.objectives.build import build_objective, build_readouts
-from hnclip.objectives.objective import Objective
+from hnclip.objectives.base import Objective
+from hnclip.objectives.registry import build_objective, build_readouts
 from hnclip.studies.identity import Trained
 from hnclip.studies.matched import open_start
 from hnclip.train.device import pick_device
@@ -170,7 +170,7 @@ class _Way:
         device = self.model.device
         choose_trainable(config, self.model)
         objective = build_objective(config.objective)
-        self.model.readouts.update(build_readouts(config.objective, self.model))
+        self.model.readouts.update(build_readouts(objective, self.model))
         if config.speed.recompute:
             recompute_activations(self.model)
         if config.speed.compile:

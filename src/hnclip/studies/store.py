@@ -164,4 +164,4 @@ def _label(job: Job) -> str:
     if not job.trained:
         return "zero-shot"
     objective = config.objective
-    return file_name(f"{objective.framework}-{objective.global_loss}-{config.data.partition('=')[0]}-{config.seed}")
+    return file_name(f"{objective.method}-{objective.global_loss}-{config.data.partition('=')[0]}-{config.seed}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 from hnclip.config import GlobalLoss, TrainConfig, convert
-from hnclip.frameworks import Plug, plugged, with_global
+from hnclip.objectives.registry import MethodChoice, apply_method, with_global
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Variant:
 
     Args:
         name: of the row.
-        plug: the framework, as `--objective` of `hnclip train`; None leaves that of the recipe.
+        method: as `--objective` of `hnclip train`; None leaves that of the recipe.
         global_loss: the global term, as `--global`; None leaves the framework's own.
         set: fields of the configuration by their dotted names, `{"objective.gamma": 0.25}`.
         trained: False for the model as it comes, which has no run.
@@ -27,7 +27,7 @@ class Variant:
     """
 
     name: str
-    plug: Plug | None = None
+    method: MethodChoice | None = None
     global_loss: GlobalLoss | None = None
     set: Mapping[str, Any] = field(default_factory=dict)
     trained: bool = True
@@ -39,15 +39,13 @@ class Variant:
 
 
 def resolve(base: TrainConfig, variant: Variant) -> TrainConfig:
-    """The configuration of a row: the recipe's, with the row's framework, global term and fields, in this order."""
+    """The configuration of a row: the recipe's, with the row's method, global loss and fields, in this order."""
     config = base
-    if variant.plug is not None:
-        config = plugged(config, variant.plug)
+    if variant.method is not None:
+        config = apply_method(config, variant.method)
     if variant.global_loss is not None:
         config = with_global(config, variant.global_loss)
-    # A framework brings an objective of its own; what is said of all rows stays.
-    masked = replace(config.objective, mask_duplicates=base.objective.mask_duplicates)
-    return set_fields(replace(config, objective=masked), variant.set)
+    return set_fields(config, variant.set)
 
 
 def set_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings, pad_tokens
+from hnclip.core import Embeddings, ViewEmbeddings, pad_tokens
 
 TIMEOUT = "HNCLIP_TIMEOUT"  # environment: seconds after which a process that does not answer counts as lost
 SECONDS = 600

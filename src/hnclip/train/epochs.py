@@ -22,7 +22,7 @@ from hnclip.models.card import Training
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import save
 from hnclip.models.trainable import train_mode, trained_tensors
-from hnclip.objectives.objective import Objective
+from hnclip.objectives.base import Objective
 from hnclip.train.checkpoint import (
     DIRECTORY,
     NAME,

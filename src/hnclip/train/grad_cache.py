@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hnclip.core import Embeddings, ViewEmbeddings, join_embeddings
 from hnclip.data.batches import Batch
 from hnclip.losses import clip_loss
-from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings, join_embeddings
-from hnclip.objectives.objective import Objective
+from hnclip.objectives.base import Objective
 from hnclip.train.checkpoint import random_state, restore_random_state
 
 

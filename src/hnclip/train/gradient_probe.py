@@ -29,6 +29,7 @@ from hnclip.config import OptimConfig
 from hnclip.data.batches import Batch
 from hnclip.losses import GLOBAL_LOSSES
 from hnclip.models.dual_encoder import DualEncoder
+from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.checkpoint import random_state, restore_random_state
 from hnclip.train.distributed import mean_over_processes, sum_over_processes
@@ -58,8 +59,8 @@ class GradientProbe:
         self, model: DualEncoder, optim: OptimConfig, *, gamma: float = 0.5, parallel: Alone | None = None
     ) -> None:
         self.model, self.optim, self.gamma, self.parallel = model, optim, gamma, parallel or Alone(model)
-        self._infonce = HNClip(GLOBAL_LOSSES["infonce"], token_weight=0)
-        self._hn = HNClip(partial(GLOBAL_LOSSES["hn"], gamma=gamma), token_weight=0)
+        self._infonce = HNClip(GlobalTerm(GLOBAL_LOSSES["infonce"]))
+        self._hn = HNClip(GlobalTerm(partial(GLOBAL_LOSSES["hn"], gamma=gamma)))
 
     def probe(self, batch: Batch, share: Share | None = None) -> dict[str, Any]:
         """Measure the batch at the current weights; of several processes it is the `share` of each, and all must ask.
@@ -74,8 +75,8 @@ class GradientProbe:
             gamma, negatives, dtype (of the losses), towers ("fp32" or "bf16"): how this was computed.
         """
         # Both losses see two of a framework's views; to encode the others would be for nothing.
-        images = {name: view for name, view in batch.images.items() if name in HNClip.image_views}
-        texts = {name: view for name, view in batch.texts.items() if name in HNClip.text_views}
+        images = {name: view for name, view in batch.images.items() if name in self._hn.image_views}
+        texts = {name: view for name, view in batch.texts.items() if name in self._hn.text_views}
         batch = replace(batch, images=images, texts=texts, present={}, parts={})
         infonce, first = self._gradient(self._infonce, batch, share)
         hn, second = self._gradient(self._hn, batch, share)

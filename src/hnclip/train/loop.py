@@ -14,14 +14,13 @@ import torch
 
 from hnclip.config import TrainConfig, from_json, to_json
 from hnclip.files import recover_directory, replace_file
-from hnclip.frameworks import FRAMEWORKS, term_weights
 from hnclip.models.adapters import BaseModel, add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.speed import choose_precision, compile_blocks, recompute_activations
 from hnclip.models.trainable import describe_trainable, freeze
-from hnclip.objectives.build import build_objective, build_readouts
-from hnclip.objectives.objective import Objective
+from hnclip.objectives.base import Objective
+from hnclip.objectives.registry import build_objective, build_readouts, term_weights
 from hnclip.train.checkpoint import only_writer, recover_state
 from hnclip.train.device import pick_device
 from hnclip.train.distributed import (
@@ -144,7 +143,7 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
         report(f"model: {model.source}")
         choose_trainable(config, model)
         objective = build_objective(config.objective)
-        model.readouts.update(build_readouts(config.objective, model))
+        model.readouts.update(build_readouts(objective, model))
         report(describe_trainable(model))
         _announce(config, model, objective, report)
         if config.speed.recompute:
@@ -170,10 +169,9 @@ def _check_processes(config: TrainConfig) -> None:
 
 
 def _announce(config: TrainConfig, model: DualEncoder, objective: Objective, report: Callable[[str], None]) -> None:
-    if (chosen := config.objective).framework != "hn_clip":
+    if (chosen := config.objective).method != "hn_clip":
         weights = ", ".join(f"{name} {weight:g}" for name, weight in term_weights(chosen).items())
-        title = FRAMEWORKS[chosen.framework].title
-        report(f"{title}, {chosen.fidelity}: global term {chosen.global_loss}, beside it {weights}")
+        report(f"{objective.title}, {chosen.fidelity}: global loss {chosen.global_loss}, terms {weights}")
     highest = config.optim.scale_max
     trains = model.backbone.logit_scale.requires_grad
     if trains and highest is not None and model.scale.item() > highest * 1.01:

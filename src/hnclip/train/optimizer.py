@@ -73,21 +73,23 @@ def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
     )
 
 
-def learning_rate_factor(step: int, *, total: int, warmup: int, floor: float = 0.0) -> float:
-    """Linear warm-up to 1 over `warmup` steps, then a half cosine down to `floor` at the last step."""
+def learning_rate_factor(step: int, *, total: int, warmup: int, floor: float = 0.0, open_end: bool = False) -> float:
+    """Linear warm-up to 1 over `warmup` steps, then a half cosine down to `floor` at the last step, or one step after
+    it with `open_end`."""
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(1, total - 1 - warmup)
+    progress = (step - warmup) / max(1, total - warmup - (0 if open_end else 1))
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 def wrapped_factor(step: int, *, total: int, warmup: int, accumulate: int) -> float:
-    """FineLIP's released schedule: the half cosine of `learning_rate_factor` with floor 0, but `step` counted in
-    micro-batches and `total` in optimiser steps, so that it runs `accumulate` times too fast and swings on. The rate is
-    set behind each step, for the next, so the first step has the full rate."""
+    """FineLIP's released schedule: the half cosine of `learning_rate_factor` with floor 0, but with `step` counted in
+    micro-batches and `total` in optimiser steps, so that it runs `accumulate` times too fast and rises again. The rate
+    is set after each step for the next, from the number of the step's last micro-batch; the first step has the full
+    rate."""
     if step == 0:
         return 1.0
-    micro = step * accumulate
+    micro = step * accumulate - 1
     if micro < warmup:
         return (micro + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (micro - warmup) / max(1, total - warmup)))

@@ -21,7 +21,7 @@ from hnclip.data.sound import check_rows, check_share, sound_records
 from hnclip.data.sources import open_data
 from hnclip.evaluate.retrieval import Gallery, prepare_gallery
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.objectives.objective import Objective
+from hnclip.objectives.base import Objective
 from hnclip.train.distributed import agreement, rank, tell_everybody, world_size
 from hnclip.train.evaluation import encode_captions_together
 from hnclip.train.grad_cache import Share, chunk_slices

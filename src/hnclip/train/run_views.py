@@ -12,8 +12,7 @@ from hnclip.config import TrainConfig
 from hnclip.data.batches import PairData
 from hnclip.data.cache import cache_directory
 from hnclip.data.records import Record
-from hnclip.frameworks import official_switches
-from hnclip.objectives.objective import Objective
+from hnclip.objectives.base import Objective
 from hnclip.prepare.lines import Kind
 
 
@@ -70,8 +69,7 @@ def with_views(
     if "text" in needs and not any(record.filtered for record in found):
         from hnclip.data.views.lexicon import load_filter
 
-        blunt = "structxlip_blunt_filter" in official_switches(config.objective)
-        name = "blunt:colours" if blunt else "lexicon"
+        name = "blunt:structxlip_colours" if config.objective.fidelity == "official" else "lexicon"
         shorten = load_filter(name)
         found = [replace(record, filtered=tuple(shorten(text) for text in record.captions)) for record in found]
         report(f"captions are filtered here: {name}")
@@ -79,7 +77,7 @@ def with_views(
         count = sum(bool(record.regions) for record in found)
         if not count:
             raise ValueError(
-                f"{config.objective.framework} needs regions and no record of {config.data} has any: run "
+                f"{config.objective.method} needs regions and no record of {config.data} has any: run "
                 f"hnclip prepare regions {config.data} first, with the same --read options; if that found none, with "
                 "another --model or --proposer"
             )

@@ -18,7 +18,7 @@ from torch import Tensor
 from hnclip.config import OptimConfig
 from hnclip.data.batches import Batch
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.objectives.objective import Moment, Objective
+from hnclip.objectives.base import Objective, TrainProgress
 from hnclip.train.distributed import mean_over_processes
 from hnclip.train.grad_cache import BACKWARD, Share, StepResult
 from hnclip.train.optimizer import clamp_scale, learning_rate_factor, set_learning_rate, wrapped_factor
@@ -102,7 +102,13 @@ class Stepper:
     def _factor(self, step: int) -> float:
         if self.optim.schedule == "wrapped":
             return wrapped_factor(step, total=self.total, warmup=self.warmup, accumulate=self.optim.accumulate)
-        return learning_rate_factor(step, total=self.total, warmup=self.warmup, floor=self.optim.lr_floor)
+        return learning_rate_factor(
+            step,
+            total=self.total,
+            warmup=self.warmup,
+            floor=self.optim.lr_floor,
+            open_end=self.optim.schedule == "open_cosine",
+        )
 
     def __call__(self, batch: Batch, step: int, share: Share | None = None) -> Found:
         """Do the optimiser step after `step` others. The batch may lie in the host's memory; of several processes it is
@@ -110,8 +116,8 @@ class Stepper:
         optim = self.optim
         set_learning_rate(self.optimizer, self._factor(step))
         self.optimizer.zero_grad(set_to_none=True)
-        moment = Moment(step, max(1, self.total // optim.epochs), optim.epochs)
-        result = backward(self.parallel, batch, self.objective.at(moment), optim, share)
+        progress = TrainProgress(step, max(1, self.total // optim.epochs), optim.epochs)
+        result = backward(self.parallel, batch, self.objective.at(progress), optim, share)
         # An infinite limit measures the norm and changes nothing.
         norm = self.parallel.clip(optim.clip_grad or float("inf"))
         self.optimizer.step()

@@ -216,7 +216,7 @@ def test_versions_change_with_what_they_are_made_of(
 
     room = files("hnclip.data.views")
     (tmp_path / "words").mkdir()
-    for name in ("lexicon.py", "grammar.py", *(f"words/{category}.txt" for category in CATEGORIES)):
+    for name in ("lexicon.py", "grammar.py", *(f"words/{category}.txt" for category in lexicon.LISTS)):
         (tmp_path / name).write_bytes((room / name).read_bytes())
     before = filter_version("lexicon")
     monkeypatch.setattr(lexicon, "_ROOM", tmp_path)

@@ -47,39 +47,39 @@ def model_box(box: Box, shape: tuple[int, int], transform: ImageTransform) -> Pl
     return left, top, right, bottom
 
 
-def region_box(box: Box, size: int) -> Placed | None:
-    """Where GOAL's released code takes a box to be: scaled as if the whole picture were as large as the box, and not
-    cut; what lies outside then, is moved to the edge. None for a box without area, which has no scale.
+def official_patches(box: Box, size: int, patch: int, side: int) -> tuple[range, range]:
+    """Columns and rows of the patches that GOAL's released code chooses for a box.
+
+    It scales the box as if the whole image were as large as the box, without the crop, rounds the corners to whole
+    pixels and moves what lies outside to the edge.
 
     Args:
-        size: side of the model's picture.
+        size: side of the model's image in pixels.
+        patch: side of a patch in pixels.
+        side: patches along each side.
     """
-    width, height = box[2] - box[0], box[3] - box[1]
-    if width <= 0 or height <= 0:
-        return None
-    left, right = (_inside(Fraction(x * size, width), size) for x in (box[0], box[2]))
-    top, bottom = (_inside(Fraction(y * size, height), size) for y in (box[1], box[3]))
-    return left, top, right, bottom
+    chosen = []
+    for axis in (0, 1):
+        length = max(1, box[axis + 2] - box[axis])
+        start, stop = (round(box[axis + end] * size / length) for end in (0, 2))
+        start, stop = min(max(start, 0), size - 1), min(max(stop, 0), size)
+        chosen.append(range(start // patch, min(side, -(-stop // patch))))
+    return chosen[0], chosen[1]
 
 
-def patches_of(box: Placed, patch: int, side: int, *, at_least_one: bool = False) -> tuple[range, range]:
+def patches_of(box: Placed, patch: int, side: int) -> tuple[range, range]:
     """Columns and rows of the patches that a box touches.
 
     Args:
         patch: side of a patch in pixels.
         side: patches along each side. Where they do not cover the picture, pixels beyond the last touch none.
-        at_least_one: a box without area, on the edge of the picture, touches the patch there.
     """
     left, top, right, bottom = box
-    return _touched(left, right, patch, side, at_least_one), _touched(top, bottom, patch, side, at_least_one)
+    return _touched(left, right, patch, side), _touched(top, bottom, patch, side)
 
 
-def _touched(start: Fraction, stop: Fraction, patch: int, side: int, at_least_one: bool) -> range:
-    first, last = start // patch, min(side, -(-stop // patch))
-    if at_least_one:
-        first = min(first, side - 1)
-        last = max(last, first + 1)
-    return range(first, last)
+def _touched(start: Fraction, stop: Fraction, patch: int, side: int) -> range:
+    return range(start // patch, min(side, -(-stop // patch)))
 
 
 def _inside(place: Fraction, size: int) -> Fraction:

@@ -14,6 +14,7 @@ from pathlib import Path
 from hnclip.data.views.grammar import STOP_WORDS, Entries, drop_words
 
 CATEGORIES = ("colours", "materials", "textures")
+LISTS = (*CATEGORIES, "structxlip_colours")  # the last is the list of the released code
 CaptionFilter = Callable[[str], str]
 
 _ROOM = files("hnclip.data.views")
@@ -23,8 +24,8 @@ _LEAST = 2  # words that must be left
 
 def word_list(category: str) -> tuple[str, ...]:
     """The shipped entries of a category, in the order of the file, in small letters."""
-    if category not in CATEGORIES:
-        raise ValueError(f"there is no word list {category!r}: choose from {', '.join(CATEGORIES)}")
+    if category not in LISTS:
+        raise ValueError(f"there is no word list {category!r}: choose from {', '.join(LISTS)}")
     lines = (_ROOM / "words" / f"{category}.txt").read_text(encoding="utf-8").splitlines()
     return tuple(line.strip().lower() for line in lines if line.strip() and not line.startswith("#"))
 
@@ -73,7 +74,7 @@ def filter_version(name: str) -> str:
     module that holds the user's function (without one: the name alone)."""
     kind, _ = _parsed(name)
     if kind is not None:
-        parts = [*(_ROOM / file for file in _CODE), *(_ROOM / "words" / f"{category}.txt" for category in CATEGORIES)]
+        parts = [*(_ROOM / file for file in _CODE), *(_ROOM / "words" / f"{category}.txt" for category in LISTS)]
         return f"{name} {_digest(b''.join(part.read_bytes() for part in parts))}"
     _function(name)
     found = find_spec(name.partition(":")[0])
@@ -93,10 +94,8 @@ def _parsed(name: str) -> tuple[str | None, tuple[str, ...]]:
         return None, ()
     categories = tuple(part.strip() for part in rest.split(",")) if colon else CATEGORIES
     for category in categories:
-        if category not in CATEGORIES:
-            raise ValueError(
-                f"the filter {name!r} asks for the word list {category!r}: choose from {', '.join(CATEGORIES)}"
-            )
+        if category not in LISTS:
+            raise ValueError(f"the filter {name!r} asks for the word list {category!r}: choose from {', '.join(LISTS)}")
     return kind, categories
 
 
@@ -138,11 +137,11 @@ def _careful(text: str, categories: tuple[str, ...]) -> str:
 
 
 def _blunt(text: str, categories: tuple[str, ...]) -> str:
-    left = _pattern(categories).sub("", text)
-    left = re.sub(r"\s+", " ", left)
-    left = re.sub(r" (?=[.,;:!?)\]])", "", left)
-    left = re.sub(r"([,;:])(?:[,;:])+", r"\1", left)
-    return left.strip(" ,;:")
+    """The released filter: words replaced by a space, spaces before punctuation and repeated marks removed."""
+    left = re.sub(r"\s+", " ", _pattern(categories).sub(" ", text))
+    left = re.sub(r" ([,.;:!?])", r"\1", left)
+    left = re.sub(r"([,.;:!?])\1+", r"\1", left)
+    return re.sub(r"(,\s*)+,", ",", left).strip()
 
 
 @lru_cache

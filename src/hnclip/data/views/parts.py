@@ -1,7 +1,7 @@
 """Parts of views by name: which patches of a picture, which tokens of a caption a readout pools.
 
 Parts are found once, when data are prepared, and travel with the batches. Those with `official` in their names are
-found as released code finds them; docs/frameworks.md says what is different.
+found as released code finds them; docs/methods.md says what is different.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import Record
 from hnclip.data.texts import TextTransform
-from hnclip.data.views.boxes import model_box, patches_of, region_box
+from hnclip.data.views.boxes import model_box, official_patches, patches_of
 from hnclip.data.views.named import TEXT_VIEWS
 from hnclip.data.views.spans import Span, chunk_windows, find_sentence, late_span, token_span
 
@@ -53,30 +53,29 @@ class Part:
     find: Callable[[Material], Tensor]
 
 
-def _regions(material: Material, *, official_patch: bool, official_scale: bool) -> Tensor:
+def _regions(material: Material, *, official: bool) -> Tensor:
     """[N, 1, P]: the patches that the best region of each record touches.
 
     Args:
-        official_patch: count in patches of 16 pixels. Their numbers are read in the model's own order all the same, and
-            those that it does not have are dropped.
-        official_scale: as `region_box`.
+        official: as GOAL's released code: see `official_patches`, in patches of 16 pixels for every model. Their
+            numbers are read in the order of the model's own patches; numbers that it does not have are dropped.
     """
     if material.grid is None:
-        raise ValueError("parts of pictures are patches, and this model has no grid of them: use a ViT")
+        raise ValueError("parts of images are patches, and this model has no grid of them: use a ViT")
     transform, grid = material.image_transform, material.grid
-    patch = OFFICIAL_PATCH if official_patch else transform.size // grid
-    side = max(1, transform.size // patch) if official_patch else grid
+    patch = OFFICIAL_PATCH if official else transform.size // grid
+    side = max(1, transform.size // patch) if official else grid
     found = torch.zeros(len(material.records), 1, grid**2, dtype=torch.bool)
     for row, record in enumerate(material.records):
         if not record.regions:
             continue
-        if official_scale:
-            box = region_box(record.regions[0].box, transform.size)
+        box = record.regions[0].box
+        if official:
+            columns, rows = official_patches(box, transform.size, patch, side)
+        elif placed := model_box(box, record.image.shape(), transform):
+            columns, rows = patches_of(placed, patch, side)
         else:
-            box = model_box(record.regions[0].box, record.image.shape(), transform)
-        if box is None:
             continue
-        columns, rows = patches_of(box, patch, side, at_least_one=official_scale)
         numbers = torch.tensor([[y * side + x for x in columns] for y in rows], dtype=torch.long).flatten()
         found[row, 0, numbers[numbers < grid**2]] = True
     return found
@@ -141,10 +140,8 @@ def _padded(found: Sequence[Sequence[Span]]) -> Tensor:
 
 
 PARTS: dict[str, Part] = {
-    "region": Part("full", partial(_regions, official_patch=False, official_scale=False)),
-    "region_official_patch": Part("full", partial(_regions, official_patch=True, official_scale=False)),
-    "region_official_scale": Part("full", partial(_regions, official_patch=False, official_scale=True)),
-    "region_official": Part("full", partial(_regions, official_patch=True, official_scale=True)),
+    "region": Part("full", partial(_regions, official=False)),
+    "region_official": Part("full", partial(_regions, official=True)),
     "sentence_span": Part("caption", partial(_sentences, official=False)),
     "sentence_span_official": Part("caption", partial(_sentences, official=True)),
     "chunk_spans": Part("filtered", _chunks),

@@ -16,7 +16,7 @@ NOTHING: Span = (0, 0)
 CHUNKS = 64  # most chunks of a caption
 WINDOW = 3  # words of a chunk in a clause of ordinary length
 _CLAUSE = re.compile(r"[^.,;!?]+")
-_WORD = re.compile(r"\S+")
+_WORD = re.compile(r"\b\w+\b")
 
 
 def find_sentence(caption: str, sentence: str) -> int | None:
@@ -50,28 +50,28 @@ def token_span(
 
 
 def late_span(before: str, sentence: str, transform: TextTransform, *, found: bool) -> Span:
-    """The tokens of a sentence as GOAL's released code counts them: behind those of the text before it with their
-    special tokens, so one late where there is a start and an end token; never none.
+    """The tokens of a sentence as GOAL's released code counts them: after those of the text before it including its
+    special tokens, so one late where there is a start and an end token; the last position of the context is left out.
 
-    If that is beyond the context, as many positions at its end. If there is nothing to count, or the sentence is not in
-    the caption, where the released code fails, the first ones.
+    A sentence that starts beyond the context takes as many positions before that last one. An empty span, and a
+    sentence that is not in the caption, where the released code fails, take the first positions after the start token.
 
     Args:
         before: the caption up to the sentence.
     """
-    special = sum(transform.edges)
+    special, last = sum(transform.edges), transform.context - 1
     counts = [len(ids) for ids in transform.tokenizer([before, sentence], verbose=False)["input_ids"]]
-    start, length = counts[0], max(1, min(counts[1] - special, transform.context))
-    if not found:
-        start = 0
-    elif start >= transform.context:
-        start = transform.context - length
-    return start, min(start + length, transform.context)
+    start, length = counts[0], max(1, counts[1] - special)
+    if start > last:
+        start, stop = max(1, last - length), last
+    else:
+        stop = min(start + length, last)
+    return (start, stop) if found and start < stop else (1, min(1 + length, transform.context))
 
 
 def chunk_windows(text: str) -> Iterator[Span]:
     """Where the chunks of a text are, in characters: windows of a few words that slide through each clause, word by
-    word. Longer clauses have longer windows; a clause of one word is a chunk. No more than 64.
+    word. Longer clauses have longer windows; a clause of one word has none. At most 64.
 
     Reference:
         StructXLIP's spans: clauses end at [.,;!?]; 2 words of a clause of up to 4, 3 up to 10, 4 up to 20, 5 up to 40,
@@ -83,9 +83,7 @@ def chunk_windows(text: str) -> Iterator[Span]:
 def _windows(text: str) -> Iterator[Span]:
     for clause in _CLAUSE.finditer(text):
         words = [(clause.start() + word.start(), clause.start() + word.end()) for word in _WORD.finditer(clause[0])]
-        if not words:
-            continue
-        window = min(_window(len(words)), len(words))
+        window = _window(len(words))
         for first in range(len(words) - window + 1):
             yield words[first][0], words[first + window - 1][1]
 

@@ -8,7 +8,7 @@ from hnclip.data.records import Box
 from hnclip.prepare.proposal import Proposal
 
 SMALLEST_SIDE = 2  # pixels; a crop of one row or column shows nothing
-SHARE = (0.01, 0.80)  # of the picture's area that a region may have: frameworks.md 5.1
+SHARE = (0.01, 0.80)  # of the picture's area that a region may have, as in GOAL
 SAME = 0.9  # intersection over union from which on two boxes are one
 
 

@@ -25,7 +25,7 @@ from hnclip.prepare.proposal import Proposal
 from hnclip.prepare.proposers.boxes import fitting_share, overlap, usable
 from hnclip.train.device import pick_device
 
-# Pictures wider or higher than this are shrunk to fit the second: frameworks.md 5.1.
+# Pictures wider or higher than this are shrunk to fit the second, as GOAL does.
 LARGE, FIT = (4000, 3000), (2048, 1536)
 
 # Red, green and blue, between 0 and 1, of the pictures that SAM was trained on.
@@ -65,7 +65,7 @@ class Sam:
         for its last step alone.
 
     Reference:
-        Kirillov et al., Segment anything, 2023; GOAL's LISM, frameworks.md 5.1.
+        Kirillov et al., Segment anything, 2023; GOAL's LISM.
     """
 
     weights: Path

@@ -12,12 +12,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from hnclip.core import ViewEmbeddings
 from hnclip.data.readers.cells import bad_text
 from hnclip.data.records import Problem
 from hnclip.data.texts import TextTransform
 from hnclip.evaluate.retrieval import encode_captions
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.objectives.embeddings import ViewEmbeddings
 from hnclip.search.index.catalogue import texts_hash
 from hnclip.search.index.changes import Change, Known, NewItem, NewPicture
 from hnclip.search.index.writer import IndexWriter

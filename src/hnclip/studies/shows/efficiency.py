@@ -12,8 +12,8 @@ from typing import NamedTuple
 from hnclip.config import TrainConfig
 from hnclip.files import replace_file
 from hnclip.measure import machine
-from hnclip.objectives.build import build_objective
-from hnclip.objectives.objective import Objective
+from hnclip.objectives.base import Objective
+from hnclip.objectives.registry import build_objective
 from hnclip.studies.findings import Findings
 from hnclip.studies.identity import run_identity
 from hnclip.studies.paper_rows import MISSING

@@ -1,7 +1,6 @@
-"""What an objective sees: the embeddings of a batch, per view, and nothing of the model or of any process.
+"""Types that several packages share: the embeddings of a batch, written by the encoder and read by objectives.
 
-The encoder writes these, gradient caching and gathering pass them on, objectives read them. They are the second
-seam of the house: embeddings in, scalar terms out.
+Gradient caching and gathering pass them on; an objective sees embeddings and returns scalar terms.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ class ViewEmbeddings:
 
     Shape:
         vectors: [N, D], L2-normalised global vectors.
-        tokens: [N, T, D], L2-normalised token vectors (words or patches), or whatever a framework's readout of this
-            view put in their place (`hnclip.models.readout`), or None when nobody asked for them.
-        mask: [N, T] bool, True where a token counts (no start, end, pad or class token), or None with `tokens`.
-        present: [N] bool, False where a pair has no such view and its row is filler; None where all pairs have it.
+        tokens: [N, T, D], L2-normalised token vectors (words or patches), or the output of a method's readout for this
+            view (`hnclip.models.readout`), or None if the objective does not read tokens.
+        mask: [N, T] bool, True where a token counts (no start, end, padding or class token); None without `tokens`.
+        present: [N] bool, False where a pair lacks this view and its row is filler; None if all pairs have it.
     """
 
     vectors: Tensor
@@ -36,14 +35,14 @@ class ViewEmbeddings:
 class Embeddings:
     """All views of N pairs. Row i of every view belongs to pair i.
 
-    With several processes N counts the pairs of all of them, and `offset`, `rows` say which are this process's own
-    queries; an objective hands both on to its losses and never asks about ranks.
+    With several processes N counts the pairs of all of them, and `offset`, `rows` select the queries of this process;
+    an objective passes both on to its losses and knows no rank.
 
     Shape:
         scale: scalar tensor, the inverse temperature s (already exponentiated), with its gradient.
-        ids: [N, K] integers, or None. Two pairs that agree in any column are the same thing (column 0: the image,
-            column 1: the caption) and never each other's negatives.
-        margin_text: [N, D'] vectors that Ḡ is built from instead of the live captions (frozen-encoder ablation).
+        ids: [N, K] integers, or None. Two pairs that agree in any column are duplicates (column 0: image, column 1:
+            caption) and not negatives of each other.
+        margin_text: [N, D'] embeddings that Ḡ is computed from instead of the live captions (frozen-encoder ablation).
     """
 
     images: Mapping[str, ViewEmbeddings]
@@ -56,12 +55,12 @@ class Embeddings:
 
     @property
     def own(self) -> slice:
-        """This process's queries among the N pairs."""
+        """The queries of this process among the N pairs."""
         return slice(self.offset, None if self.rows is None else self.offset + self.rows)
 
 
 def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
-    """Consecutive parts of a batch as one, with gradient. The scale is the first part's: it counts once."""
+    """Consecutive parts of a batch as one, with gradient. The scale is that of the first part: it counts once."""
     first = parts[0]
     return Embeddings(
         images={name: _join_views([part.images[name] for part in parts]) for name in first.images},
@@ -73,7 +72,7 @@ def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:
 
 
 def pad_tokens(view: ViewEmbeddings, length: int) -> ViewEmbeddings:
-    """The view with `length` token places; what is added is masked out."""
+    """The view padded to `length` token places, which are masked."""
     if view.tokens is None or view.mask is None or view.tokens.shape[1] == length:
         return view
     missing = length - view.tokens.shape[1]

@@ -1,4 +1,4 @@
-"""Every framework trained for minutes, with its own global term and with L_HN, beside the model that it starts from.
+"""Every method trained for minutes, with its own global term and with L_HN, beside the model that it starts from.
 
 The same model, data, batches, rate and epochs for all: `hnclip train --objective X --global G`.
 
@@ -18,9 +18,9 @@ from typing import Any
 from hnclip.config import TrainConfig, to_json
 from hnclip.evaluate.compare import Comparison
 from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
-from hnclip.frameworks import PLUGS, plugged
 from hnclip.measure import Report, machine
 from hnclip.models.load import load
+from hnclip.objectives.registry import METHOD_CHOICES, apply_method
 from hnclip.recipes import demo
 from hnclip.train.device import pick_device
 from hnclip.train.loop import train_or_continue
@@ -32,12 +32,12 @@ PLACES = {"validation": "held out", "train": "trained on"}
 
 @dataclass(frozen=True)
 class Options:
-    """What each framework learns in minutes."""
+    """What each method learns in minutes."""
 
     model: str = "bundled"
     data: str = "scenes/park/small"
     """As for `hnclip train`, with a validation split."""
-    frameworks: tuple[str, ...] = (PLAIN, *PLUGS)
+    methods: tuple[str, ...] = (PLAIN, *METHOD_CHOICES)
     """plain is InfoNCE on pictures and captions; of FineLIP there is a third row, with InfoNCE beside its own term."""
     epochs: int = 2
     lr: float = 3e-4
@@ -49,13 +49,13 @@ class Options:
     limit: int | None = None
     """Only the first so many training pairs."""
     seed: int = 42
-    runs: Path = Path("runs/frameworks")
+    runs: Path = Path("runs/methods")
     """Directory of the runs."""
     device: str = "auto"
 
 
 def configurations(options: Options) -> dict[tuple[str, str], TrainConfig]:
-    """The runs by framework and global term."""
+    """The runs by method and global term."""
     recipe = demo("infonce")
     optim = replace(
         recipe.optim,
@@ -76,8 +76,8 @@ def configurations(options: Options) -> dict[tuple[str, str], TrainConfig]:
         objective=replace(recipe.objective, gamma=options.gamma),
     )
     found: dict[tuple[str, str], TrainConfig] = {}
-    for name in options.frameworks:
-        own = base if name == PLAIN else plugged(base, name)  # type: ignore[arg-type]
+    for name in options.methods:
+        own = base if name == PLAIN else apply_method(base, name)  # type: ignore[arg-type]
         terms = ["none", "infonce", "hn"] if name == "finelip" else [own.objective.global_loss, "hn"]
         for term in dict.fromkeys(terms):
             objective = replace(own.objective, global_loss=term, gamma=options.gamma)  # type: ignore[arg-type]
@@ -94,9 +94,9 @@ def trained(name: str, term: str, config: TrainConfig, runs: Path, say: Callable
 
 
 def run(options: Options, say: Callable[[str], None]) -> Report:
-    for name in options.frameworks:
-        if name not in (PLAIN, *PLUGS):
-            raise ValueError(f"there is no framework {name!r}; there are {', '.join((PLAIN, *PLUGS))}")
+    for name in options.methods:
+        if name not in (PLAIN, *METHOD_CHOICES):
+            raise ValueError(f"there is no method {name!r}; there are {', '.join((PLAIN, *METHOD_CHOICES))}")
     device = pick_device(options.device)
     made = configurations(options)
     outs = {f"{name} {term}": trained(name, term, config, options.runs, say) for (name, term), config in made.items()}
@@ -107,8 +107,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
     tasks = {split: open_task(config.data, split, config.read) for split in PLACES}
     results = {place: evaluate_models(models, [task], config.read) for place, task in tasks.items()}
     rows = [
-        {"framework": name, "term": term}
-        for name, term in [(START, "–"), *(tuple(model.split(" ", 1)) for model in outs)]
+        {"method": name, "term": term} for name, term in [(START, "–"), *(tuple(model.split(" ", 1)) for model in outs)]
     ]
     for place, found in results.items():
         changes: dict[tuple[str, str], Comparison] = {
@@ -116,11 +115,11 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
         }
         for row, result in zip(rows, found.results):
             row |= _cells(place, result.model, result.metrics, changes)
-    columns = {"framework": "framework", "term": "global term"}
+    columns = {"method": "method", "term": "global term"}
     for place, title in PLACES.items():
         for short, arrow in (("t2i", "T→I"), ("i2t", "I→T")):
             columns |= {f"{place}_{short}": f"{title} {arrow}", f"{place}_{short}_change": "change"}
-    return Report("framework_runs", columns, rows, machine(device))
+    return Report("method_runs", columns, rows, machine(device))
 
 
 def _cells(place: str, model: str, metrics: Any, changes: dict[tuple[str, str], Comparison]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`--objective`, `--global`, `--fidelity` and `--recipe` of `hnclip train`, and what docs/frameworks.md says."""
+"""`--objective`, `--global`, `--fidelity` and `--recipe` of `hnclip train`, and what docs/methods.md says."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import hnclip.train.loop as loop
 from hnclip import recipes
 from hnclip.cli import main
 from hnclip.config import TrainConfig, to_json
-from hnclip.frameworks import FRAMEWORKS, PLUGS, plugged
+from hnclip.objectives.registry import METHOD_CHOICES, METHODS, apply_method
 
-PAGE = (Path(__file__).parents[1] / "docs" / "frameworks.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text(encoding="utf-8")
 
 
 class Caught(ValueError):
@@ -43,9 +43,9 @@ def config_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     return parse
 
 
-@pytest.mark.parametrize("plug", PLUGS)
-def test_plugging_a_framework_changes_nothing_else(config_of, plug: str) -> None:
-    assert config_of("--objective", plug) == plugged(recipes.demo(), plug)  # type: ignore[arg-type]
+@pytest.mark.parametrize("plug", METHOD_CHOICES)
+def test_a_method_changes_nothing_else(config_of, plug: str) -> None:
+    assert config_of("--objective", plug) == apply_method(recipes.demo(), plug)  # type: ignore[arg-type]
     swapped = config_of("--objective", plug, "--global", "fixed_margin")
     assert swapped.objective.global_loss == "fixed_margin"
     own = config_of("--objective", plug)
@@ -56,7 +56,7 @@ def test_options_in_any_order_and_spelling(config_of) -> None:
     first = config_of("--objective", "goal", "--global", "hn", "--objective.gamma", "0.2", "--recipe", "tiny")
     second = config_of("--recipe=tiny", "--objective.gamma=0.2", "--global=hn", "--objective=goal")
     assert first == second
-    assert (first.objective.framework, first.objective.global_loss, first.objective.gamma) == ("goal", "hn", 0.2)
+    assert (first.objective.method, first.objective.global_loss, first.objective.gamma) == ("goal", "hn", 0.2)
     assert first.limit == recipes.tiny().limit
 
 
@@ -71,9 +71,6 @@ def test_fidelity(config_of) -> None:
     assert (released.objective.global_loss, released.optim.schedule) == ("none", "wrapped")
     kept = config_of("--recipe", "finelip", "--fidelity", "corrected", "--global", "hn")
     assert kept.objective.global_loss == "hn"
-    one = config_of("--objective", "goal", "--objective.switches", "goal_late_span", "official")
-    assert one.objective.switches == {"goal_late_span": "official"}
-    assert one.objective.fidelity == "corrected"
 
 
 def test_a_saved_configuration_is_where_options_start(config_of, tmp_path: Path) -> None:
@@ -87,9 +84,9 @@ def test_a_saved_configuration_is_where_options_start(config_of, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--objective.token-weight", "0", "--global", "none"), "none is for frameworks with terms of their own"),
+        (("--objective.token-weight", "0", "--global", "none"), "none is for methods with terms of their own"),
         (("--objective", "goal", "--objective.token-weight", "1"), "token_weight belongs to hn_clip"),
-        (("--objective.weights", "local", "1"), "objective.weights is for frameworks other than hn_clip"),
+        (("--objective.weights", "local", "1"), "objective.weights is for methods other than hn_clip"),
     ],
 )
 def test_what_does_not_go_together_is_said(config_of, words: tuple[str, ...], said: str) -> None:
@@ -100,23 +97,19 @@ def test_unknown_names_list_the_known(capsys: pytest.CaptureFixture[str], tmp_pa
     out = ["--out", str(tmp_path / "run")]
     assert main(["train", "--objective", "goal", "--objective.weights", "lokal", "1", *out]) == 1
     assert "GOAL has no term 'lokal'; it has local, patch, text" in capsys.readouterr().err
-    assert main(["train", "--objective", "goal", "--objective.switches", "goal_span", "official", *out]) == 1
-    assert "GOAL has no switch 'goal_span'; it has goal_patch_size" in capsys.readouterr().err
     with pytest.raises(SystemExit) as done:
         main(["train", "--objective", "gaol"])
     assert done.value.code == 2
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_the_page_names_every_framework_term_and_switch() -> None:
-    for plug in PLUGS:
+def test_the_page_names_every_method_and_term() -> None:
+    for plug in METHOD_CHOICES:
         assert f"`{plug}`" in PAGE
-    for spec in FRAMEWORKS.values():
+    for spec in METHODS.values():
         for term, weight in spec.weights.items():
             assert f"`{term}`" in PAGE, term
             assert f"{weight:g}" in PAGE
-        for switch in spec.named_switches:
-            assert f"| `{switch}` |" in PAGE, switch
 
 
 @pytest.mark.parametrize("name", ["long_clip", "finelip", "goal", "smartclip", "structxlip"])
@@ -160,8 +153,8 @@ def test_short_and_long_spelling_together_are_refused(config_of) -> None:
 
 
 def test_fidelity_is_refused_where_there_is_none(config_of) -> None:
-    assert "nothing that is official or corrected" in config_of("--fidelity", "official")
-    assert "nothing that is official or corrected" in config_of("--objective", "lora", "--fidelity", "official")
+    assert "no official and corrected variant" in config_of("--fidelity", "official")
+    assert "no official and corrected variant" in config_of("--objective", "lora", "--fidelity", "official")
 
 
 def test_settings_of_ones_own_outlive_a_change_of_fidelity(config_of, tmp_path: Path) -> None:
@@ -187,6 +180,6 @@ def test_what_belongs_to_another_global_term_goes_with_it(config_of, tmp_path: P
     found = config_of("--config", str(tmp_path / "frozen.json"), "--global", "infonce")
     assert found.objective.margin_source == "live"
     found = config_of("--config", str(tmp_path / "frozen.json"), "--objective", "goal", "--global", "hn")
-    assert (found.objective.framework, found.objective.margin_source) == ("goal", "frozen")
+    assert (found.objective.method, found.objective.margin_source) == ("goal", "frozen")
     found = config_of("--config", str(tmp_path / "rival.json"), "--global", "hn")
     assert found.objective.parameters == {}

@@ -1,4 +1,4 @@
-"""`hnclip bench frameworks` and `framework_runs` in miniature: every row is there, ratios are those of the times."""
+"""`hnclip bench methods` and `method_runs` in miniature: every row is there, ratios are those of the times."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 from PIL import Image
 
 from hnclip.bench import open_benchmark
-from hnclip.frameworks import FRAMEWORKS, PLUGS
+from hnclip.objectives.registry import METHOD_CHOICES, METHODS
 
 
-def test_frameworks_take_a_step_each() -> None:
-    module = open_benchmark("frameworks")
+def test_methods_take_a_step_each() -> None:
+    module = open_benchmark("methods")
     names = ("plain", "hn_clip", "finelip", "goal", "structxlip", "lora")
-    options = module.Options(model="small", micro_batch=2, frameworks=names, turns=1, memory=False, pictures=1)
+    options = module.Options(model="small", micro_batch=2, methods=names, turns=1, memory=False, pictures=1)
     found = json.loads(json.dumps(module.run(options, lambda _: None).to_dict(), allow_nan=False))
-    rows = {row["framework"]: row for row in found["rows"]}
+    rows = {row["method"]: row for row in found["rows"]}
     assert tuple(rows) == names
     for row in rows.values():
         assert row["times"] == pytest.approx(row["seconds"]["median"] / rows["plain"]["seconds"]["median"])
@@ -32,24 +32,24 @@ def test_frameworks_take_a_step_each() -> None:
 
 
 def test_wrong_names_are_said() -> None:
-    module = open_benchmark("frameworks")
-    with pytest.raises(ValueError, match="there is no framework 'gaol'"):
-        module.run(module.Options(frameworks=("plain", "hn_clip", "gaol")), print)
+    module = open_benchmark("methods")
+    with pytest.raises(ValueError, match="there is no method 'gaol'"):
+        module.run(module.Options(methods=("plain", "hn_clip", "gaol")), print)
     with pytest.raises(ValueError, match="the ratios need plain and hn_clip"):
-        module.run(module.Options(frameworks=("plain", "goal")), print)
+        module.run(module.Options(methods=("plain", "goal")), print)
     with pytest.raises(ValueError, match="model must be one of"):
         module.run(module.Options(model="huge"), print)
 
 
-def test_runs_differ_in_the_framework_and_the_global_term_alone() -> None:
-    module = open_benchmark("framework_runs")
+def test_runs_differ_in_the_method_and_the_global_term_alone() -> None:
+    module = open_benchmark("method_runs")
     made = module.configurations(module.Options(gamma=0.3, epochs=7, cluster=4))
-    assert {name for name, _ in made} == {"plain", *PLUGS}
+    assert {name for name, _ in made} == {"plain", *METHOD_CHOICES}
     assert [term for name, term in made if name == "finelip"] == ["none", "infonce", "hn"]
     for (name, term), config in made.items():
         assert (config.objective.global_loss, config.optim.epochs, config.cluster) == (term, 7, 4)
         assert config.objective.gamma == 0.3
-        assert config.objective.framework == (name if name in FRAMEWORKS else "hn_clip")
+        assert config.objective.method == (name if name in METHODS else "hn_clip")
         assert ("hn" in dict.fromkeys(t for n, t in made if n == name)) is True
 
 
@@ -59,18 +59,18 @@ def test_two_runs_beside_their_start(model_directory: Path, tmp_path: Path) -> N
     for number in range(60):
         Image.new("RGB", (48, 48), (4 * number, 100, 255 - 4 * number)).save(pictures / f"{number}.png")
         (pictures / f"{number}.txt").write_text(f"a park with {number} trees and {60 - number} birds")
-    module = open_benchmark("framework_runs")
+    module = open_benchmark("method_runs")
     options = module.Options(
         model=str(model_directory),
         data=str(pictures),
-        frameworks=("plain",),
+        methods=("plain",),
         epochs=1,
         cluster=0,
         runs=tmp_path / "runs",
         device="cpu",
     )
     found = module.run(options, lambda _: None).to_dict()["rows"]
-    assert [(row["framework"], row["term"]) for row in found] == [
+    assert [(row["method"], row["term"]) for row in found] == [
         ("before training", "–"),
         ("plain", "infonce"),
         ("plain", "hn"),

@@ -1,4 +1,4 @@
-"""Whole runs of every framework: one process and two, both kinds of negatives, stopped and continued, half precision.
+"""Whole runs of every method: one process and two, both kinds of negatives, stopped and continued, half precision.
 
 Some records lack regions, so that views and parts are absent here and there. As in test_parallel.py, numbers of several
 processes are compared in float64 without dropout; what promises the same bits, in float32 with dropout.
@@ -21,17 +21,16 @@ import hnclip.train.run_data as run_data
 from hnclip.config import OptimConfig, SpeedConfig, TrainConfig
 from hnclip.data.records import DataSet, Record
 from hnclip.data.scenes import scene_records
-from hnclip.frameworks import FRAMEWORKS, plugged
 from hnclip.models.load import load
-from hnclip.objectives.build import build_objective
+from hnclip.objectives.registry import METHODS, apply_method, build_objective
 from hnclip.train.checkpoint import load_state
 from hnclip.train.distributed import process_group
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import resume, train
 
 LIMIT = 15  # batches of 8 and 7, micro-batches of 4, 4, 4 and 3
-NAMES = tuple(name for name in FRAMEWORKS if name != "hn_clip")
-# By name: framework, fidelity, global term, mode, negatives.
+NAMES = tuple(name for name in METHODS if name != "hn_clip")
+# By name: method, fidelity, global term, mode, negatives.
 RUNS = {
     "long_clip": ("long_clip", "corrected", "smoothed", "ddp", "batch"),
     "finelip": ("finelip", "official", "none", "ddp", "micro"),
@@ -71,7 +70,7 @@ def small(double: bool) -> pytest.MonkeyPatch:
 
 
 def config_for(
-    framework: str,
+    method: str,
     model: Path,
     out: Path,
     *,
@@ -82,15 +81,15 @@ def config_for(
 ) -> TrainConfig:
     optim = OptimConfig(epochs=2, micro_batch=4, accumulate=2, lr=1e-3, readout_lr=2e-3, negatives=negatives)  # type: ignore[arg-type]
     base = TrainConfig(out=out, model=str(model), optim=optim, save_every=1, threads=1, device="cpu", limit=LIMIT)
-    base = plugged(replace(base, speed=SpeedConfig(parallel=mode)), framework, fidelity)  # type: ignore[arg-type]
+    base = apply_method(replace(base, speed=SpeedConfig(parallel=mode)), method, fidelity)  # type: ignore[arg-type]
     if global_loss is None:
         return base
     return replace(base, objective=replace(base.objective, global_loss=global_loss))  # type: ignore[arg-type]
 
 
 def run_config(name: str, model: Path, out: Path) -> TrainConfig:
-    framework, fidelity, global_loss, mode, negatives = RUNS[name]
-    return config_for(framework, model, out, fidelity=fidelity, global_loss=global_loss, mode=mode, negatives=negatives)
+    method, fidelity, global_loss, mode, negatives = RUNS[name]
+    return config_for(method, model, out, fidelity=fidelity, global_loss=global_loss, mode=mode, negatives=negatives)
 
 
 def silently(config: TrainConfig) -> loop.TrainResult:
@@ -108,7 +107,7 @@ def work(number: int, folder: Path, model: Path) -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Path:
     """Every run by one process and by two."""
-    folder = tmp_path_factory.mktemp("frameworks")
+    folder = tmp_path_factory.mktemp("methods")
     patch = small(double=True)
     for name in RUNS:
         silently(run_config(name, model_directory, folder / f"1 {name}"))
@@ -151,8 +150,8 @@ def test_two_processes_do_what_one_does(runs: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_every_term_is_logged_and_learnt(runs: Path, name: str) -> None:
-    framework, _, global_loss, *_ = RUNS[name]
-    terms = {*FRAMEWORKS[framework].weights, *(() if global_loss == "none" else ("global",))}
+    method, _, global_loss, *_ = RUNS[name]
+    terms = {*METHODS[method].weights, *(() if global_loss == "none" else ("global",))}
     for entry in steps(runs / f"1 {name}"):
         assert terms <= entry.keys()
         assert entry["loss"] == pytest.approx(sum(entry[term] for term in terms))
@@ -162,12 +161,12 @@ def test_every_term_is_logged_and_learnt(runs: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("negatives", [pytest.param("micro", marks=pytest.mark.slow), "batch"])
-@pytest.mark.parametrize("framework", NAMES)
+@pytest.mark.parametrize("method", NAMES)
 def test_stopping_changes_no_bit(
-    framework: str, negatives: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, negatives: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patch = small(double=False)
-    whole = config_for(framework, model_directory, tmp_path / "whole", global_loss="hn", negatives=negatives)
+    whole = config_for(method, model_directory, tmp_path / "whole", global_loss="hn", negatives=negatives)
     silently(whole)
     original = loop.Run._save
 
@@ -188,32 +187,32 @@ def test_stopping_changes_no_bit(
         assert torch.equal(weights(stopped.out)[name], value), name
 
 
-@pytest.mark.parametrize("framework", NAMES)
-def test_the_global_term_is_all_that_a_swap_changes(framework: str, model_directory: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", NAMES)
+def test_the_global_term_is_all_that_a_swap_changes(method: str, model_directory: Path, tmp_path: Path) -> None:
     """Of the first step, whose weights are the same: the other terms to the bit."""
     patch = small(double=False)
     entries = {}
     for name in ("infonce", "hn"):
-        config = config_for(framework, model_directory, tmp_path / name, global_loss=name)
+        config = config_for(method, model_directory, tmp_path / name, global_loss=name)
         silently(replace(config, optim=replace(config.optim, epochs=1)))
         entries[name] = steps(config.out)[0]
     patch.undo()
-    for term in FRAMEWORKS[framework].weights:  # type: ignore[index]
+    for term in METHODS[method].weights:  # type: ignore[index]
         assert entries["hn"][term] == entries["infonce"][term]
     assert entries["hn"]["global"] != entries["infonce"]["global"]
 
 
-@pytest.mark.parametrize("framework", NAMES)
-def test_half_precision(framework: str, model_directory: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", NAMES)
+def test_half_precision(method: str, model_directory: Path, tmp_path: Path) -> None:
     patch = small(double=False)
     found = {}
     for precision in ("fp32", "bf16"):
-        config = config_for(framework, model_directory, tmp_path / precision, global_loss="hn")
+        config = config_for(method, model_directory, tmp_path / precision, global_loss="hn")
         silently(replace(config, optim=replace(config.optim, epochs=1, precision=precision)))  # type: ignore[arg-type]
         found[precision] = steps(config.out)[0]
     patch.undo()
     assert found["bf16"]["loss"] != found["fp32"]["loss"]
-    for term in ("global", *FRAMEWORKS[framework].weights):  # type: ignore[index]
+    for term in ("global", *METHODS[method].weights):  # type: ignore[index]
         assert found["bf16"][term] == pytest.approx(found["fp32"][term], rel=0.1, abs=2e-3), term
 
 
@@ -242,7 +241,7 @@ def test_a_warm_up_as_long_as_the_run_is_said(model_directory: Path, tmp_path: P
 
 
 def test_probing_gradients_changes_no_bit(model_directory: Path, tmp_path: Path) -> None:
-    """Of a framework with parts and absent views: the probe looks at whole pictures and captions alone."""
+    """Of a method with parts and absent views: the probe looks at whole pictures and captions alone."""
     patch = small(double=False)
     plain = config_for("goal", model_directory, tmp_path / "plain", global_loss="hn")
     plain = replace(plain, optim=replace(plain.optim, epochs=1))

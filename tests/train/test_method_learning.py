@@ -1,8 +1,8 @@
-"""Each framework teaches the bundled model something in seconds, with its own global term and with L_HN.
+"""Each method teaches the bundled model something in seconds, with its own global term and with L_HN.
 
 The pictures are the negatives of scenes, which the model has never seen: it finds them by chance before, and after five
 steps those that it was trained on far better. What scenes themselves, which the model knows, teach in minutes is in
-docs/frameworks.md.
+docs/methods.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 import hnclip.train.run_data as run_data
 from hnclip.data.records import DataSet, ImageSource
 from hnclip.data.scenes import scene_records
-from hnclip.frameworks import PLUGS, plugged
+from hnclip.objectives.registry import METHOD_CHOICES, apply_method
 from hnclip.recipes import demo
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import train
@@ -59,15 +59,15 @@ def negatives() -> DataSet:
 
 
 @pytest.mark.parametrize("term", [pytest.param("own", marks=pytest.mark.slow), "hn"])
-@pytest.mark.parametrize("framework", PLUGS)
-def test_it_finds_more_than_before(framework: str, term: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (framework, term) == ("hn_clip", "hn"):
+@pytest.mark.parametrize("method", METHOD_CHOICES)
+def test_it_finds_more_than_before(method: str, term: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (method, term) == ("hn_clip", "hn"):
         term = "infonce"  # its own is L_HN
     monkeypatch.setattr(run_data, "open_data", lambda source, read, splits: negatives())
-    lr = 6e-3 if framework in ("lora", "dora") else 1e-3
+    lr = 6e-3 if method in ("lora", "dora") else 1e-3
     base = demo("infonce", out=tmp_path / "run")
     optim = replace(base.optim, epochs=5, micro_batch=PAIRS, accumulate=1, lr=lr, warmup=0.0)
-    config = plugged(replace(base, optim=optim, threads=1), framework)  # type: ignore[arg-type]
+    config = apply_method(replace(base, optim=optim, threads=1), method)  # type: ignore[arg-type]
     if term != "own":
         config = replace(config, objective=replace(config.objective, global_loss=term))  # type: ignore[arg-type]
     train(config, quiet=True, report=lambda _: None)

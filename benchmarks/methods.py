@@ -1,6 +1,6 @@
-"""A training step of every framework beside plain fine-tuning: pictures per second, memory, inputs, preparation.
+"""A training step of every method beside plain fine-tuning: pictures per second, memory, inputs, preparation.
 
-All on one model (CLIP with 248 positions and random weights, as in `hnclip bench step`) and one batch: each framework
+All on one model (CLIP with 248 positions and random weights, as in `hnclip bench step`) and one batch: each method
 gets the views that it asks for, in the numbers and lengths that real data have. `plain` is InfoNCE on pictures and
 captions. `times` is the time of a step over that of plain fine-tuning, `over HN-CLIP` over that of HN-CLIP, and
 `official` what the paper measured of the released code over HN-CLIP, on its own machine (HN-CLIP, training efficiency).
@@ -21,12 +21,11 @@ from torch import Tensor
 from hnclip.config import ObjectiveConfig, TrainConfig
 from hnclip.data.batches import Batch, TextBatch, pad_texts
 from hnclip.data.scenes import scene_records
-from hnclip.frameworks import PLUGS, plugged
 from hnclip.measure import Report, load_file, machine, peak_memory, time_ways
 from hnclip.models.adapters import add_adapters
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.objectives.build import build_objective, build_readouts
-from hnclip.objectives.objective import Objective
+from hnclip.objectives.base import Objective
+from hnclip.objectives.registry import METHOD_CHOICES, apply_method, build_objective, build_readouts
 from hnclip.train.optimizer import build_optimizer
 from hnclip.train.run_views import needed_views
 from hnclip.train.step import Stepper
@@ -44,12 +43,12 @@ step = load_file(Path(__file__).with_name("step.py"))
 
 @dataclass(frozen=True)
 class Options:
-    """One optimiser step of every framework."""
+    """One optimiser step of every method."""
 
     model: str = "B/16"
     """B/16, or small to try this benchmark."""
     micro_batch: int = 16
-    frameworks: tuple[str, ...] = (PLAIN, *PLUGS)
+    methods: tuple[str, ...] = (PLAIN, *METHOD_CHOICES)
     """Which to measure; plain and hn_clip are the peers of the ratios."""
     turns: int = 3
     """Repetitions; the median counts."""
@@ -60,9 +59,9 @@ class Options:
     device: str = "cpu"
 
 
-def configuration(framework: str) -> TrainConfig:
+def configuration(method: str) -> TrainConfig:
     plain = replace(TrainConfig(), objective=ObjectiveConfig(global_loss="infonce", token_weight=0.0))
-    return plain if framework == PLAIN else plugged(plain, framework)  # type: ignore[arg-type]
+    return plain if method == PLAIN else apply_method(plain, method)  # type: ignore[arg-type]
 
 
 def build_batch(model: str, objective: Objective, encoder: DualEncoder, pairs: int) -> Batch:
@@ -105,11 +104,11 @@ def build_batch(model: str, objective: Objective, encoder: DualEncoder, pairs: i
 
 
 def build_way(
-    framework: str, model: str, micro_batch: int, device: str, shared: DualEncoder | None = None
+    method: str, model: str, micro_batch: int, device: str, shared: DualEncoder | None = None
 ) -> Callable[[], object]:
-    """A step of one framework, ready to run. `shared` lends its backbone, to save the memory of one per framework;
+    """A step of one method, ready to run. `shared` lends its backbone, to save the memory of one per method;
     adapters change it, so they need their own."""
-    config = configuration(framework)
+    config = configuration(method)
     encoder: DualEncoder = step.build_model(model, device) if shared is None else _around(shared)
     if config.adapt.method != "full":
         add_adapters(
@@ -123,7 +122,7 @@ def build_way(
             train_scale=False,
         )
     objective = build_objective(config.objective)
-    encoder.readouts.update(build_readouts(config.objective, encoder))
+    encoder.readouts.update(build_readouts(objective, encoder))
     batch = build_batch(model, objective, encoder, micro_batch)
     optim = replace(config.optim, micro_batch=micro_batch, accumulate=1, precision="fp32", epochs=1)
     optimizer = build_optimizer(encoder, lr=1e-6, scale_lr=1e-6, weight_decay=0.01, betas=(0.9, 0.98))
@@ -151,11 +150,11 @@ def extra_inputs(objective: Objective) -> str:
 
 
 def run(options: Options, say: Callable[[str], None]) -> Report:
-    for name in options.frameworks:
-        if name not in (PLAIN, *PLUGS):
-            raise ValueError(f"there is no framework {name!r}; there are {', '.join((PLAIN, *PLUGS))}")
-    if not {PLAIN, HN} <= set(options.frameworks):
-        raise ValueError(f"the ratios need {PLAIN} and {HN} among --frameworks")
+    for name in options.methods:
+        if name not in (PLAIN, *METHOD_CHOICES):
+            raise ValueError(f"there is no method {name!r}; there are {', '.join((PLAIN, *METHOD_CHOICES))}")
+    if not {PLAIN, HN} <= set(options.methods):
+        raise ValueError(f"the ratios need {PLAIN} and {HN} among --methods")
     if options.model not in step.SIZES:
         raise ValueError(f"model must be one of {', '.join(step.SIZES)}, got {options.model}")
     fixed: dict[str, Any] = {
@@ -165,22 +164,22 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
     }
     # Before models fill the memory of this process.
     megabytes = {}
-    for name in options.frameworks if options.memory else ():
+    for name in options.methods if options.memory else ():
         say(f"{name}: memory")
-        megabytes[name] = peak_memory(__file__, "work_of", framework=name, **fixed) / 1e6
+        megabytes[name] = peak_memory(__file__, "work_of", method=name, **fixed) / 1e6
     prepared = preparation(options, say) if options.pictures else {}
     ways, shared = {}, step.build_model(options.model, options.device)
-    for name in options.frameworks:
+    for name in options.methods:
         say(f"{name}: building")
         adapted = configuration(name).adapt.method != "full"
         ways[name] = build_way(name, **fixed, shared=None if adapted else shared)
-    say(f"{options.turns} turns of {len(ways)} frameworks")
+    say(f"{options.turns} turns of {len(ways)} methods")
     timings = time_ways(ways, turns=options.turns, device=options.device)
     rows = []
     for name, timing in timings.items():
         objective = build_objective(configuration(name).objective)
         row: dict[str, Any] = {
-            "framework": name,
+            "method": name,
             "seconds": timing,
             "pictures": options.micro_batch / timing.median,
             "times": timing.ratio(timings[PLAIN]),
@@ -194,7 +193,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
             row |= {"megabytes": megabytes[name], "memory": megabytes[name] / megabytes[PLAIN]}
         rows.append(row)
     columns = {
-        "framework": "framework",
+        "method": "method",
         "pictures": "pictures/s",
         "rate": "of plain",
         "times": "times plain",
@@ -206,7 +205,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
         "prepare": "ms to prepare",
     }
     notes = [f"preparing a picture: {kind} {cost:.1f} ms" for kind, cost in prepared.items()]
-    return Report("frameworks", columns, rows, machine(options.device), notes)
+    return Report("methods", columns, rows, machine(options.device), notes)
 
 
 def preparation(options: Options, say: Callable[[str], None]) -> dict[str, float]:

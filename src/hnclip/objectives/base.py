@@ -1,0 +1,177 @@
+"""What training asks of an objective: the views it needs, and scalar terms computed from their embeddings."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hnclip.core import Embeddings
+from hnclip.losses.hard_negative import at_least_float32, check_non_negative
+from hnclip.models.readout import Readout, TowerOutput
+
+if TYPE_CHECKING:
+    from hnclip.models.dual_encoder import DualEncoder
+
+Term = Callable[[Embeddings], Tensor]
+
+
+@dataclass(frozen=True)
+class TrainProgress:
+    """A time in a run: after `step` optimiser steps, with `epoch_steps` in each of `epochs` epochs."""
+
+    step: int
+    epoch_steps: int
+    epochs: int
+
+    @property
+    def epoch(self) -> int:
+        """Number of finished epochs."""
+        return self.step // self.epoch_steps
+
+    @property
+    def within(self) -> float:
+        """Share of the current epoch that is done in the middle of the next step, so that an epoch of one step is at
+        0.5 and not at 0."""
+        return (self.step % self.epoch_steps + 0.5) / self.epoch_steps
+
+
+@dataclass(frozen=True)
+class GlobalTerm:
+    """The exchangeable term: a global loss on whole images and captions, and the source of its margins.
+
+    Args:
+        loss: one of `GLOBAL_LOSSES`, with its own parameters bound by `functools.partial`.
+        margins: whether the loss computes margins from captions (L_HN, and the sigmoid loss with γ).
+        frozen: compute them from the batch's `margin_text` instead of the live captions.
+    """
+
+    loss: Callable[..., Tensor]
+    margins: bool = False
+    frozen: bool = False
+
+    def __call__(self, embeddings: Embeddings, text: Tensor | None = None) -> Tensor:
+        """The term on the views `full` and `caption`.
+
+        Args:
+            text: vectors [N, D] to compare images with instead of the captions' own. Margins stay those of the whole
+                captions.
+        """
+        options: dict[str, Any] = {}
+        captions = embeddings.texts["caption"].vectors  # [N, D]
+        if self.frozen:
+            if embeddings.margin_text is None:
+                raise ValueError("a frozen margin needs batches with margin_text, this one has none")
+            options["margin_text"] = embeddings.margin_text
+        elif self.margins and text is not None:
+            options["margin_text"] = captions
+        image = embeddings.images["full"].vectors  # [N, D]
+        return self.loss(image, captions if text is None else text, embeddings.scale, **options, **shard(embeddings))
+
+
+def shard(embeddings: Embeddings) -> dict[str, Any]:
+    """Queries and duplicates of a batch, as every loss takes them."""
+    return {"offset": embeddings.offset, "rows": embeddings.rows, "ids": embeddings.ids}
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """L = L_global + Σ weight·factor·L_term: a function of embeddings that declares the views it needs.
+
+    It knows no rank and no process, so that it works unchanged on plain, cached and gathered batches. The global term
+    is injected and does not influence the others.
+
+    Args:
+        global_term: None leaves it out.
+        weights: of the method's own terms by name. 0 leaves a term out, and the views and parts that only it needs.
+        official: as the method's code was released; otherwise with its errors corrected (docs/methods.md).
+        factors: schedule of the weights at the current time; 1 where a term is not named.
+    """
+
+    title: ClassVar[str]
+
+    global_term: GlobalTerm | None
+    weights: Mapping[str, float] = field(default_factory=dict)
+    official: bool = False
+    factors: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, weight in self.weights.items():
+            check_non_negative(f"the weight of {self.title}'s term {name}", weight)
+        if self.global_term is None and not any(self.weights.values()):
+            names = ", ".join(self.weights)
+            raise ValueError(f"{self.title} needs a term: choose a global loss, or a weight above 0 ({names})")
+
+    @property
+    def image_views(self) -> tuple[str, ...]:
+        """Names of the image views that it reads."""
+        return ("full",)
+
+    @property
+    def text_views(self) -> tuple[str, ...]:
+        """Names of the text views that it reads."""
+        return ("caption",)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of the parts of views that its readouts pool (`hnclip.data.views.parts`)."""
+        return ()
+
+    @property
+    def tokens(self) -> bool:
+        """Whether it reads token vectors, or the output of readouts."""
+        return False
+
+    def at(self, progress: TrainProgress) -> Objective:
+        """The objective at this time: factors may follow a schedule."""
+        return self
+
+    def readouts(self, model: DualEncoder) -> Mapping[str, Readout]:
+        """The modules that the method adds to the encoder in training, by view."""
+        return {}
+
+    @abstractmethod
+    def own_terms(self) -> Mapping[str, Term]:
+        """The method's own terms by name, without their weights."""
+
+    def global_value(self, term: GlobalTerm, embeddings: Embeddings) -> Tensor:
+        return term(embeddings)
+
+    def __call__(self, embeddings: Embeddings) -> dict[str, Tensor]:
+        """Weighted scalar terms by name; their sum is the loss, a mean over the queries."""
+        terms = {} if self.global_term is None else {"global": self.global_value(self.global_term, embeddings)}
+        for name, term in self.own_terms().items():
+            if weight := self.weights.get(name, 0.0):
+                terms[name] = weight * self.factors.get(name, 1.0) * term(embeddings)
+        return terms
+
+
+def mean_pool(hidden: Tensor, parts: Tensor) -> Tensor:
+    """Mean of hidden states [B, T, W] over parts [B, K, T] bool: [B, K, W], zeros for an empty part."""
+    return weighted_sum(hidden, parts) / parts.sum(2, keepdim=True).clamp(min=1)
+
+
+def weighted_sum(hidden: Tensor, weights: Tensor) -> Tensor:
+    """[B, K, T] times [B, T, W] in at least float32, also under autocast."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        dtype = at_least_float32(hidden)
+        return (weights.to(dtype) @ hidden.to(dtype)).to(hidden.dtype)  # [B, K, W]
+
+
+def span_mask(tower: TowerOutput) -> Tensor:
+    """[B, K, T] bool: the tokens of each span of the view, without padding."""
+    spans = tower.require_parts()  # [B, K, 2]
+    position = torch.arange(tower.hidden.shape[1], device=tower.hidden.device)  # [T]
+    within = (position >= spans[..., :1]) & (position < spans[..., 1:])  # [B, K, T]
+    return within & tower.inside[:, None]
+
+
+def project(tower: TowerOutput, pooled: Tensor) -> Tensor:
+    """Pooled hidden states [B, K, W] in the joint space, of length 1: [B, K, D]."""
+    vectors = tower.project(pooled)  # [B, K, D]
+    return F.normalize(vectors.to(at_least_float32(vectors)), dim=-1)

@@ -1,0 +1,273 @@
+"""Properties of every method: terms against twins, shards, exchange of the global loss, schedules, runs on scenes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from method_twins import SIZE, TWINS, gradients, make_embeddings, twin_terms
+
+from hnclip.config import ObjectiveConfig
+from hnclip.core import ViewEmbeddings
+from hnclip.data.batches import prepare
+from hnclip.data.scenes import scene_records
+from hnclip.data.views.parts import PARTS
+from hnclip.losses import GLOBAL_LOSSES, hard_negative_loss, sigmoid_loss
+from hnclip.models.load import load
+from hnclip.objectives.base import GlobalTerm, TrainProgress
+from hnclip.objectives.long_clip import principal_note
+from hnclip.objectives.registry import METHODS, build_objective, build_readouts
+from hnclip.objectives.structxlip import weight_factors
+from hnclip.train.grad_cache import cached_backward, micro_backward
+
+FIDELITIES = ("official", "corrected")
+OTHERS = [method for method in METHODS if method != "hn_clip"]
+
+
+def config_of(method, fidelity="corrected", global_loss="infonce", weights=None, **options):
+    weights = dict.fromkeys(TWINS[method], 1.0) if weights is None else weights
+    if method == "hn_clip":
+        return ObjectiveConfig(global_loss=global_loss, token_weight=weights["token"], **options)
+    named = {"method": method, "fidelity": fidelity, "global_loss": global_loss, "weights": weights}
+    return ObjectiveConfig(**named, token_weight=0.0, **options)
+
+
+def assert_same(got, expected, leaves, tolerance=1e-9):
+    assert list(got) == list(expected)
+    for name in got:
+        torch.testing.assert_close(got[name], expected[name], rtol=tolerance, atol=tolerance)
+        mine, theirs = gradients(got[name], leaves), gradients(expected[name], leaves)
+        for leaf in leaves:
+            torch.testing.assert_close(mine[leaf], theirs[leaf], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("fidelity", FIDELITIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_terms_equal_their_twins_in_value_and_every_gradient(method, fidelity, missing):
+    embeddings, leaves = make_embeddings(method, missing=missing)
+    terms = build_objective(config_of(method, fidelity))(embeddings)
+    assert_same(terms, twin_terms(method, embeddings, fidelity == "official"), leaves)
+
+
+@pytest.mark.parametrize("sizes", [[3, 4], [1, 2, 4], [2, 1, 1, 2, 1]], ids=str)
+@pytest.mark.parametrize("method", METHODS)
+def test_weighted_shards_average_to_the_whole(method, sizes):
+    """As processes do it: (W·R / N)·term, averaged over W processes."""
+    embeddings, leaves = make_embeddings(method)
+    objective, n = build_objective(config_of(method, global_loss="hn")), SIZE[method]
+    sizes = [*sizes[:-1], n - sum(sizes[:-1])]
+    starts = [sum(sizes[:k]) for k in range(len(sizes))]
+    shards = [objective(replace(embeddings, offset=start, rows=rows)) for start, rows in zip(starts, sizes)]
+    whole = objective(embeddings)
+    means = {name: sum(rows / n * shard[name] for rows, shard in zip(sizes, shards)) for name in whole}
+    assert_same(means, whole, leaves)
+
+
+@pytest.mark.parametrize("name", GLOBAL_LOSSES)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_global_loss_changes_no_bit_of_the_other_terms(method, name):
+    embeddings, leaves = make_embeddings(method, dtype=torch.float32)
+    got, plain = (build_objective(config_of(method, global_loss=loss))(embeddings) for loss in (name, "infonce"))
+    assert list(got) == list(plain) == ["global", *TWINS[method]]
+    for term in TWINS[method]:
+        assert torch.equal(got[term], plain[term])
+        mine, theirs = gradients(got[term], leaves), gradients(plain[term], leaves)
+        assert all(torch.equal(mine[leaf], theirs[leaf]) for leaf in leaves)
+    if method != "smartclip":
+        image, text = embeddings.images["full"].vectors, embeddings.texts["caption"].vectors
+        assert torch.equal(got["global"], GLOBAL_LOSSES[name](image, text, embeddings.scale, ids=embeddings.ids))
+
+
+@pytest.mark.parametrize("fidelity", FIDELITIES)
+@pytest.mark.parametrize(("method", "left_out"), [(method, term) for method in METHODS for term in TWINS[method]])
+def test_a_term_with_weight_zero_needs_no_views_of_its_own(method, left_out, fidelity):
+    weights = {term: 0.0 if term == left_out else 0.3 for term in TWINS[method]}
+    objective, whole = (build_objective(config_of(method, fidelity, weights=w)) for w in (weights, None))
+    assert set(objective.image_views) <= set(whole.image_views)
+    assert set(objective.text_views) <= set(whole.text_views)
+    assert set(objective.parts) <= set(whole.parts)
+    embeddings, _ = make_embeddings(method)
+    seen = replace(
+        embeddings,
+        images={name: embeddings.images[name] for name in objective.image_views},
+        texts={name: embeddings.texts[name] for name in objective.text_views},
+    )
+    terms, expected = objective(seen), whole(embeddings)
+    assert set(terms) == {"global", *TWINS[method]} - {left_out}
+    for name, term in terms.items():
+        torch.testing.assert_close(term, expected[name] * weights.get(name, 1.0))
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_without_a_global_loss_the_other_terms_stay(method):
+    config = config_of(method, global_loss="none")
+    if method == "smartclip":
+        with pytest.raises(ValueError, match="global loss"):
+            build_objective(config)
+        return
+    embeddings, _ = make_embeddings(method)
+    assert list(build_objective(config)(embeddings)) == list(TWINS[method])
+    with pytest.raises(ValueError, match="needs a term"):
+        build_objective(replace(config, weights=dict.fromkeys(TWINS[method], 0.0)))
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("hn_clip", "long_clip")])
+def test_missing_tokens_are_an_error(method):
+    embeddings, _ = make_embeddings(method)
+    images = {name: ViewEmbeddings(view.vectors) for name, view in embeddings.images.items()}
+    texts = {name: ViewEmbeddings(view.vectors) for name, view in embeddings.texts.items()}
+    with pytest.raises(ValueError, match=r"readout|tokens"):
+        build_objective(config_of(method))(replace(embeddings, images=images, texts=texts))
+
+
+# The global term
+
+
+def test_margins_come_from_whole_captions():
+    """Other vectors in place of the captions change what images are compared with, not the margins."""
+    e, _ = make_embeddings("hn_clip")
+    other = make_embeddings("hn_clip", seed=9)[1]["caption"]
+    image, text, ids = e.images["full"].vectors, e.texts["caption"].vectors, e.ids
+    for loss in (hard_negative_loss, partial(sigmoid_loss, gamma=0.5)):
+        got = GlobalTerm(loss, margins=True)(e, text=other)
+        assert got == loss(image, other, e.scale, margin_text=text, ids=ids)
+        assert got != loss(image, other, e.scale, ids=ids)
+
+
+@pytest.mark.parametrize("global_loss", ["hn", "sigmoid"])
+def test_smartclip_takes_its_margins_from_whole_captions(global_loss):
+    e, _ = make_embeddings("smartclip")
+    options = {"gamma": 0.4} if global_loss == "hn" else {"parameters": {"gamma": 0.4}}
+    got = build_objective(config_of("smartclip", global_loss=global_loss, **options))(e)["global"]
+    image, text = e.images["full"].vectors, e.texts["caption"].vectors
+    masked = e.texts["caption"].tokens[:, 0] * text
+    loss = partial(GLOBAL_LOSSES[global_loss], image, masked, e.scale, gamma=0.4, ids=e.ids)
+    assert got == loss(margin_text=text) != loss()
+
+
+def test_frozen_margins_come_from_the_batch():
+    e, _ = make_embeddings("hn_clip")
+    frozen = make_embeddings("hn_clip", seed=5)[1]["caption"].detach()
+    objective = build_objective(config_of("hn_clip", global_loss="hn", margin_source="frozen"))
+    image, text = e.images["full"].vectors, e.texts["caption"].vectors
+    expected = hard_negative_loss(image, text, e.scale, margin_text=frozen, ids=e.ids)
+    assert objective(replace(e, margin_text=frozen))["global"] == expected
+    with pytest.raises(ValueError, match="margin_text"):
+        objective(e)
+
+
+# Schedules
+
+
+def test_finelips_term_rises_through_the_first_epoch():
+    e, _ = make_embeddings("finelip")
+    objective = build_objective(config_of("finelip"))
+    whole = objective(e)
+    for step, share in ((0, 0.125), (1, 0.375), (3, 0.875), (4, 1.0), (11, 1.0)):
+        terms = objective.at(TrainProgress(step, epoch_steps=4, epochs=3))(e)
+        torch.testing.assert_close(terms["fine"], share * whole["fine"])
+        assert terms["global"] == whole["global"]
+
+
+def test_structxlips_weights_fall_as_measured_in_ten_epochs():
+    factors = [weight_factors(TrainProgress(epoch * 37 + 5, 37, 10)) for epoch in range(10)]
+    measured = [1, 1, 0.985, 0.944, 0.883, 0.817, 0.756, 0.715, 0.7, 0.7]  # of the released code
+    assert [factor["structure"] for factor in factors] == pytest.approx(measured, abs=5e-4)
+    for name, floor in (("consistency", 0.5), ("chunks", 0.4)):
+        course = [(factor["structure"] - 0.7) / 0.3 for factor in factors]
+        assert [(factor[name] - floor) / (1 - floor) for factor in factors] == pytest.approx(course)
+
+
+@pytest.mark.parametrize("epochs", [1, 3, 20])
+def test_structxlips_weights_fall_in_runs_of_any_length(epochs):
+    found = [weight_factors(TrainProgress(epoch * 3, 3, epochs))["chunks"] for epoch in range(epochs + 1)]
+    assert found == sorted(found, reverse=True)
+    assert (found[0], found[-1]) == (1, pytest.approx(0.4))
+    e, _ = make_embeddings("structxlip")
+    objective = build_objective(config_of("structxlip"))
+    late = objective.at(TrainProgress(9, 1, 10))(e)
+    torch.testing.assert_close(late["chunks"], 0.4 * objective(e)["chunks"])
+
+
+def test_structxlips_official_chunk_scale_has_no_gradient_at_its_limit():
+    e, _ = make_embeddings("structxlip")
+    objective = build_objective(config_of("structxlip", "official"))
+    for s, moves in ((6.0, True), (8.0, False)):  # 7 / 0.07 is 100
+        scale = torch.tensor(s, dtype=torch.float64, requires_grad=True)
+        term = objective(replace(e, scale=scale))["chunks"]
+        assert bool(gradients(term, {"scale": scale})["scale"].any()) == moves
+
+
+def test_a_third_crop_is_reached_by_configuration():
+    assert build_objective(config_of("structxlip", crops=3)).image_views[-1] == "edge_crop_3"
+    for wrong in ({"method": "structxlip", "crops": 4}, {"method": "goal", "crops": 3}):
+        with pytest.raises(ValueError, match="crops"):
+            ObjectiveConfig(token_weight=0.0, global_loss="infonce", **wrong)
+
+
+def test_few_pairs_are_noted_for_long_clip():
+    assert "33 pairs" in (principal_note(16) or "")
+    assert principal_note(34) is None
+
+
+# Through data, encoder and gradient caching
+
+
+@pytest.fixture
+def small(model_directory):
+    return load(model_directory).eval()
+
+
+def make_batch(model, config):
+    """Scenes with filtered captions and edge maps; some lack something. The readouts are put into the model."""
+    objective = build_objective(config)
+    model.readouts.clear()
+    model.readouts.update(build_readouts(objective, model))
+    others = scene_records("shelf", "train", families=2, members=4)
+    records = [
+        replace(one, edges=other.image, filtered=tuple(caption.replace("red ", "") for caption in one.captions))
+        for one, other in zip(scene_records("park", "train", families=2, members=4), others)
+    ]
+    records[2] = replace(records[2], edges=None)
+    records[3] = replace(records[3], regions=())
+    records[4] = replace(records[4], filtered=())
+    data = prepare(
+        records,
+        model.text_transform,
+        model.image_transform,
+        image_views=objective.image_views,
+        text_views=objective.text_views,
+        parts=objective.parts,
+        grid=model.family.grid(model.backbone, model.image_size),
+    )
+    return objective, data.batch(range(len(records)))
+
+
+@pytest.mark.parametrize("fidelity", FIDELITIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_scenes_reach_all_terms_and_all_weights(small, method, fidelity):
+    objective, batch = make_batch(small, config_of(method, fidelity))
+    assert {PARTS[part].view for part in objective.parts} <= set(objective.readouts(small))
+    terms = objective(small(batch, tokens=objective.tokens))
+    assert list(terms) == ["global", *TWINS[method]]
+    assert all(term > 0 for term in terms.values())
+    sum(terms.values()).backward()
+    assert [name for name, weight in small.named_parameters() if weight.grad is None] == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradient_caching_is_the_whole_batch(small, method):
+    objective, batch = make_batch(small, config_of(method, global_loss="hn"))
+    found = []
+    for backward, chunk in ((micro_backward, 8), (cached_backward, 3)):
+        small.zero_grad()
+        result = backward(small, batch, objective, chunk=chunk)
+        found.append((result.terms, {name: weight.grad.clone() for name, weight in small.named_parameters()}))
+    (terms, whole), (cached_terms, cached) = found
+    for name in terms:
+        torch.testing.assert_close(cached_terms[name], terms[name], rtol=1e-4, atol=1e-6)
+    for name in whole:
+        torch.testing.assert_close(cached[name], whole[name], rtol=1e-3, atol=2e-5)

@@ -1,0 +1,227 @@
+"""Readouts of the methods against transformers' own hidden states, part by part, in value and gradient."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from hnclip.data.batches import Batch, pad_texts
+from hnclip.models.load import load
+from hnclip.models.readout import TowerOutput
+from hnclip.objectives.finelip import Aggregator, TokenAggregation, kept_tokens
+from hnclip.objectives.goal import PoolPatches, PoolSpans
+from hnclip.objectives.smartclip import CaptionMask, head_count, straight_through
+from hnclip.objectives.structxlip import PoolChunks
+
+TEXT = "a small red ball lies under a tall green tree and two brown dogs sleep in the shade of a white house"
+LENGTHS = (12, 20, 5, 9)  # tokens with start and end
+SPANS = torch.tensor(
+    [
+        [[1, 5], [4, 11], [11, 12], [0, 0]],
+        [[1, 2], [0, 20], [18, 50], [7, 3]],
+        [[1, 4], [3, 9], [5, 9], [60, 70]],
+        [[2, 3], [8, 9], [0, 1], [9, 10]],
+    ]
+)  # some reach beyond the caption, some are empty
+
+
+@pytest.fixture
+def model(model_directory):
+    return load(model_directory).eval().double()
+
+
+def make_batch(model, lengths=LENGTHS, patches=None):
+    ids = model.text_transform([TEXT]).ids[0]
+    texts = pad_texts([(*ids[: n - 1], ids[-1]) for n in lengths], model.text_transform.pad)
+    shape = (len(lengths), 3, model.image_size, model.image_size)
+    pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    parts = {"caption": SPANS} | ({} if patches is None else {"full": patches})
+    return Batch({"full": pixels}, {"caption": texts}, torch.zeros(len(lengths), 2, dtype=torch.long), parts=parts)
+
+
+def project_text(backbone, pooled):
+    return F.normalize(backbone.text_projection(backbone.text_model.final_layer_norm(pooled)), dim=-1)
+
+
+def mean_twin(backbone, span):
+    """The mean before the final norm."""
+    return project_text(backbone, span.mean(0))
+
+
+def chunk_twin(backbone, span, double_norm):
+    """Σ softmax(‖h‖)·h over the span, then norm and projection; the weights have no gradient."""
+    span = backbone.text_model.final_layer_norm(span) if double_norm else span
+    weights = torch.softmax(span.norm(dim=-1).detach(), 0)
+    return project_text(backbone, (weights[:, None] * span).sum(0))
+
+
+def assert_same_gradients(got, expected, modules):
+    parameters = [weight for module in modules for weight in module.parameters()]
+    pairs = zip(*(torch.autograd.grad(value, parameters, allow_unused=True) for value in (got, expected)))
+    for a, b in pairs:
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS, (20,) * 4], ids=["uneven", "even"])
+@pytest.mark.parametrize(
+    ("readout", "twin"),
+    [
+        (PoolSpans(), mean_twin),
+        (PoolChunks(False), lambda *x: chunk_twin(*x, False)),
+        (PoolChunks(True), lambda *x: chunk_twin(*x, True)),
+    ],
+    ids=["spans", "chunks", "chunks, normed twice"],
+)
+def test_spans_of_captions(model, readout, twin, lengths):
+    backbone, batch = model.backbone, make_batch(model, lengths)
+    model.readouts["caption"] = readout
+    found = model(batch, tokens=True).texts["caption"]
+    hidden = backbone.text_model(input_ids=batch.texts["caption"].ids, output_hidden_states=True).hidden_states[-1]
+    weights = torch.randn(found.tokens.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    expected = 0
+    for b, length in enumerate(lengths):
+        for k, (start, stop) in enumerate(SPANS[b].tolist()):
+            assert found.mask[b, k] == (start < min(stop, length))
+            if found.mask[b, k]:
+                vector = twin(backbone, hidden[b][start : min(stop, length)])
+                torch.testing.assert_close(found.tokens[b, k], vector, rtol=0, atol=1e-10)
+                expected = expected + (weights[b, k] * vector).sum()
+    got = (weights * found.tokens)[found.mask].sum()
+    assert_same_gradients(got, expected, [backbone.text_model, backbone.text_projection])
+
+
+def test_patches_of_images(model):
+    backbone, count = model.backbone, (model.image_size // model.backbone.config.vision_config.patch_size) ** 2
+    parts = torch.rand(4, 3, count, generator=torch.Generator().manual_seed(2)) < 0.3
+    parts[1, 1], parts[2, 2] = True, False
+    batch = make_batch(model, patches=parts)
+    model.readouts["full"] = PoolPatches()
+    found = model(batch, tokens=True).images["full"]
+    pixels = model.normalize_pixels(batch.images["full"])
+    hidden = backbone.vision_model(pixel_values=pixels, output_hidden_states=True).hidden_states[-1]
+    assert torch.equal(found.mask, parts.any(2))
+    expected = 0
+    for b, k in parts.any(2).nonzero().tolist():
+        pooled = hidden[b, 1:][parts[b, k]].mean(0)
+        vector = F.normalize(backbone.visual_projection(backbone.vision_model.post_layernorm(pooled)), dim=-1)
+        torch.testing.assert_close(found.tokens[b, k], vector, rtol=0, atol=1e-10)
+        expected = expected + vector.sum()
+    assert_same_gradients(found.tokens[found.mask].sum(), expected, [backbone.vision_model, backbone.visual_projection])
+    with pytest.raises(ValueError, match="patches"):
+        model(make_batch(model, patches=parts[:, :, 1:]), tokens=True)
+
+
+def test_global_vectors_do_not_depend_on_readouts(model):
+    batch = make_batch(model)
+    plain = model(batch)
+    model.readouts["caption"] = PoolSpans()
+    found = model(batch, tokens=True)
+    torch.testing.assert_close(found.texts["caption"].vectors, plain.texts["caption"].vectors)
+    assert found.images["full"].tokens is None
+
+
+def make_tower(width=16, lengths=(3, 7, 5), dtype=torch.float64, **options):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(len(lengths), max(lengths), width, generator=generator, dtype=dtype).requires_grad_()
+    inside = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
+    vectors = torch.randn(len(lengths), width, generator=generator, dtype=dtype)
+    return TowerOutput(vectors, hidden, inside, None, lambda x: 2 * x, lambda x: x, **options)
+
+
+def literal_aggregation(aggregator, tokens):
+    """One set of tokens [T, D] without padding, as the formula reads."""
+    norm, first, _, second = aggregator.weigh
+    x = F.layer_norm(tokens, norm.normalized_shape, norm.weight, norm.bias)
+    logits = (F.gelu(x @ first.weight.T + first.bias) @ second.weight.T + second.bias).T * aggregator.scale
+    return torch.softmax(logits, dim=1) @ tokens
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_finelips_token_sets(text):
+    torch.manual_seed(0)
+    readout, tower = TokenAggregation(16, 4, text=text).double(), make_tower()
+    with torch.no_grad():
+        readout.aggregate.scale.fill_(2.5)
+        readout.aggregate.weigh[-1].weight.mul_(10)
+    tokens, mask = readout(tower)
+    assert mask.all()
+    rows = []
+    for vector, hidden, inside in zip(tower.vectors, tower.hidden, tower.inside):
+        own = 2 * hidden[inside]
+        mixtures = literal_aggregation(readout.aggregate, own[:-1] if text else own)
+        rows.append(torch.cat([mixtures, vector[None]] if text else [vector[None], mixtures]))
+    expected = F.normalize(torch.stack(rows), dim=2)
+    torch.testing.assert_close(tokens, expected)
+    weights = torch.linspace(-1, 1, tokens.numel(), dtype=torch.float64).view_as(tokens)
+    leaves = [tower.hidden, *readout.parameters()]
+    for a, b in zip(*(torch.autograd.grad((value * weights).sum(), leaves) for value in (tokens, expected))):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_text_of_one_token_has_only_its_end_token():
+    tower = make_tower(8, (1, 2), torch.float32)
+    tokens, mask = TokenAggregation(8, 2, text=True)(tower)
+    assert mask.tolist() == [[False, False, True], [True, True, True]]
+    tokens[mask].sum().backward()
+    assert tower.hidden.grad.isfinite().all()
+
+
+def test_finelips_published_sizes():
+    assert [kept_tokens(patches) for patches in (196, 256)] == [39, 51]
+    shapes = {name: tuple(weight.shape) for name, weight in Aggregator(768, 39).named_parameters()}
+    assert (shapes["weigh.1.weight"], shapes["weigh.3.weight"], shapes["scale"]) == ((153, 768), (39, 153), (1,))
+
+
+def attend(attention: nn.MultiheadAttention, query, tokens):
+    """Multi-head attention of one query to the tokens of one caption, head by head."""
+    weights, biases = attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3)
+    q, k, v = (x @ w.T + b for x, w, b in zip((query, tokens, tokens), weights, biases))
+    heads = []
+    for part in torch.arange(attention.embed_dim).chunk(attention.num_heads):
+        heads.append(torch.softmax(k[:, part] @ q[part] / math.sqrt(len(part)), dim=0) @ v[:, part])
+    return torch.cat(heads) @ attention.out_proj.weight.T + attention.out_proj.bias
+
+
+@pytest.mark.parametrize("width", [16, 128])
+def test_smartclips_mask_equals_a_literal_twin(width):
+    torch.manual_seed(1)
+    readout, tower = CaptionMask(width).double(), make_tower(width)
+    with torch.no_grad():
+        for parameter in readout.parameters():
+            parameter.normal_(0, 0.5)  # about half the dimensions are open
+    rows = []
+    for hidden, inside in zip(tower.hidden, tower.inside):
+        tokens = 2 * hidden[inside]
+        normed = readout.block.norm1(tokens)
+        tokens = tokens + torch.stack([attend(readout.block.self_attn, token, normed) for token in normed])
+        inner = F.gelu(readout.block.linear1(readout.block.norm2(tokens)))
+        tokens = readout.norm(tokens + readout.block.linear2(inner))
+        rows.append(torch.sigmoid(attend(readout.pool, readout.query, tokens)))
+    soft = torch.stack(rows)  # [B, D]
+    found, mask = readout(tower)
+    assert mask.all()
+    assert torch.equal(found[:, 0], (soft > 0.5).double())
+    assert 0.2 < found.mean() < 0.8
+    push = torch.randn(soft.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    leaves = [tower.hidden, *readout.parameters()]
+    for a, b in zip(*(torch.autograd.grad((push * value).sum(), leaves) for value in (found[:, 0], soft))):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_a_new_mask_is_open_and_thresholds_in_float32():
+    assert CaptionMask(16)(make_tower(dtype=torch.float32))[0].mean() > 0.9
+    logits = torch.tensor([1e-3], dtype=torch.bfloat16)  # its sigmoid rounds to 0.5 in bfloat16
+    assert straight_through(logits).item() == 1.0
+    assert [head_count(width) for width in (512, 768, 32)] == [8, 12, 1]
+
+
+def test_a_readout_without_its_parts_is_an_error():
+    with pytest.raises(ValueError, match="parts"):
+        PoolSpans()(replace(make_tower(), parts=None))
