@@ -112,8 +112,8 @@ def test_the_wrapped_schedule_is_the_measured_one(fraction: float, factor: float
 def test_the_wrapped_schedule_begins_with_a_full_step_and_then_warms_up() -> None:
     factors = [wrapped_factor(step, total=1500, warmup=200, accumulate=4) for step in range(51)]
     assert factors[:3] == pytest.approx([1, 4 / 200, 8 / 200])
-    assert factors[49] == pytest.approx(197 / 200)
-    assert factors[50] == 1
+    assert factors[50] == pytest.approx(200 / 200)
+    assert factors[49] == pytest.approx(196 / 200)
     assert min(factors) > 0
     assert wrapped_factor(6, total=5, warmup=5, accumulate=1) == 1  # nothing to divide by
 
