@@ -214,9 +214,11 @@ def test_efficiency_is_measured_once_on_a_machine(
     assert {found["source"] for found in shown.data["rows"]} == {"synthetic batch"}
     assert "synthetic batch" in table.notes[0]
     turns = {found["row"]: found["turns"] for found in shown.data["rows"]}
-    assert all(len(found) == 2 for found in turns.values())  # steps of a small model are quick: more turns
+    assert all(turns.values())
     ratio = next(found["over_hn_clip"] for found in shown.data["rows"] if found["row"] == "GOAL")
-    assert ratio == pytest.approx(sum(one / two for one, two in zip(turns["GOAL"], turns["HN-CLIP"])) / 2)
+    assert ratio == pytest.approx(
+        sum(one / two for one, two in zip(turns["GOAL"], turns["HN-CLIP"])) / len(turns["GOAL"])
+    )
 
     def measure_again(*args: Any, **options: Any) -> dict[str, step_time.StepTime]:
         raise AssertionError("measured already")
