@@ -22,7 +22,7 @@ from hnclip.losses import hard_negative_loss
 from hnclip.models.adapters import BaseModel, add_adapters, has_adapters, merge_adapters, open_adapter, save_adapter
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, save, stretch
-from hnclip.models.trainable import describe_trainable, linear_names
+from hnclip.models.parameters import describe_trainable, linear_names
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.grad_cache import cached_backward, micro_backward
 from small_families import write_siglip, write_two_towers

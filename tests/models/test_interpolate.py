@@ -5,7 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from hnclip.models.interpolate import interpolate, match_base
+from hnclip.models.parameters import interpolate, match_base
 from hnclip.models.load import load, save, stretch
 
 

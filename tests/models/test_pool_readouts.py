@@ -242,8 +242,8 @@ def test_hidden_states_of_every_family_project_to_its_tokens(kind, directories):
             (family.image_features, family.patch_vectors, (pixels,)),
             (family.text_features, family.word_vectors, (texts, model.text_transform)),
         ):
-            vectors, hidden = features(backbone, *given_, want="hidden")
-            expected, tokens = features(backbone, *given_, want="tokens")
+            vectors, hidden = features(backbone, *given_, request="hidden")
+            expected, tokens = features(backbone, *given_, request="tokens")
             torch.testing.assert_close(vectors, expected)
             torch.testing.assert_close(project(backbone, hidden), tokens)
         assert torch.equal(family.text_norm(backbone, hidden), hidden)  # none of them norms on the way

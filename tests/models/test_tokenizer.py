@@ -49,7 +49,7 @@ def test_the_vocabulary_has_openais_order(tokenizer):
 
 VOCABULARY = """
 import json, sys
-from hnclip.models.tokenizer import train_tokenizer
+from hnclip.models.preprocessing import train_tokenizer
 
 print(json.dumps(train_tokenizer(json.load(sys.stdin), 900).get_vocab()))
 """
@@ -68,7 +68,7 @@ def test_the_vocabulary_is_the_same_in_every_process(tokenizer, captions):
 
 
 def test_a_larger_vocabulary_gives_shorter_captions(captions, tokenizer):
-    from hnclip.models.tokenizer import train_tokenizer
+    from hnclip.models.preprocessing import train_tokenizer
 
     letters = train_tokenizer(captions, 0)
     few, many = (sum(map(len, TextTransform(t, 10**6)(captions).ids)) for t in (tokenizer, letters))

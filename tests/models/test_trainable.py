@@ -10,8 +10,8 @@ from torch import nn
 
 from hnclip.data.images import ImageTransform
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.huggingface import wrap
-from hnclip.models.trainable import (
+from hnclip.models.load import wrap
+from hnclip.models.parameters import (
     describe_trainable,
     encoder_layers,
     first_difference,

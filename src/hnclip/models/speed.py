@@ -9,7 +9,7 @@ import torch
 
 from hnclip.config import Precision
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.trainable import encoder_layers
+from hnclip.models.parameters import encoder_layers
 
 
 def recompute_activations(model: DualEncoder) -> None:

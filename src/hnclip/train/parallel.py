@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.trainable import encoder_layers, trained_tensors
+from hnclip.models.parameters import encoder_layers, trained_tensors
 from hnclip.objectives.embeddings import Embeddings, ViewEmbeddings
 from hnclip.train.distributed import copy_from_first, gather_embeddings, is_distributed, rank, world_size
 from hnclip.train.gradients import GradientMean
