@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from hnclip.models.families.dual_tower import DualTower
+from hnclip.models.families.siglip import look_at_each, place
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -27,8 +29,6 @@ from transformers import (
 )
 
 from hnclip.data.batches import Batch, TextBatch
-from hnclip.models.families.dual_tower import DualTower
-from hnclip.models.families.siglip import look_at_each, place
 from hnclip.models.load import load, save
 from small_families import WRITERS, bert_tokenizer, write_bert, write_dinov2
 

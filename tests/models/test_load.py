@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hnclip.models.load import wrap
-from hnclip.models.load import load, save, stretch
+from hnclip.models.load import load, save, stretch, wrap
 from hnclip.models.long_context import stretch_positions
 
 

@@ -167,7 +167,7 @@ def load_openai_checkpoint(file: Path, activation: Activation | None = None) -> 
         or {"epoch", "name"} <= keys  # the dictionary of open_clip's trainer
     )
     activation = activation or _activation(file, settings, from_open_clip)
-    tensors = {name.removeprefix("text."): value.float() for name, value in tensors.items()}
+    tensors = {name.removeprefix("text."): value for name, value in tensors.items()}
     residual = tensors.pop("positional_embedding_res", None)
     try:
         config = CLIPConfig(**_config(tensors, settings.get("model_cfg", {}), activation))
@@ -241,16 +241,20 @@ def _config(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], activati
     grid = isqrt(len(tensors["visual.positional_embedding"]) - 1)
     if vision_width > 1024 and not settings:
         raise ValueError("the head width of towers wider than ViT-L is unknown: add the model's open_clip_config.json")
-    vision, text = settings.get("vision_cfg", {}), settings.get("text_cfg", {})
+    vision = settings.get("vision_cfg", {})
+    text = {"heads": 8, **settings["text_cfg"]} if settings else {}  # 8 is open_clip's default
     joint = tensors["text_projection"].shape[1]
 
-    def tower(width: int, prefix: str, heads: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    def tower(width: int, prefix: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        head_width = options.get("head_width", 64)
+        if width % head_width:
+            raise ValueError(f"a width of {width} is not a multiple of the head width {head_width}")
         block = re.compile(rf"{prefix}transformer\.resblocks\.(\d+)\.")
         return {
             "hidden_size": width,
             "intermediate_size": len(tensors[f"{prefix}transformer.resblocks.0.mlp.c_fc.bias"]),
             "num_hidden_layers": len({match[1] for name in tensors if (match := block.match(name))}),
-            "num_attention_heads": heads,
+            "num_attention_heads": options.get("heads", width // head_width),
             "hidden_act": activation,
             "layer_norm_eps": (options.get("norm_kwargs") or {}).get("eps", 1e-5),
             "projection_dim": joint,
@@ -259,12 +263,12 @@ def _config(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], activati
     return {
         "projection_dim": joint,
         "vision_config": {
-            **tower(vision_width, "visual.", vision_width // vision.get("head_width", 64), vision),
+            **tower(vision_width, "visual.", vision),
             "image_size": grid * patch,
             "patch_size": patch,
         },
         "text_config": {
-            **tower(text_width, "", text.get("heads", 8 if text else text_width // 64), text),
+            **tower(text_width, "", text),
             "vocab_size": vocabulary,
             "max_position_embeddings": len(tensors["positional_embedding"]),
             # OpenAI's vocabularies end with the start and the end token, and OpenAI pools at the highest id.
@@ -276,11 +280,13 @@ def _config(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], activati
 
 
 def _convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names and orientation of `CLIPModel`: projections transposed, packed query–key–value weights split."""
+    """Names and orientation of `CLIPModel`, in fp32: projections transposed, packed query–key–value weights split."""
     state: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if IGNORED.fullmatch(name):
             continue
+        if not tensor.is_floating_point():
+            raise ValueError(f"tensor {name} has the type {tensor.dtype}; quantised weights are not supported")
         if name in ("text_projection", "visual.proj"):
             tensor = tensor.T
         if name == "logit_scale":
@@ -289,7 +295,7 @@ def _convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             name = re.sub(pattern, target, name)
         if ".in_proj_" in name:
             for part, piece in zip("qkv", tensor.chunk(3)):
-                state[name.replace("in_proj_", f"{part}_proj.")] = piece.contiguous()
+                state[name.replace("in_proj_", f"{part}_proj.")] = piece.float().contiguous()
         else:
-            state[name] = tensor.contiguous()
+            state[name] = tensor.float().contiguous()
     return state

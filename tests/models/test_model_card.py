@@ -6,8 +6,8 @@ import pytest
 
 from hnclip.evaluate.metrics import summarize
 from hnclip.evaluate.ranks import retrieval_ranks
-from hnclip.models.model_card import Training, model_card
 from hnclip.models.load import load, save
+from hnclip.models.model_card import Training, model_card
 
 
 @pytest.fixture
