@@ -24,8 +24,7 @@ from hnclip.data.batches import Batch
 from hnclip.data.records import DataSet, Record
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import wrap
-from hnclip.models.load import load, save
+from hnclip.models.load import load, save, wrap
 from hnclip.models.parameters import describe_trainable
 from hnclip.train.checkpoint import load_state, only_writer, save_state
 from hnclip.train.log import read_metrics

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -331,7 +332,12 @@ def save(model: DualEncoder, directory: str | Path) -> None:
     if model.has_adapters:
         raise ValueError("the model has adapters: merge_adapters first, or save_adapter to write them alone")
     with silence_transformers(), replace_directory(Path(directory)) as partial:
-        model.backbone.save_pretrained(partial)
+        config = model.backbone.config
+        model.backbone.config = deepcopy(config)  # save_pretrained sets its dtype and architectures
+        try:
+            model.backbone.save_pretrained(partial)
+        finally:
+            model.backbone.config = config
         model.tokenizer.save_pretrained(partial)
         image_processor(model).save_pretrained(partial)
         write_card(model, partial)
