@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hnclip.data.batches import Batch, pad_texts
 from hnclip.data.texts import TextTransform
 from hnclip.models.load import load
-from hnclip.models.packing import worth_packing
+from hnclip.models.packing import is_worth_packing
 from hnclip.models.readout import Seen
 from hnclip.models.readouts.pool import PoolChunks, PoolPatches, PoolSpan
 from small_families import WRITERS
@@ -99,7 +99,7 @@ def assert_spans_are_the_twins(model, readout, twin, lengths, captions, spans=SP
 
 @pytest.mark.parametrize("lengths", [LENGTHS, (30, 30, 30, 30)], ids=["packed", "unpacked"])
 def test_spans_are_means_before_the_final_norm(model, captions, lengths):
-    assert worth_packing(tokenized(model, captions, lengths)) == (lengths == LENGTHS)
+    assert is_worth_packing(tokenized(model, captions, lengths)) == (lengths == LENGTHS)
     assert_spans_are_the_twins(model, PoolSpan(), mean_twin, lengths, captions)
 
 

@@ -102,7 +102,7 @@ def test_readouts_train_and_are_not_saved(model: DualEncoder, tmp_path: Path) ->
     model(batch_for(model), tokens=True).images["full"].tokens.sum().backward()
     assert model.readouts["full"].factor.grad is not None
     assert "readouts.full.factor" in trained_tensors(model)
-    assert "1 parameters of the framework" in describe_trainable(model)
+    assert "1 parameters of the training method" in describe_trainable(model)
     save(model, tmp_path / "saved")
     assert not len(load(str(tmp_path / "saved")).readouts)
 
