@@ -260,8 +260,7 @@ def make_model(directory: Path, options: Options) -> str:
     """A CLIP of random weights with patches of 32 pixels and the bundled tokenizer, 248 tokens long."""
     from transformers import CLIPConfig, CLIPModel
 
-    from hnclip.models.huggingface import wrap
-    from hnclip.models.load import save
+    from hnclip.models.load import save, wrap
 
     tokenizer = load().tokenizer
     tower = {

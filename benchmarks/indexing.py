@@ -153,8 +153,7 @@ def make_model(directory: Path, options: Options) -> str:
     """A CLIP of random weights with the bundled tokenizer; its text tower is small, no caption is encoded."""
     from transformers import CLIPConfig, CLIPModel
 
-    from hnclip.models.huggingface import wrap
-    from hnclip.models.load import save
+    from hnclip.models.load import save, wrap
 
     tokenizer = load().tokenizer
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}

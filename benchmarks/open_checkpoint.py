@@ -22,7 +22,7 @@ from hnclip.measure import Report, fresh_result, load_file, machine, resident_pe
 
 TWIN = Path(__file__).resolve().parents[1] / "tests" / "models" / "openai_twin.py"
 WAYS = {
-    "hnclip": "hnclip: read_checkpoint + build_clip",
+    "hnclip": "hnclip: load_openai_checkpoint",
     "usual": "peer: torch.load or safetensors' load_file + load_state_dict",
 }
 FULL = 1_711  # megabytes of Long-CLIP-L in fp32
@@ -78,13 +78,12 @@ def open_and_use(way: str, file: str, megabytes: float) -> dict[str, Any]:
     import transformers.models.clip.modeling_clip  # noqa: F401, importing is not opening
     from safetensors.torch import load_file as load_safetensors
 
-    from hnclip.models.openai_layout import build_clip
-    from hnclip.models.weights import read_checkpoint
+    from hnclip.models.openai_checkpoint import load_openai_checkpoint
 
     path = Path(file)
     before, start = restart_peak(), time.perf_counter()
     if way == "hnclip":
-        model: Any = build_clip(read_checkpoint(path))[0]
+        model: Any = load_openai_checkpoint(path)[0]
     else:
         weights = load_safetensors(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu")
         model = twin(megabytes, seed=None)

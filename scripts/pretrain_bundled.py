@@ -30,9 +30,9 @@ from hnclip.evaluate.companions import caption_similarity
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
 from hnclip.losses import clip_loss
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.huggingface import wrap
-from hnclip.models.load import save, stretch
-from hnclip.models.tokenizer import train_tokenizer
+from hnclip.models.load import save, wrap
+from hnclip.models.long_context import stretch
+from hnclip.models.preprocessing import train_tokenizer
 from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
 from hnclip.train.prefetch import ahead
 

@@ -36,9 +36,8 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import CLIPConfig, CLIPModel
 
     from hnclip.data.scenes import scene_records
-    from hnclip.models.huggingface import wrap
-    from hnclip.models.load import save
-    from hnclip.models.tokenizer import train_tokenizer
+    from hnclip.models.load import save, wrap
+    from hnclip.models.preprocessing import train_tokenizer
 
     texts = [record.captions[0] for record in scene_records("park", "train", families=50, members=4)]
     tokenizer = train_tokenizer(texts, 700)

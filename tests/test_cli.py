@@ -76,7 +76,7 @@ def test_wrong_calls_say_what_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["eval", "--model", "nowhere"], "'nowhere' is neither"),
+        (["eval", "--model", "nowhere"], "model 'nowhere': no such file"),
         (["eval", "--data", "photos"], "'photos' is not known"),
         (["train", "--data", "scenes/moon", "--out", "OUT"], "domain must be one of park, shelf"),
         (["train", "--resume", "OUT"], "holds no run to resume"),

@@ -28,8 +28,8 @@ from hnclip.data.images import ImageTransform
 from hnclip.export import graph as graphs
 from hnclip.export import layouts, to_onnx, tokenizer_files
 from hnclip.export.to_onnx import ExportCheck, export_onnx
-from hnclip.models.huggingface import wrap
-from hnclip.models.processors import read_processor
+from hnclip.models.load import wrap
+from hnclip.models.preprocessing import read_image_transform
 from small_families import PHRASE, bert_tokenizer, gemma_tokenizer, sentencepiece_tokenizer
 
 TOWER = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -58,7 +58,7 @@ def spread(model: nn.Module) -> nn.Module:
 def make_clip(context: int, width: int = 24):
     from transformers import CLIPConfig, CLIPModel
 
-    from hnclip.models.tokenizer import train_tokenizer
+    from hnclip.models.preprocessing import train_tokenizer
 
     tokenizer = train_tokenizer([PHRASE] * 3, 600)
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
@@ -212,7 +212,7 @@ def without(tower: str, monkeypatch) -> None:
 
 def test_plain_clip_with_adapters(tmp_path):
     """In training mode and with adapters, which only the graphs are without."""
-    from hnclip.models.adapters import add_adapters, has_adapters
+    from hnclip.models.adapters import add_adapters
 
     model = make_clip(77)
     bare = encode_texts(model, SHORT)
@@ -227,7 +227,7 @@ def test_plain_clip_with_adapters(tmp_path):
 
     assert model.training
     assert model.backbone.training
-    assert has_adapters(model)
+    assert model.has_adapters
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert all(weight.grad is None for weight in model.parameters())
     assert any(weight.requires_grad for weight in model.parameters())
@@ -265,8 +265,7 @@ def test_plain_clip_with_adapters(tmp_path):
     assert tuple(about["std"]) == model.image_transform.std
     assert about["source"] == model.source
     assert "bias" not in about
-    settings = json.loads((tmp_path / "out/preprocessor_config.json").read_text())
-    assert read_processor(settings, model_image_size=32) == model.image_transform
+    assert read_image_transform(tmp_path / "out", "clip", 32) == model.image_transform
     assert "attention_mask" not in about
 
 

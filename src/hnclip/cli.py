@@ -266,6 +266,8 @@ def _convert(arguments: Sequence[str]) -> None:
 
     model = load(options.model, **vars(options.opening))
     _say(f"recognised: {model.source}")
+    if model.untrained_projections:
+        _say("note: the projections that join the two towers are untrained; hnclip train --model aligns them")
     result = {"model": options.model, "recognised": model.source, "out": str(options.out), "to": options.to}
     if options.to == "hf":
         save(model, options.out)
@@ -324,9 +326,9 @@ def _interpolate(arguments: Sequence[str]) -> None:
 
     from hnclip.evaluate import format_results
     from hnclip.evaluate.sweep import sweep
-    from hnclip.models.card import Training
-    from hnclip.models.interpolate import interpolate, match_base
     from hnclip.models.load import load, save
+    from hnclip.models.model_card import Training
+    from hnclip.models.parameters import interpolate, match_base
     from hnclip.train.device import pick_device
     from hnclip.train.log import progress_bar
 

@@ -16,7 +16,7 @@ from hnclip.data.scenes import scene_records
 from hnclip.data.texts import TextTransform
 from hnclip.data.views.derived import crop_of
 from hnclip.data.views.parts import Material, Part
-from hnclip.models.tokenizer import train_tokenizer
+from hnclip.models.preprocessing import train_tokenizer
 
 TRANSFORM = ImageTransform(16)
 

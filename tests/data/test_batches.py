@@ -10,7 +10,7 @@ from hnclip.data.batches import Batch, TextBatch, pad_texts, prepare
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.records import ImageSource, Record
 from hnclip.data.texts import TextTransform
-from hnclip.models.tokenizer import train_tokenizer
+from hnclip.models.preprocessing import train_tokenizer
 
 CAPTIONS = ("a dog", "a dog runs over the wide green field", "two", "a dog", "the cat sleeps")
 SMALL = ImageTransform(8)

@@ -14,7 +14,7 @@ from hnclip.data.pictures import FileImage
 from hnclip.data.records import Problem, Record
 from hnclip.data.sound import check_share, sound_records, write_problems
 from hnclip.data.texts import TextTransform
-from hnclip.models.tokenizer import train_tokenizer
+from hnclip.models.preprocessing import train_tokenizer
 
 SMALL = ImageTransform(8)
 

@@ -35,7 +35,7 @@ def tokenizers(tmp_path_factory):
 
 
 def clip_tokenizer():
-    from hnclip.models.tokenizer import train_tokenizer
+    from hnclip.models.preprocessing import train_tokenizer
 
     return train_tokenizer(CAPTIONS, 600)
 

@@ -14,7 +14,7 @@ def captions():
 
 @pytest.fixture(scope="session")
 def tokenizer(captions):
-    from hnclip.models.tokenizer import train_tokenizer
+    from hnclip.models.preprocessing import train_tokenizer
 
     return train_tokenizer(captions, 900)
 
@@ -24,7 +24,7 @@ def model(tokenizer):
     """A small random model. Its weights are scaled up, so that different captions and images have different vectors."""
     from transformers import CLIPConfig, CLIPModel
 
-    from hnclip.models.huggingface import wrap
+    from hnclip.models.load import wrap
 
     tower = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import copy
+import logging
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 
 from hnclip.data.batches import Batch, TextBatch, pad_texts
 from hnclip.data.images import OPENAI_MEAN, OPENAI_STD
 from hnclip.data.texts import TextTransform
+from hnclip.models.load import load, wrap
 
 LENGTHS = (3, 7, 40, 77)  # tokens with start and end
 
@@ -156,7 +163,7 @@ def test_gradients_reach_both_towers(model, pixels, texts):
 
 def test_a_longer_text_than_the_context_is_refused(model):
     texts = TextBatch(torch.zeros(1, 78, dtype=torch.long), torch.tensor([78]))
-    with pytest.raises(ValueError, match="texts have 78 tokens, the model takes at most 77"):
+    with pytest.raises(ValueError, match="78 tokens"):
         model.encode_texts(texts)
 
 
@@ -164,6 +171,129 @@ def test_the_wrapper_adds_no_parameters_and_no_saved_buffers(model):
     assert set(model.state_dict()) == {f"backbone.{name}" for name in model.backbone.state_dict()}
 
 
-def test_the_architecture_is_small_enough_to_ship(model):
-    assert model.context == 77
-    assert sum(weight.numel() for weight in model.parameters()) < 3_000_000
+def test_the_width_is_read_without_a_forward_pass(model):
+    random = torch.get_rng_state()
+    model.train()
+    model.backbone.text_model.register_forward_pre_hook(lambda *_: pytest.fail("forward pass"))
+    assert model.width == model.backbone.config.projection_dim
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Three different images, and their files."""
+    ramp = Image.linear_gradient("L")
+    images = [
+        Image.merge("RGB", [ramp, ramp.rotate(90), ramp.rotate(turn)]).resize((130, 111)) for turn in (0, 90, 180)
+    ]
+    files = [tmp_path / f"photo {row}.png" for row in range(3)]
+    for image, file in zip(images, files):
+        image.save(file)
+    return images, files
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch_size", [1, 2, 64])
+def test_encode_gives_unit_vectors_of_texts_in_their_order(model, captions, batch_size):
+    texts = [captions[0], "a red house", captions[1], "two dogs"]
+    found = model.encode(texts, batch_size=batch_size)
+    assert isinstance(found, np.ndarray)
+    assert (found.shape, found.dtype) == ((4, model.width), np.float32)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
+    for row, text in enumerate(texts):
+        expected = model.encode_texts(model.tokenize([text])).vectors[0]
+        np.testing.assert_allclose(found[row], expected, atol=1e-5)
+    tensor = model.encode(texts, batch_size=batch_size, to="torch", progress=True)
+    assert isinstance(tensor, torch.Tensor)
+    assert torch.equal(tensor, torch.from_numpy(found))
+
+
+@torch.no_grad()
+def test_encode_takes_images_in_every_form(model, photos):
+    images, files = photos
+    expected = model.encode_images(model.preprocess_images(images)).vectors
+    forms = [images, files, [str(file) for file in files], [np.asarray(image) for image in images]]
+    for form in [*forms, [images[0], files[1], str(files[2])]]:
+        np.testing.assert_allclose(model.encode(form, batch_size=2), expected, atol=1e-6)
+
+
+def test_encode_keeps_the_mode_and_takes_no_gradient(model):
+    model.train()
+    assert not model.encode(["a red house"], to="torch").requires_grad
+    assert model.training
+    assert model.encode([]).shape == (0, model.width)
+
+
+def test_strings_are_images_only_if_the_file_exists(model, photos, caplog, tmp_path):
+    """A path that may be mistyped is a text with a warning as a string, and an error as a `Path`."""
+    with caplog.at_level(logging.WARNING):
+        found = model.encode(["no_such.png"])
+        assert "no_such.png" in caplog.text
+        caplog.clear()
+        model.encode(["a drawing of cat.png", "x" * 5000 + ".png"])
+        assert "drawing" not in caplog.text
+    np.testing.assert_allclose(found, model.encode(["no_such.png"]))
+    (tmp_path / "note.txt").write_text("a text file is no image")
+    assert model.encode([str(tmp_path / "note.txt")]).shape == (1, model.width)
+    with pytest.raises(ValueError, match="no_such"):
+        model.encode([Path("no_such.png")])
+
+
+def test_texts_and_images_cannot_be_mixed(model, photos):
+    for mixed in (["a red house", photos[0][0]], [str(photos[1][0]), "a red house"], [photos[1][0], "no_such.png"]):
+        with pytest.raises(ValueError, match="inputs"):
+            model.encode(mixed)
+
+
+@pytest.mark.parametrize(
+    "single", ["a red house", Path("a.png"), Image.new("RGB", (9, 9))], ids=["text", "path", "image"]
+)
+def test_a_single_input_is_refused(model, single):
+    with pytest.raises(ValueError, match="list"):
+        model.encode(single)
+
+
+def test_floats_are_refused_as_images(model, pixels):
+    """They would be divided by 255 a second time."""
+    image = np.random.default_rng(0).random((9, 9, 3))
+    for wrong in (image, image.astype(np.float32), torch.from_numpy(image)):
+        for call in (model.encode, model.preprocess_images):
+            with pytest.raises(ValueError, match="uint8"):
+                call([wrong])
+    for wrong in (pixels / 255, pixels.float(), pixels.long()):
+        with pytest.raises(ValueError, match="preprocess_images"):
+            model.encode_images(wrong)
+
+
+def test_similarity_is_the_cosine_of_all_pairs(model):
+    a, b = np.random.default_rng(0).normal(size=(2, 3)), np.random.default_rng(1).normal(size=(4, 3))
+    expected = [[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in b] for x in a]
+    found = model.similarity(a, b)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    tensor = model.similarity(torch.from_numpy(a), torch.from_numpy(b))
+    np.testing.assert_allclose(tensor.numpy(), expected, atol=1e-6)
+
+
+def test_saving_through_the_model_and_loading_on_a_device(model, tmp_path):
+    model.save(tmp_path / "model")
+    again = load(tmp_path / "model", context=248, device="auto")
+    assert again.context == 248
+    assert again.device.type == (torch.accelerator.current_accelerator() or torch.device("cpu")).type
+    with pytest.raises(ValueError, match="nonsense"):
+        load(tmp_path / "model", device="nonsense")
+
+
+def test_wrapping_encoding_and_saving_change_neither_model_nor_tokenizer(model, tmp_path, captions):
+    backbone, tokenizer = model.backbone, model.tokenizer
+    before = copy.deepcopy((backbone.config, vars(tokenizer)["init_kwargs"], tokenizer.model_max_length))
+    weights = {name: value.clone() for name, value in backbone.state_dict().items()}
+    wrapped = wrap(backbone, tokenizer)
+    wrapped.encode(["a red house", captions[0]])  # packed
+    wrapped.save(tmp_path / "model")
+    load(tmp_path / "model")
+    assert backbone.config.to_dict() == before[0].to_dict()
+    assert backbone.config.text_config._attn_implementation == before[0].text_config._attn_implementation
+    assert (tokenizer.init_kwargs, tokenizer.model_max_length) == before[1:]
+    assert all(torch.equal(value, weights[name]) for name, value in backbone.state_dict().items())
+    assert load(tmp_path / "model").tokenizer.model_max_length == model.context

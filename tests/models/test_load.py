@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
-from hnclip.models.huggingface import wrap
-from hnclip.models.load import load, save, stretch
-from hnclip.models.long_context import stretch_positions
+from hnclip.models.load import is_hub_name, load, save, wrap
+from hnclip.models.long_context import stretch
+from small_families import PHRASE, WRITERS
 
 
 @pytest.fixture
@@ -21,7 +24,7 @@ def saved(model, tmp_path):
 
 
 @pytest.fixture
-def picture():
+def image():
     ramp = Image.linear_gradient("L")
     return Image.merge("RGB", [ramp, ramp.rotate(90), ramp.rotate(180)]).resize((130, 111))
 
@@ -30,8 +33,8 @@ def encode_text(model, caption):
     return model.encode_texts(model.tokenize([caption])).vectors
 
 
-def encode_image(model, picture):
-    return model.encode_images(model.preprocess_images([picture])).vectors
+def encode_image(model, image):
+    return model.encode_images(model.preprocess_images([image])).vectors
 
 
 def content(directory):
@@ -56,18 +59,18 @@ def test_saving_again_writes_the_same_weights_vocabulary_and_statistics(saved, t
 
 
 @torch.no_grad()
-def test_transformers_alone_opens_it_and_agrees(model, saved, picture, captions):
+def test_transformers_alone_opens_it_and_agrees(model, saved, image, captions):
     from transformers import CLIPModel, CLIPProcessor
 
     caption = " ".join(captions[0].split()[:20])
     clip, processor = CLIPModel.from_pretrained(saved).eval(), CLIPProcessor.from_pretrained(saved)
-    inputs = processor(text=[caption], images=[picture], return_tensors="pt")
+    inputs = processor(text=[caption], images=[image], return_tensors="pt")
     expected = clip(**inputs)
     torch.testing.assert_close(encode_text(model, caption), expected.text_embeds, rtol=0, atol=1e-5)
-    torch.testing.assert_close(encode_image(model, picture), expected.image_embeds, rtol=0, atol=1e-5)
+    torch.testing.assert_close(encode_image(model, image), expected.image_embeds, rtol=0, atol=1e-5)
 
 
-def test_picture_statistics_are_saved(model, tmp_path):
+def test_image_statistics_are_saved(model, tmp_path):
     transform = replace(model.image_transform, mean=(0.25,) * 3, std=(0.125,) * 3)
     save(wrap(model.backbone, model.tokenizer, transform), tmp_path / "model")
     reopened = load(tmp_path / "model")
@@ -75,7 +78,7 @@ def test_picture_statistics_are_saved(model, tmp_path):
     assert reopened.image_std.flatten().tolist() == [0.125] * 3
 
 
-def test_picture_statistics_are_found_where_a_processor_saves_them(model, saved):
+def test_image_statistics_are_found_where_a_processor_saves_them(model, saved):
     (saved / "preprocessor_config.json").unlink()
     assert torch.equal(load(saved).image_mean, model.image_mean)  # OpenAI's, for want of others
     nested = {"image_processor": {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}}
@@ -83,86 +86,10 @@ def test_picture_statistics_are_found_where_a_processor_saves_them(model, saved)
     assert load(saved).image_mean.flatten().tolist() == [0.5] * 3
 
 
-@torch.no_grad()
-def test_a_stretched_model_takes_long_captions_after_a_round_trip(model, tmp_path, captions):
-    before = encode_text(model, "a red house")
-    assert stretch(model) is model
-    assert model.context == 248
-    torch.testing.assert_close(encode_text(model, "a red house"), before)
-    save(model, tmp_path / "long")
-    reopened = load(tmp_path / "long")
-    assert reopened.context == 248
-    assert reopened.tokenizer.model_max_length == 248
-    caption = " ".join(captions[:3])
-    assert len(reopened.text_transform([caption]).ids[0]) > 200
-    torch.testing.assert_close(encode_text(reopened, caption), encode_text(model, caption), rtol=0, atol=1e-6)
-    ending = captions[0].split(". ")
-    swapped = ". ".join([*ending[:-2], ending[-1], ending[-2]])
-    assert not torch.allclose(encode_text(reopened, swapped), encode_text(reopened, captions[0]), atol=1e-3)
-
-
-def test_stretching_twice_is_refused_and_changes_nothing(model):
-    stretch(model)
-    table = model.backbone.text_model.embeddings.position_embedding.weight.clone()
-    with pytest.raises(ValueError, match="takes 248 tokens already"):
-        stretch(model)
-    assert torch.equal(model.backbone.text_model.embeddings.position_embedding.weight, table)
-
-
-@pytest.mark.parametrize(
-    ("context", "options", "ratio"), [(100, {}, 2), (248, {}, 4), (300, {}, 5), (200, {"keep": 10}, 3)]
-)
-def test_any_context_can_be_asked_for(model, saved, context, options, ratio):
-    keep = options.get("keep", 20)
-    table = model.backbone.text_model.embeddings.position_embedding.weight.detach()
-    opened = load(saved, context=context, **options)
-    expected = stretch_positions(table, keep=keep, ratio=ratio)[:context]
-    assert opened.context == context
-    assert torch.equal(opened.backbone.text_model.embeddings.position_embedding.weight, expected)
-    assert f"stretched from 77 to {context} tokens (keep {keep}, ratio {ratio})" in opened.source
-    assert len(opened.text_transform(["word " * 400]).ids[0]) == context
-
-
-def test_a_long_model_is_left_alone(model, tmp_path):
-    save(stretch(model), tmp_path / "long")
-    for context in (None, 77, 248):
-        opened = load(tmp_path / "long", context=context)
-        assert (opened.context, "stretched" in opened.source) == (248, False)
-    with pytest.raises(ValueError, match="248 positions, more than the 77 of an unstretched model"):
-        load(tmp_path / "long", context=300)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"context": 248, "ratio": 2}, "keep 20 and ratio 2 stretch 77 positions to 134, not to 248"),
-        ({"context": 248, "keep": 76}, "keep must be between 0 and 75"),
-        ({"context": 248, "keep": -1}, "keep must be between 0 and 75"),
-    ],
-)
-def test_a_stretch_that_cannot_be_is_explained(saved, options, message):
-    with pytest.raises(ValueError, match=message):
-        load(saved, **options)
-
-
-def test_a_stretched_model_learns_its_positions(model, captions):
-    stretch(model)
-    encode_text(model, " ".join(captions[:3])).sum().backward()
-    gradient = model.backbone.text_model.embeddings.position_embedding.weight.grad
-    assert (gradient[:200].abs().sum(dim=1) > 0).all()
-
-
-def break_config(directory):
-    (directory / "config.json").write_text('{"model_type": ')
-
-
-def list_config(directory):
-    (directory / "config.json").write_text("[]")
-
-
-def wrong_type(directory):
-    settings = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**settings, "model_type": "siglip"}))
+def replace_weights(directory, change):
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 def truncate_weights(directory):
@@ -170,29 +97,8 @@ def truncate_weights(directory):
     file.write_bytes(file.read_bytes()[:-1000])
 
 
-def cut_into_the_header(directory):
-    file = directory / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-
-
-def drop_a_tensor(directory):
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(directory / "model.safetensors")
-    del tensors["text_projection.weight"]
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
-def reshape_a_tensor(directory):
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(directory / "model.safetensors")
-    tensors["text_projection.weight"] = torch.zeros(3, 3)
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-
-
 class Evil:
-    """A pickle of this runs what it likes when it is opened."""
+    """A pickle of this runs code when it is opened."""
 
     def __reduce__(self):
         return (Path.touch, (Path("executed"),))
@@ -209,34 +115,29 @@ def missing_shard(directory):
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def break_statistics(directory):
-    (directory / "preprocessor_config.json").write_text("not JSON")
-
-
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "word"),
     [
-        (shutil.rmtree, "model' is neither 'bundled' nor a file or directory here"),
-        (lambda d: (d / "config.json").unlink(), "model has no config.json"),
-        (break_config, "config.json is not valid JSON"),
-        (list_config, "config.json holds list, not an object"),
-        (wrong_type, r"tensor logit_scale has shape \[\], the configuration needs \[1\]"),
-        (lambda d: (d / "model.safetensors").unlink(), "model has no weights: looked for model.safetensors"),
-        (evil_pickle, "pytorch_model.bin .*code"),
-        (missing_shard, "model-00001-of-00001.safetensors is missing, though model.safetensors.index.json names it"),
-        (truncate_weights, "model.safetensors is cut short: .* bytes expected, .*'visual_projection.weight'"),
-        (cut_into_the_header, "model.safetensors is cut short: .* bytes of header expected"),
-        (drop_a_tensor, r"model.safetensors lacks tensor text_projection.weight, expected with shape \[128, 128\]$"),
-        (reshape_a_tensor, r"tensor text_projection.weight has shape \[3, 3\], the configuration needs \[128, 128\]"),
-        (lambda d: (d / "tokenizer.json").unlink(), "model has no tokenizer.json"),
-        (break_statistics, "preprocessor_config.json is not valid JSON"),
+        (lambda d: (d / "config.json").unlink(), "config.json"),
+        (lambda d: (d / "config.json").write_text('{"model_type": '), "config.json"),
+        (lambda d: (d / "config.json").write_text('{"optim": {}}'), "training run"),
+        (lambda d: (d / "model.safetensors").unlink(), "model.safetensors"),
+        (evil_pickle, "pytorch_model.bin"),
+        (missing_shard, "model-00001-of-00001.safetensors"),
+        (truncate_weights, "model.safetensors"),
+        (lambda d: replace_weights(d, lambda t: t.pop("text_projection.weight")), "text_projection.weight"),
+        (
+            lambda d: replace_weights(d, lambda t: t.update({"text_projection.weight": torch.zeros(3, 3)})),
+            "text_projection.weight",
+        ),
+        (lambda d: (d / "tokenizer.json").unlink(), "tokenizer.json"),
+        (lambda d: (d / "preprocessor_config.json").write_text("not JSON"), "preprocessor_config.json"),
     ],
-    ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "",
 )
-def test_a_damaged_directory_is_refused_by_name(saved, damage, message, tmp_path, monkeypatch):
+def test_a_damaged_directory_is_refused_by_name(saved, damage, word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     damage(saved)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=re.escape(word)):
         load(saved)
     assert not (tmp_path / "executed").exists()
 
@@ -247,8 +148,6 @@ def same_weights(one, other):
 
 
 def test_shards_and_plain_pickles_of_tensors_open_too(model, saved):
-    from safetensors.torch import load_file
-
     tensors = load_file(saved / "model.safetensors")
     (saved / "model.safetensors").unlink()
     model.backbone.save_pretrained(saved, max_shard_size="1MB")
@@ -311,8 +210,117 @@ def test_loading_and_saving_print_nothing_and_change_no_settings(model, saved, c
     settings = logging.get_verbosity(), logging.is_progress_bar_enabled()
     assert settings[1]
     save(load(saved), saved)
-    drop_a_tensor(saved)
-    with pytest.raises(ValueError, match="lacks"):
+    replace_weights(saved, lambda tensors: tensors.pop("text_projection.weight"))
+    with pytest.raises(ValueError, match="text_projection"):
         load(saved)
     assert capfd.readouterr() == ("", "")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == settings
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch, model_directory):
+    """A local hub cache that holds one model; nothing else can be reached."""
+    from huggingface_hub import constants
+
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    model = tmp_path / "hub" / "models--someone--small"
+    shutil.copytree(model_directory, model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    for name in ("main", "v2"):
+        (model / "refs" / name).write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    return model / "snapshots" / commit
+
+
+def test_a_hub_model_in_the_cache_opens_offline(cache, model_directory):
+    for name in ("someone/small", "someone/small@v2"):
+        assert same_weights(load(name), load(model_directory))
+    with pytest.raises(ValueError, match="HF_HUB_OFFLINE"):
+        load("someone/other")
+    (cache / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match="no weights"):
+        load("someone/small")
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin"], {"model.safetensors"}),
+        (
+            ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.fp16.safetensors"],
+            {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
+        ),
+        (["adapter_model.safetensors", "adapter_model.bin"], {"adapter_model.safetensors"}),
+        (["pytorch_model.bin", "open_clip_pytorch_model.bin"], {"pytorch_model.bin"}),
+    ],
+)
+def test_only_one_format_of_weights_is_downloaded(files, expected, tmp_path, monkeypatch):
+    fetched = set()
+
+    def download(repository, *, revision, allow_patterns, ignore_patterns):
+        for name in ["config.json", *files]:
+            if any(fnmatch(name, pattern) for pattern in allow_patterns):
+                fetched.add(name)
+                (tmp_path / name).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError):  # the files are empty
+        load("owner/model")
+    assert fetched == {"config.json", *expected}
+
+
+def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
+    """The error names both possibilities."""
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"runs/mien.*no such file or directory.*hub"):
+        load("runs/mien")
+    with pytest.raises(ValueError, match="runs/mien"):
+        load("runs/mien+runs/mine")
+    for name in (str(tmp_path / "nowhere"), "./nowhere", "nowhere", "a/b/c"):
+        with pytest.raises(ValueError, match="no such file or directory"):
+            load(name)
+    assert is_hub_name("openai/clip-vit-base-patch32")
+    assert is_hub_name("owner/model@refs/pr/3")
+    assert not is_hub_name("runs/mien")
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory, model_directory):
+    root = tmp_path_factory.mktemp("bases")
+    return {"clip": model_directory, **{kind: write(root / kind) for kind, write in WRITERS.items()}}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kind", ["clip", *WRITERS])
+def test_sentence_transformers_gives_the_models_own_vectors(kind, bases, tmp_path):
+    """At the full context, for texts and images."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.util import import_from_string
+
+    model = load(bases[kind])
+    save(model, tmp_path / "model")
+    if (modules := tmp_path / "model" / "modules.json").is_file():
+        assert [import_from_string(entry["type"]).__name__ for entry in json.loads(modules.read_text())] == [
+            "Transformer"
+        ]
+    theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu", local_files_only=True)
+    assert theirs.max_seq_length == model.context
+    texts = ["a red dog", PHRASE, f"{PHRASE} " * 6, f"{PHRASE} " * 20, f"{PHRASE} " * 20 + "bench"]
+    found = theirs.encode(texts, convert_to_tensor=True, normalize_embeddings=True)
+    torch.testing.assert_close(found, model.encode(texts, to="torch"), rtol=0, atol=1e-5)
+    ramp = Image.linear_gradient("L")
+    square = Image.merge("RGB", [ramp, ramp.rotate(90), ramp.rotate(180)]).resize((model.image_size, model.image_size))
+    found = theirs.encode([square], convert_to_tensor=True, normalize_embeddings=True)
+    torch.testing.assert_close(found, model.encode([square], to="torch"), rtol=0, atol=1e-4)
+
+
+def test_how_a_tokenizer_was_opened_is_not_saved(saved, tmp_path):
+    save(load(saved), tmp_path / "again")
+    settings = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())
+    assert not {"is_local", "local_files_only"} & settings.keys()

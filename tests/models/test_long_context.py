@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hnclip.models.long_context import stretch_positions, stretched_length
+from hnclip.models.load import load, save
+from hnclip.models.long_context import stretch, stretch_positions, stretched_length
 
 
 @pytest.fixture
@@ -86,3 +87,75 @@ def test_a_long_table_can_be_declared_unstretched():
 def test_bad_arguments_are_named(shape, options, message):
     with pytest.raises(ValueError, match=message):
         stretch_positions(torch.zeros(shape), **options)
+
+
+@pytest.fixture
+def saved(model, tmp_path):
+    save(model, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def encode_text(model, caption):
+    return model.encode_texts(model.tokenize([caption])).vectors
+
+
+@torch.no_grad()
+def test_a_stretched_model_takes_long_captions_after_a_round_trip(model, tmp_path, captions):
+    before = encode_text(model, "a red house")
+    assert stretch(model) is model
+    assert model.context == 248
+    torch.testing.assert_close(encode_text(model, "a red house"), before)
+    save(model, tmp_path / "long")
+    reopened = load(tmp_path / "long")
+    assert reopened.context == 248
+    assert reopened.tokenizer.model_max_length == 248
+    caption = " ".join(captions[:3])
+    assert len(reopened.text_transform([caption]).ids[0]) > 200
+    torch.testing.assert_close(encode_text(reopened, caption), encode_text(model, caption), rtol=0, atol=1e-6)
+    ending = captions[0].split(". ")
+    swapped = ". ".join([*ending[:-2], ending[-1], ending[-2]])
+    assert not torch.allclose(encode_text(reopened, swapped), encode_text(reopened, captions[0]), atol=1e-3)
+
+
+def test_stretching_twice_is_refused_and_changes_nothing(model):
+    stretch(model)
+    table = model.backbone.text_model.embeddings.position_embedding.weight.clone()
+    with pytest.raises(ValueError, match="already"):
+        stretch(model)
+    assert torch.equal(model.backbone.text_model.embeddings.position_embedding.weight, table)
+
+
+@pytest.mark.parametrize(
+    ("context", "options", "ratio"), [(100, {}, 2), (248, {}, 4), (300, {}, 5), (200, {"keep": 10}, 3)]
+)
+def test_any_context_can_be_asked_for(model, saved, context, options, ratio):
+    keep = options.get("keep", 20)
+    table = model.backbone.text_model.embeddings.position_embedding.weight.detach()
+    opened = load(saved, context=context, **options)
+    expected = stretch_positions(table, keep=keep, ratio=ratio)[:context]
+    assert opened.context == context
+    assert torch.equal(opened.backbone.text_model.embeddings.position_embedding.weight, expected)
+    assert f"stretched from 77 to {context} tokens (keep {keep}, ratio {ratio})" in opened.source
+    assert len(opened.text_transform(["word " * 400]).ids[0]) == context
+
+
+def test_a_long_model_is_left_alone(model, tmp_path):
+    save(stretch(model), tmp_path / "long")
+    for context in (None, 77, 248):
+        opened = load(tmp_path / "long", context=context)
+        assert (opened.context, "stretched" in opened.source) == (248, False)
+    with pytest.raises(ValueError, match="unstretched"):
+        load(tmp_path / "long", context=300)
+
+
+@pytest.mark.parametrize("options", [{"ratio": 2}, {"keep": 76}, {"keep": -1}])
+def test_an_impossible_stretch_is_refused(saved, options):
+    with pytest.raises(ValueError, match="keep"):
+        load(saved, context=248, **options)
+
+
+def test_a_stretched_model_learns_its_positions(model, captions):
+    stretch(model)
+    encode_text(model, " ".join(captions[:3])).sum().backward()
+    gradient = model.backbone.text_model.embeddings.position_embedding.weight.grad
+    assert (gradient[:200].abs().sum(dim=1) > 0).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,9 +14,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CLIPConfig, CLIPModel
 
 from hnclip.data.batches import Batch, TextBatch, pad_texts
-from hnclip.models.families.clip import Clip
+from hnclip.models.families import Clip
 from hnclip.models.load import load
-from hnclip.models.packing import NAME, WORTH, allow_packing, pack, packed_text_features, unpack, worth_packing
+from hnclip.models.packing import (
+    NAME,
+    WORTH,
+    is_worth_packing,
+    pack,
+    packed_text_features,
+    unpack,
+    use_packed_attention,
+)
 
 END = 40
 
@@ -70,8 +80,8 @@ def test_embeddings_and_every_gradient_are_those_of_the_padded_batch(lengths, eo
     vectors, words = padded_features(model, texts)
     mask = is_token(texts)
     expected = gradients(model, vectors, words, mask)
-    assert allow_packing(model.text_model)
-    packed, packed_words = packed_text_features(model, texts, want="tokens")
+    assert use_packed_attention(model.text_model)
+    packed, packed_words = packed_text_features(model, texts, request="tokens")
     torch.testing.assert_close(packed, vectors, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(packed_words[mask], words[mask], rtol=1e-10, atol=1e-10)
     assert not packed_words[~mask].any()
@@ -85,8 +95,8 @@ def test_single_precision_agrees_to_a_millionth():
     model, texts = small_clip(dtype=torch.float32), texts_of([30, 4, 17, 2, 9])
     with torch.no_grad():
         expected = F.normalize(padded_features(model, texts)[0], dim=-1)
-        assert allow_packing(model.text_model)
-        found = F.normalize(packed_text_features(model, texts, want="vectors")[0], dim=-1)
+        assert use_packed_attention(model.text_model)
+        found = F.normalize(packed_text_features(model, texts, request="global")[0], dim=-1)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
     assert (expected @ expected.T).triu(1).max() < 0.99  # they could have been told apart
 
@@ -95,8 +105,8 @@ def test_an_end_token_in_the_middle_of_a_caption_is_where_transformers_pools():
     model, texts = small_clip(), texts_of([12, 5, 8])
     texts.ids[0, 3] = END
     expected = padded_features(model, texts)[0]
-    assert allow_packing(model.text_model)
-    torch.testing.assert_close(packed_text_features(model, texts, want="vectors")[0], expected)
+    assert use_packed_attention(model.text_model)
+    torch.testing.assert_close(packed_text_features(model, texts, request="global")[0], expected)
 
 
 def test_layers_see_tokens_and_no_pads():
@@ -105,7 +115,7 @@ def test_layers_see_tokens_and_no_pads():
     for module in model.text_model.modules():
         if isinstance(module, nn.Linear | nn.LayerNorm):
             module.register_forward_hook(lambda module, given, output: rows.append(given[0].flatten(0, -2).shape[0]))
-    Clip().text_features(model, texts, None, want="tokens")
+    Clip().text_features(model, texts, None, request="tokens")
     assert set(rows) == {31}
     assert len(rows) == 2 * 8 + 1  # six linear layers and two norms of every block, and the last norm
 
@@ -113,47 +123,47 @@ def test_layers_see_tokens_and_no_pads():
 def test_nearly_full_batches_are_left_as_they_are():
     full, ragged = texts_of([20, 20, 20, 19]), texts_of([20, 20, 20, 10])
     assert full.places.numel() >= WORTH * full.ids.numel()
-    assert not worth_packing(full)
-    assert worth_packing(ragged)
-    model = small_clip()
-    Clip().text_features(model, full, None, want="vectors")
-    assert model.text_model.config._attn_implementation == "sdpa"
+    assert not is_worth_packing(full)
+    assert is_worth_packing(ragged)
 
 
 def test_a_tower_with_another_attention_is_not_packed():
+    """Also if the user chooses it after a packed batch."""
     model, texts = small_clip(), texts_of([20, 3, 3, 5])
     expected = padded_features(model, texts)[0]
-    model.set_attn_implementation("eager")
-    assert not allow_packing(model.text_model)
-    torch.testing.assert_close(Clip().text_features(model, texts, None, want="vectors")[0], expected)
-    assert model.text_model.config._attn_implementation == "eager"
+    for packs, implementation in ((False, "eager"), (True, "sdpa"), (False, "eager")):
+        model.set_attn_implementation(implementation)
+        assert use_packed_attention(model.text_model) is packs
+        torch.testing.assert_close(Clip().text_features(model, texts, None, request="global")[0], expected)
+        assert model.text_model.encoder.layers[0].self_attn.config._attn_implementation == (NAME if packs else "eager")
 
 
-def test_a_prepared_tower_is_the_same_for_others(tmp_path):
-    """Padded calls, masks, and a copy on disk do not notice."""
+def test_packing_changes_neither_configuration_nor_results_of_the_model(tmp_path):
     model, texts = small_clip(), texts_of([20, 3, 3, 5])
     mask = is_token(texts).long()
     expected = padded_features(model, texts)
     masked = model.get_text_features(input_ids=texts.ids, attention_mask=mask).pooler_output
-    assert allow_packing(model.text_model)
-    assert model.text_model.config._attn_implementation == NAME
+    before = copy.deepcopy((model.config, model.text_model.config))
+    Clip().text_features(model, texts, None, request="tokens")
+    for config, old in zip((model.config, model.text_model.config), before):
+        assert config.to_dict() == old.to_dict()
+        assert config._attn_implementation == old._attn_implementation == "sdpa"
+    assert model.text_model.config is model.config.text_config
     for found, right in zip(padded_features(model, texts), expected):
         assert torch.equal(found, right)
     assert torch.equal(model.get_text_features(input_ids=texts.ids, attention_mask=mask).pooler_output, masked)
     model.save_pretrained(tmp_path)
     assert NAME not in (tmp_path / "config.json").read_text()
-    opened = CLIPModel.from_pretrained(tmp_path)
-    assert opened.text_model.config._attn_implementation == "sdpa"
-    torch.testing.assert_close(padded_features(opened.double(), texts)[0], expected[0])
+    torch.testing.assert_close(padded_features(CLIPModel.from_pretrained(tmp_path).double(), texts)[0], expected[0])
 
 
 def test_dropout_of_attention_acts():
     model, texts = small_clip(dropout=0.5).train(), texts_of([20, 3, 3, 5])
-    assert allow_packing(model.text_model)
-    first, second = (packed_text_features(model, texts, want="vectors")[0] for _ in range(2))
+    assert use_packed_attention(model.text_model)
+    first, second = (packed_text_features(model, texts, request="global")[0] for _ in range(2))
     assert not torch.allclose(first, second)
     model.eval()
-    first, second = (packed_text_features(model, texts, want="vectors")[0] for _ in range(2))
+    first, second = (packed_text_features(model, texts, request="global")[0] for _ in range(2))
     assert torch.equal(first, second)
 
 

@@ -96,13 +96,13 @@ def test_views_that_pairs_lack_are_marked(model: DualEncoder) -> None:
 
 def test_readouts_train_and_are_not_saved(model: DualEncoder, tmp_path: Path) -> None:
     from hnclip.models.load import save
-    from hnclip.models.trainable import describe_trainable, trained_tensors
+    from hnclip.models.parameters import describe_trainable, trained_tensors
 
     model.readouts["full"] = AllTokens()
     model(batch_for(model), tokens=True).images["full"].tokens.sum().backward()
     assert model.readouts["full"].factor.grad is not None
     assert "readouts.full.factor" in trained_tensors(model)
-    assert "1 parameters of the framework" in describe_trainable(model)
+    assert "1 parameters of the training method" in describe_trainable(model)
     save(model, tmp_path / "saved")
     assert not len(load(str(tmp_path / "saved")).readouts)
 

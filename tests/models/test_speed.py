@@ -12,8 +12,8 @@ from torch import Tensor
 from hnclip.data.batches import Batch, pad_texts
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
+from hnclip.models.parameters import freeze
 from hnclip.models.speed import choose_precision, compile_blocks, fast_bf16, recompute_activations
-from hnclip.models.trainable import freeze
 
 
 def batch_for(model: DualEncoder, lengths: list[int]) -> Batch:

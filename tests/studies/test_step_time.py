@@ -135,7 +135,7 @@ def test_long_clip_l_that_is_not_here_is_one_of_random_weights(
     assert found.source == "random weights, synthetic batch"
     (sentence,) = told
     assert "random weights" in sentence
-    with pytest.raises(ValueError, match="neither 'bundled' nor a file"):
+    with pytest.raises(ValueError, match="no such file or directory"):
         measure_step(replace(config, model="/nowhere/other.pt"), pairs=4, report=told.append)
 
 

@@ -16,8 +16,8 @@ from hnclip.data.images import ImageTransform
 from hnclip.data.scenes import scene_records
 from hnclip.data.texts import TextTransform
 from hnclip.losses import clip_loss, hard_negative_loss
-from hnclip.models.huggingface import wrap
-from hnclip.models.tokenizer import train_tokenizer
+from hnclip.models.load import wrap
+from hnclip.models.preprocessing import train_tokenizer
 from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.grad_cache import BACKWARD, cached_backward, chunk_slices, micro_backward

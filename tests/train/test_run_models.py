@@ -101,3 +101,22 @@ def test_a_real_run_before_and_after_its_end(model_directory: Path, tmp_path: Pa
     assert all(load(path).context == 248 for _, path in found)
     shutil.rmtree(config.out / "best")
     assert models_of(run) == [(f"{run} (last, epoch 2)", f"{run}/last")]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_run_aligns_two_joined_towers(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The result is no longer marked as untrained; with adapters the base is joined again with the same projections."""
+    from hnclip.config import AdaptConfig
+    from small_families import write_bert, write_dinov2
+
+    records = [
+        record for split in ("train", "validation") for record in scene_records("park", split, families=4, members=4)
+    ]
+    monkeypatch.setattr(run_data, "open_data", lambda source, *_, **__: DataSet(source, tuple(records)))
+    name = f"{write_dinov2(tmp_path / 'image')}+{write_bert(tmp_path / 'text')}"
+    assert load(name).untrained_projections
+    optim = OptimConfig(epochs=1, micro_batch=4, accumulate=1, lr=1e-3)
+    loop.train(TrainConfig(model=name, out=tmp_path / "run", optim=optim, adapt=AdaptConfig(method=method)), quiet=True)
+    model = load(tmp_path / "run" / "best")
+    assert not model.untrained_projections
+    assert model.encode(["a red house"]).shape == (1, 512)

@@ -76,6 +76,7 @@ def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], 
     """
     path = models_of(options.model)[0][1]
     model = load(path, **vars(options.opening)).to(pick_device(options.device))
+    model.require_trained("a diagnosis")
     config = _config(options, path)
     source = Source(options, model, quiet=quiet, report=report)
     gaps = Gaps()

@@ -128,12 +128,14 @@ def evaluate_models(
     if len(models) > 1:
         for _, load in models:
             model = load()
+            model.require_trained("evaluation")
             tasks = [usable(task, model, read, progress=progress) for task in tasks]
             del model  # before the next one is opened
     results = []
     contents = {}
     for row, (name, load) in enumerate(models, start=1):
         model = load()
+        model.require_trained("evaluation")
         for column, task in enumerate(tasks, start=1):
             file = f"{row}-{column}-{_file_name(task)}.jsonl"
             contents[file] = {"model": name, "data": task.data.name, "split": task.split}

@@ -41,7 +41,7 @@ import torch
 
 from hnclip.export.tokenizer_files import write_json, write_tokenizer
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.huggingface import image_processor
+from hnclip.models.preprocessing import image_processor
 
 Layout = Literal["onnx", "immich"]
 

@@ -19,9 +19,9 @@ from hnclip.data.texts import TextTransform
 from hnclip.export import graph
 from hnclip.export.layouts import Contract, Layout, contract_of, immich_advice, write_immich_settings, write_settings
 from hnclip.files import replace_directory
-from hnclip.models.adapters import has_adapters, merge_adapters
+from hnclip.models.adapters import merge_adapters
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.huggingface import quietly
+from hnclip.models.preprocessing import silence_transformers
 
 BATCHES = (1, 2, 5)
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -61,6 +61,7 @@ def export_onnx(
     for package in _PACKAGES:
         if find_spec(package) is None:
             raise ValueError(f"ONNX export needs the package {package}: pip install 'hnclip[onnx]'")
+    model.require_trained("an ONNX export")
     contract = contract_of(model, layout)
     twin = _twin(model)
     pictures, texts = _sample_pictures(twin), _sample_texts(twin.text_transform)
@@ -73,7 +74,7 @@ def export_onnx(
     if model.family.kind == "siglip2":
         _fix_picture_size(twin.backbone)
 
-    with replace_directory(Path(directory)) as partial, quietly():
+    with replace_directory(Path(directory)) as partial, silence_transformers():
         if layout == "immich":
             write_immich_settings(twin, partial, dimension)
         else:
@@ -125,7 +126,7 @@ def _twin(model: DualEncoder) -> DualEncoder:
         dtype = torch.float32 if buffer.is_floating_point() else buffer.dtype
         memo[id(buffer)] = buffer.detach().to("cpu", dtype, copy=True)
     twin = copy.deepcopy(model, memo)
-    if has_adapters(twin):
+    if twin.has_adapters:
         merge_adapters(twin)
     return twin.requires_grad_(False).eval()
 

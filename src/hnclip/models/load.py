@@ -1,33 +1,58 @@
-"""Models from and to disk: any supported layout in, plain Hugging Face directories out, nothing executed on loading."""
+"""Models from and to disk: `load`, `wrap` and `save`.
+
+Reads every supported format without executing code from it; writes plain Hugging Face directories.
+"""
 
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import replace
+import re
+from copy import deepcopy
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
 
-from hnclip.files import replace_directory
-from hnclip.models.adapters import has_adapters, open_adapter
-from hnclip.models.card import write_card
+from hnclip.data.images import ImageTransform
+from hnclip.data.texts import TextTransform, clean_caption
+from hnclip.device import find_device
+from hnclip.files import read_settings, replace_directory
+from hnclip.models.adapters import ABOUT, CONFIG, open_adapter
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.hub import fetch_model, looks_like_hub_name
-from hnclip.models.huggingface import image_processor, open_directory, open_tokenizer, quietly, wrap
-from hnclip.models.long_context import KEEP, stretch_positions, stretched_length
-from hnclip.models.open_clip_settings import OpenClipSettings
-from hnclip.models.openai_layout import build_clip, is_openai_layout
-from hnclip.models.sentence_transformers_files import sentence_transformers_files
-from hnclip.models.tokenizer import openai_tokenizer
-from hnclip.models.towers import join_towers
-from hnclip.models.weights import read_checkpoint
+from hnclip.models.families import FAMILIES, Family, family_of
+from hnclip.models.long_context import KEEP, stretch
+from hnclip.models.model_card import read_training, write_card
+from hnclip.models.openai_checkpoint import Activation, load_openai_checkpoint, open_clip_transform
+from hnclip.models.preprocessing import (
+    default_transform,
+    image_processor,
+    open_tokenizer,
+    openai_tokenizer,
+    read_image_transform,
+    silence_transformers,
+)
 
 BUNDLED = "bundled"
-_OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+JOINED_WIDTH = 512  # D of two joined towers, as in CLIP B/16
+OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
+HUB_SETTINGS = ["*.json", "*.txt", "*.model", "*.gz"]
+# Downloaded are the weights of the first line that a repository has.
+HUB_WEIGHTS = (
+    ["model.safetensors", "model-*-of-*.safetensors"],
+    ["adapter_model.safetensors"],
+    ["open_clip_model.safetensors"],
+    ["pytorch_model.bin", "pytorch_model-*-of-*.bin"],
+    ["adapter_model.bin"],
+    ["open_clip_pytorch_model.bin"],
+)
 
 
 def load(
@@ -37,118 +62,322 @@ def load(
     keep: int = KEEP,
     ratio: int | None = None,
     tokenizer: str | Path | None = None,
-    activation: Literal["quick_gelu", "gelu"] | None = None,
+    activation: Activation | None = None,
+    device: str | torch.device = "cpu",
 ) -> DualEncoder:
-    """Open a model. What was recognised is in its `source`.
+    """Open a model, in evaluation mode. Its `source` says what was recognised.
 
     Args:
         model: one of
             `"bundled"`, the small model in this package;
             a Hugging Face directory, or a hub name `owner/model[@revision]`, of CLIP, SigLIP, SigLIP 2 or a
             `VisionTextDualEncoderModel`;
-            `IMAGE+TEXT`, two such directories or names of single towers, joined by fresh projections;
+            `IMAGE+TEXT`, two such directories or names of single towers, joined by untrained projections, which are
+            the same at every load;
             the directory of an adapter (LoRA, DoRA), which is merged into its base model;
-            a file of weights in OpenAI's layout: CLIP, Long-CLIP, open_clip.
-        context: the longest caption in tokens. A shorter model is stretched to it (`stretch`), a longer one is left
-            as it is.
-        keep, ratio: how it is stretched.
-        tokenizer: a directory to take the tokenizer from instead of the model's own.
-        activation: of a file of weights that does not say it: quick_gelu for OpenAI's, gelu for most of open_clip's.
+            a checkpoint file in OpenAI's layout: CLIP, Long-CLIP, open_clip.
+        context: the longest text in tokens. A shorter model is stretched to it (`stretch`), a longer one stays as it
+            is.
+        keep, ratio: arguments of `stretch`.
+        tokenizer: a directory with a tokenizer to use instead of the model's own.
+        activation: activation function, if a checkpoint file does not specify one (OpenAI: quick_gelu; most open_clip
+            models: gelu).
+        device: where the model is placed; "auto" is the accelerator of the machine if it has one.
     """
+    place = find_device(device)
     opened = _open(str(model), None if tokenizer is None else open_tokenizer(Path(tokenizer)), activation)
+    opened.name = str(model)
     if context is not None and context > opened.context:
         stretch(opened, context=context, keep=keep, ratio=ratio)
-    return opened
+    return opened.to(place)
 
 
-def _open(name: str, tokenizer: Any, activation: Any) -> DualEncoder:
+def _open(name: str, tokenizer: Any, activation: Activation | None) -> DualEncoder:
     if name == BUNDLED:
         with as_file(files("hnclip.models") / BUNDLED) as directory:
-            return open_directory(directory, tokenizer=tokenizer)
+            return _open_directory(directory, tokenizer)
     path = Path(name)
     if path.is_file():
-        return open_weights(path, tokenizer=tokenizer, activation=activation)
+        return _open_checkpoint(path, tokenizer, activation)
     if not path.exists() and name.count("+") == 1:
-        image, text = (_directory(part) for part in name.split("+"))
+        image, text = (_find_directory(part) for part in name.split("+"))
         return join_towers(image, text, tokenizer=tokenizer)
-    directory = _directory(name)
-    if (directory / "adapter_config.json").is_file():
+    directory = _find_directory(name)
+    if (directory / CONFIG).is_file():
         return open_adapter(directory, tokenizer=tokenizer)
     if not (directory / "config.json").is_file():
-        for file in _OPEN_CLIP_FILES:
+        for file in OPEN_CLIP_FILES:
             if (directory / file).is_file():
-                return open_weights(directory / file, tokenizer=tokenizer, activation=activation)
-    return open_directory(directory, tokenizer=tokenizer)
+                return _open_checkpoint(directory / file, tokenizer, activation)
+    return _open_directory(directory, tokenizer)
 
 
-def _directory(name: str) -> Path:
+def _open_checkpoint(file: Path, tokenizer: Any, activation: Activation | None) -> DualEncoder:
+    backbone, source = load_openai_checkpoint(file, activation)
+    config = backbone.config
+    if tokenizer is None:
+        tokenizer = openai_tokenizer(file, config.text_config.vocab_size)
+    return wrap(backbone, tokenizer, open_clip_transform(file, config.vision_config.image_size), source=source)
+
+
+def _open_directory(directory: Path, tokenizer: Any) -> DualEncoder:
+    file = directory / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{directory} has no config.json: it is not a saved model")
+    settings = read_settings(file)
+    if (kind := settings.get("model_type")) not in FAMILIES:
+        if "optim" in settings:
+            raise ValueError(f"{directory} is a training run: use one of its models, {directory / 'best'} or last")
+        raise ValueError(f"{file}: model_type {kind!r} is not supported; supported are {', '.join(FAMILIES)}")
+    family = FAMILIES[kind]
+    backbone = open_backbone(directory, family.backbone_class())
+    image = read_image_transform(directory, kind, family.image_size(backbone))
+    model = wrap(backbone, tokenizer or open_tokenizer(directory), image)
+    model.provenance = read_training(directory)
+    if (about := directory / ABOUT).is_file():
+        model.untrained_projections = bool(read_settings(about).get("untrained_projections"))
+    return model
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name is looked up on the Hugging Face hub: `owner/model` or `owner/model@revision`, unless there is a
+    local directory `owner`, in which a mistyped path may have been meant."""
+    return HUB_NAME.fullmatch(name) is not None and not Path(name.partition("/")[0]).is_dir()
+
+
+def _find_directory(name: str) -> Path:
+    """The local directory of a model, downloaded from the hub if necessary."""
     if Path(name).is_dir():
         return Path(name)
-    if looks_like_hub_name(name):
-        return fetch_model(name)
-    raise ValueError(
-        f"model {name!r} is neither {BUNDLED!r} nor a file or directory here; give a Hugging Face directory, a file of "
-        "weights in OpenAI's layout, or the name of a hub model"
-    )
-
-
-def open_weights(file: Path, *, tokenizer: Any = None, activation: Any = None) -> DualEncoder:
-    """A file of weights in OpenAI's layout: original CLIP, Long-CLIP, open_clip."""
-    checkpoint = read_checkpoint(file)
-    if not is_openai_layout(checkpoint.tensors):
-        first = ", ".join(sorted(checkpoint.tensors)[:3])
-        raise ValueError(
-            f"{file} is not in OpenAI's layout (its tensors begin with {first}); a Hugging Face model is opened by its "
-            "directory, not by its file of weights"
+    if is_hub_name(name):
+        return _download(name)
+    hint = "use a path, the name of a hub model (owner/model) or 'bundled'"
+    if HUB_NAME.fullmatch(name):
+        hint = (
+            f"it was not looked up on the hub, because there is a local directory {name.partition('/')[0]!r}. For the "
+            "hub model, run the command in another directory, or download it and pass its path"
         )
-    backbone, source = build_clip(checkpoint, activation=activation)
-    image = OpenClipSettings.beside(file).image_transform(backbone.config.vision_config.image_size)
-    return wrap(backbone, tokenizer or openai_tokenizer(file.parent), image, source=source)
+    raise ValueError(f"model {name!r}: no such file or directory; {hint}")
+
+
+def _download(name: str) -> Path:
+    """The local copy of a hub model: settings and one file format of weights, no code. With HF_HUB_OFFLINE=1 the model
+    must be in the local cache."""
+    from huggingface_hub import constants, snapshot_download
+
+    repository, _, revision = name.partition("@")
+    try:
+        for weights in HUB_WEIGHTS:
+            patterns = [*HUB_SETTINGS, *weights]
+            directory = Path(
+                snapshot_download(
+                    repository, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"]
+                )
+            )
+            if any(any(directory.glob(pattern)) for pattern in weights):
+                return directory
+    except Exception as error:  # the hub client raises its own errors and those of its transport
+        where = "in the local cache, and HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "on the hub"
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"model {name!r}: no such file or directory, and no such model was found {where} ({reason})"
+        ) from error
+    raise ValueError(f"hub model {name!r} has no weights in a supported format (.safetensors, .bin)")
+
+
+def open_backbone(directory: Path, backbone_class: Any, *, allow_unused: bool = False) -> Any:
+    """The weights of a Hugging Face directory in a model of this class, in fp32, memory-mapped if possible.
+
+    Args:
+        allow_unused: accept tensors that the class does not use, such as the heads of a single tower.
+    """
+    file = next((directory / name for name in WEIGHT_FILES if (directory / name).is_file()), None)
+    if file is None:
+        raise ValueError(f"{directory} has no weights: expected one of {', '.join(WEIGHT_FILES)}")
+    with silence_transformers():
+        try:
+            backbone, info = backbone_class.from_pretrained(
+                directory,
+                use_safetensors=".safetensors" in file.name,
+                local_files_only=True,
+                weights_only=True,
+                dtype=torch.float32,  # weights stored in half precision are trained in full
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported below, together with missing tensors
+            )
+        except Exception as error:  # torch and transformers raise many types for a damaged file; name it
+            raise ValueError(f"{file} cannot be read: {error}") from error
+    problems = [
+        f"tensor {name} has shape {list(found)} instead of {list(expected)}"
+        for name, found, expected in sorted(info["mismatched_keys"])
+    ]
+    problems += [f"tensor {name} is missing" for name in sorted(info["missing_keys"])]
+    if not allow_unused:  # a second positional table, for example, must not be lost silently
+        unused = sorted(name for name in info["unexpected_keys"] if not name.endswith("position_ids"))
+        problems += [f"tensor {name} is unknown to {type(backbone).__name__}" for name in unused]
+    if problems:
+        more = f" ({len(problems)} problems)" if len(problems) > 1 else ""
+        raise ValueError(f"{file}: {problems[0]}{more}")
+    return backbone
+
+
+def join_towers(image: Path, text: Path, *, width: int = JOINED_WIDTH, tokenizer: Any = None) -> DualEncoder:
+    """A dual encoder from the directories of an image tower (DINOv2, ViT, …) and a text tower (MiniLM, BERT, …).
+
+    The towers keep their weights. The two projections into the joint space are random, the same at every call, and
+    marked as untrained: image and text vectors are unrelated before training.
+    """
+    from transformers import VisionTextDualEncoderConfig, VisionTextDualEncoderModel
+
+    vision_model, text_model = _open_tower(image, "pixel_values"), _open_tower(text, "input_ids")
+    config = VisionTextDualEncoderConfig.from_vision_text_configs(
+        vision_model.config, text_model.config, projection_dim=width
+    )
+    # transformers resets the statistics of batch norms, not the weights, when it joins towers.
+    statistics = [(buffer, buffer.clone()) for tower in (vision_model, text_model) for buffer in tower.buffers()]
+    backbone = VisionTextDualEncoderModel(config, vision_model, text_model).float()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for buffer, before in statistics:
+            buffer.copy_(before)
+        for projection in (backbone.visual_projection, backbone.text_projection):
+            projection.weight.normal_(std=0.02, generator=generator)  # the distribution of transformers
+    family = family_of(config)
+    transform = read_image_transform(image, family.kind, family.image_size(backbone))
+    joined = wrap(backbone.eval(), tokenizer or open_tokenizer(text), transform)
+    joined.untrained_projections = True
+    with torch.no_grad():  # some towers have no pooled output, which only their use shows
+        size = joined.image_size
+        for directory, encode in (
+            (image, lambda: joined.encode_images(torch.zeros(1, 3, size, size, dtype=torch.uint8))),
+            (text, lambda: joined.encode_texts(joined.tokenize(["a photo"]))),
+        ):
+            try:
+                encode()
+            except (AttributeError, TypeError) as error:
+                raise ValueError(f"{directory} has no pooled output: it cannot be a tower") from error
+    return joined
+
+
+def _open_tower(directory: Path, inputs: str) -> Any:
+    """One tower of a dual encoder.
+
+    Args:
+        inputs: the name of its inputs: "pixel_values" or "input_ids".
+    """
+    from transformers import AutoModel
+
+    which = "image" if inputs == "pixel_values" else "text"
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"the {which} tower {directory} has no config.json: it is not a saved model")
+    tower = open_backbone(directory, AutoModel, allow_unused=True)
+    kind = tower.config.model_type
+    if tower.main_input_name != inputs:
+        raise ValueError(f"{directory} is a {kind} model, not an {which} tower: the order is IMAGE+TEXT")
+    if not isinstance(getattr(tower.config, "hidden_size", None), int):
+        raise ValueError(f"{directory} is a {kind} model without a single hidden_size: it cannot be a tower")
+    return tower
+
+
+def wrap(
+    backbone: Any, tokenizer: Any, image_transform: ImageTransform | None = None, *, source: str | None = None
+) -> DualEncoder:
+    """A `DualEncoder` around a transformers model in memory. Model, configuration and tokenizer are not changed.
+
+    Args:
+        backbone: `CLIPModel`, `SiglipModel`, `Siglip2Model` or `VisionTextDualEncoderModel`.
+        tokenizer: a tokenizer of transformers.
+        image_transform: its image preprocessing; default: that of its family. Two towers have no default.
+        source: one line that describes the model; default: its architecture.
+    """
+    family = family_of(backbone.config)
+    image = image_transform or default_transform(family.kind, family.image_size(backbone))
+    text = _text_transform(family, backbone, tokenizer)
+    model = DualEncoder(backbone, text, image, source=source or _describe(family, backbone, text, image))
+    return model.train(backbone.training)
+
+
+def _text_transform(family: Family, backbone: Any, tokenizer: Any) -> TextTransform:
+    """Texts for CLIP are cleaned, as for OpenAI's vocabulary."""
+    config = backbone.config.text_config
+    context = getattr(config, "max_position_embeddings", None)
+    longest = getattr(tokenizer, "model_max_length", None)
+    if family.kind == "vision-text-dual-encoder":
+        # Some towers have positions for pads (RoBERTa: 514 rows, 512 tokens); their tokenizer knows the true length.
+        context = min((value for value in (context, longest) if value), default=None)
+    if not context:
+        raise ValueError(f"neither the {config.model_type} text tower nor its tokenizer specifies the longest text")
+    vocabulary = getattr(config, "vocab_size", None)
+    if vocabulary is not None and len(tokenizer) > vocabulary:
+        raise ValueError(f"the tokenizer has {len(tokenizer)} symbols, the model embeds only {vocabulary}")
+    return TextTransform(tokenizer, context, *([clean_caption] if family.kind == "clip" else []))
+
+
+def _describe(family: Family, backbone: Any, text: TextTransform, image: ImageTransform) -> str:
+    vision, words = backbone.config.vision_config, backbone.config.text_config
+    if family.kind == "vision-text-dual-encoder":
+        name = f"two towers, {vision.model_type} + {words.model_type}"
+    else:
+        layers = f"{vision.num_hidden_layers} + {words.num_hidden_layers} layers"
+        name = f"{family.title} with patches of {vision.patch_size}, {layers}"
+    millions = sum(weight.numel() for weight in backbone.parameters()) / 1e6
+    return f"{name}, {millions:.1f} M parameters, {image.size} px, {text.context} tokens"
 
 
 def save(model: DualEncoder, directory: str | Path) -> None:
     """Write a directory that transformers and sentence-transformers open without hnclip, with a model card.
 
-    The directory appears whole or not at all, and replaces one of the same name.
+    The directory is written atomically and replaces an existing one.
     """
-    if has_adapters(model):
+    if model.has_adapters:
         raise ValueError("the model has adapters: merge_adapters first, or save_adapter to write them alone")
-    with quietly(), replace_directory(Path(directory)) as partial:
-        model.backbone.save_pretrained(partial)
-        model.tokenizer.model_max_length = model.context
+    with silence_transformers(), replace_directory(Path(directory)) as partial:
+        config = model.backbone.config
+        model.backbone.config = deepcopy(config)  # save_pretrained sets its dtype and architectures
+        try:
+            model.backbone.save_pretrained(partial)
+        finally:
+            model.backbone.config = config
         model.tokenizer.save_pretrained(partial)
         image_processor(model).save_pretrained(partial)
         write_card(model, partial)
-        for name, content in sentence_transformers_files(model).items():
-            (partial / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        contents = _sentence_transformers_files(model)
+        # In the file, not in the user's tokenizer.
+        contents["tokenizer_config.json"] = {
+            **read_settings(partial / "tokenizer_config.json"),
+            "model_max_length": model.context,
+        }
+        if model.untrained_projections:
+            contents[ABOUT] = {"format": 1, "untrained_projections": True}
+        for name, content in contents.items():
+            (partial / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def stretch(model: DualEncoder, *, context: int = 248, keep: int = KEEP, ratio: int | None = None) -> DualEncoder:
-    """Give a model longer captions in place: 77 tokens become 248, the first 20 positions as they were.
+def _sentence_transformers_files(model: DualEncoder) -> dict[str, Any]:
+    """Files for sentence-transformers (5.4 and later), for families that it would read wrongly by itself.
 
-    Args:
-        context: the new length.
-        keep: leading positions left as they are.
-        ratio: how many new positions each later step becomes; the smallest that reaches `context` when left out.
-            Rows beyond `context` are cut off.
-
-    Refused for a model that is as long already, or that has been stretched before.
+    It pads texts to the longest of a batch and masks the pads; SigLIP reads the last position of texts that are padded
+    to its context, with pads attended to. NaFlex's number of patches is taken from defaults, not from the processor.
     """
-    if has_adapters(model):
-        raise ValueError("the model has adapters, which belong to it as it is: stretch it before they are added")
-    holder = model.family.positions(model.backbone)
-    table = holder.position_embedding.weight
-    length = len(table)
-    if context <= length:
-        raise ValueError(f"the model takes {length} tokens already: stretching it to {context} would corrupt it")
-    if ratio is None:
-        ratio = math.ceil((context - keep) / max(1, length - keep))
-    if (reach := stretched_length(length, keep=keep, ratio=ratio)) < context:
-        raise ValueError(f"keep {keep} and ratio {ratio} stretch {length} positions to {reach}, not to {context}")
-    stretched = stretch_positions(table.detach(), keep=keep, ratio=ratio)[:context]
-    holder.position_embedding = nn.Embedding.from_pretrained(stretched.clone(), freeze=not table.requires_grad)
-    holder.register_buffer("position_ids", torch.arange(context, device=table.device)[None], persistent=False)
-    model.backbone.config.text_config.max_position_embeddings = context
-    model.text_transform = replace(model.text_transform, context=context)
-    model.source += f", stretched from {length} to {context} tokens (keep {keep}, ratio {ratio})"
-    return model
+    if not model.family.fixed_length:
+        return {}
+    processing: dict[str, Any] = {"text": {"padding": "max_length", "return_attention_mask": False}}
+    if model.family.kind == "siglip2":
+        vision = model.backbone.config.vision_config
+        processing["image"] = {"max_num_patches": vision.num_patches, "patch_size": vision.patch_size}
+
+    def features(of: str) -> dict[str, str]:
+        return {"method": f"get_{of}_features", "method_output_name": "pooler_output"}
+
+    # The module with `modality_config`; its older name, sentence_transformers.models.Transformer, still resolves to it,
+    # but versions before 5.4 have a text-only module under that name.
+    transformer = "sentence_transformers.base.modules.transformer.Transformer"
+    return {
+        "modules.json": [{"idx": 0, "name": "0", "path": "", "type": transformer}],
+        "sentence_bert_config.json": {
+            "transformer_task": "feature-extraction",
+            "modality_config": {"text": features("text"), "image": features("image")},
+            "module_output_name": "sentence_embedding",
+            "processing_kwargs": processing,
+        },
+    }

@@ -1,56 +1,70 @@
-"""Captions without their padding: every layer of a causal text tower but attention works on the tokens alone.
+"""Captions without padding: every layer of a causal text tower except attention computes tokens only.
 
-Captions of a batch differ in length, and a padded batch [B, T] is as wide as its longest. Embeddings, norms,
-projections and MLPs treat each token by itself, so they can run on the ΣT tokens there are; only attention sees
-sequences, and gets them padded again. Attention is a few per cent of such a tower, so what padding still costs is a few
-per cent of a few per cent.
+A padded batch [B, T] is as wide as its longest caption. Embeddings, norms, projections and MLPs treat each token
+separately, so they can run on the ΣT tokens of the batch; only attention needs sequences, and pads them again. It is a
+few per cent of the tower's work.
 
-The tower sees the ΣT tokens as ΣT sequences of length 1; its attention function, which transformers lets one register,
-puts them together. Without packing that function is the usual one.
+The blocks see the ΣT tokens as ΣT sequences of length 1, and an attention function registered in transformers restores
+the sequences. The attention layers get a configuration of their own that names this function; the configuration of the
+model is not changed. Without packed captions, the function is transformers' own (sdpa).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from copy import copy
+from functools import cache
+from typing import Any, Literal, TypeAlias
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from hnclip.data.batches import TextBatch
-from hnclip.models.families.wanted import Wanted
+
+Request: TypeAlias = Literal["global", "tokens", "hidden"]
+"""What a tower returns: global vectors alone, with token vectors, or with its last hidden states."""
+Features: TypeAlias = tuple[Tensor, Tensor | None]
 
 NAME = "hnclip_packed"
-WORTH = 0.95  # of all places hold tokens: beyond it, gathering them costs more than the pads
+WORTH = 0.95  # share of positions that hold tokens; above it, gathering them costs more than the pads
 
 
-def worth_packing(texts: TextBatch) -> bool:
-    """Whether a batch has so much padding that leaving it out saves time. Asks for shapes alone, not for numbers."""
+def is_worth_packing(texts: TextBatch) -> bool:
+    """Whether a batch has enough padding to save time. Reads shapes only, so a device need not be waited for."""
     return len(texts.places) < WORTH * texts.ids.numel()
 
 
-def allow_packing(text_model: Any) -> bool:
-    """Teach the attention of a text tower to take packed captions, if it is the one that is known here.
+def use_packed_attention(text_model: Any) -> bool:
+    """Let the attention layers of a CLIP text tower take packed captions. False if the tower does not use sdpa.
 
-    For everybody who does not pack, the tower stays what it was. Only a tower that is pickled whole keeps the name of
-    the function, and is opened where this was called before; what transformers saves does not.
+    The layers' results for any other caller are the same as before, to the bit.
     """
     config = text_model.config
-    if config._attn_implementation not in ("sdpa", NAME):
+    layers = [layer.self_attn for layer in text_model.encoder.layers]
+    packed = layers[0].config is not config
+    if config._attn_implementation != "sdpa":
+        for attention in layers if packed else ():  # the user has chosen another attention since
+            attention.config = config
         return False
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    if NAME not in ALL_ATTENTION_FUNCTIONS:
-        ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
-    config._attn_implementation = NAME
+    _register()
+    if not packed:
+        own = copy(config)
+        own._attn_implementation = NAME
+        for attention in layers:
+            attention.config = own
     return True
+
+
+@cache
+def _register() -> None:
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attention)
 
 
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What transformers calls: sdpa, with packed captions unpacked before it and packed again behind it."""
+    """Attention in the signature of transformers: sdpa, with packed captions padded before it and packed after it."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     texts = options.pop("packed", None)
@@ -74,27 +88,22 @@ def unpack(packed: Tensor, texts: TextBatch) -> Tensor:
     return padded.index_copy(0, texts.places, packed).unflatten(0, (count, width))
 
 
-def packed_text_features(backbone: Any, texts: TextBatch, *, want: Wanted) -> tuple[Tensor, Tensor | None]:
-    """`Family.text_features` of CLIP for a tower that `allow_packing` has prepared.
-
-    Shape:
-        vectors [B, D]; if wanted words [B, T, D] or hidden states [B, T, W], zeros for pads.
-    """
+def packed_text_features(backbone: Any, texts: TextBatch, *, request: Request) -> Features:
+    """`Family.text_features` of a CLIP whose text tower `use_packed_attention` has prepared; zeros for pads."""
     tower = backbone.text_model
-    places = texts.places  # [ΣT]
     # Sequences of length 1: the embedding layer checks lengths against its positions.
-    ids, positions = pack(texts.ids, texts)[:, None], (places % texts.ids.shape[1])[:, None]  # [ΣT, 1]
+    ids, positions = pack(texts.ids, texts)[:, None], (texts.places % texts.ids.shape[1])[:, None]  # [ΣT, 1]
     hidden = tower.embeddings(input_ids=ids, position_ids=positions)  # [ΣT, 1, W]
-    last = tower.encoder(inputs_embeds=hidden, attention_mask=None, packed=texts).last_hidden_state  # [ΣT, 1, W]
-    hidden = tower.final_layer_norm(last)[:, 0]  # [ΣT, W]
+    last = tower.encoder(inputs_embeds=hidden, attention_mask=None, packed=texts).last_hidden_state[:, 0]  # [ΣT, W]
+    normed = tower.final_layer_norm(last)  # [ΣT, W]
     first = texts.lengths.cumsum(0) - texts.lengths  # [B]
-    end = _end(tower, texts.ids).minimum(texts.lengths - 1)  # [B]; a pad may look like an end
-    vectors = backbone.text_projection(hidden[first + end])  # [B, D]
-    if want == "vectors":
+    end = _end(tower, texts.ids).minimum(texts.lengths - 1)  # [B]; a pad may have the id of the end token
+    vectors = backbone.text_projection(normed[first + end])  # [B, D]
+    if request == "global":
         return vectors, None
-    return vectors, unpack(last[:, 0] if want == "hidden" else backbone.text_projection(hidden), texts)
+    return vectors, unpack(last if request == "hidden" else backbone.text_projection(normed), texts)
 
 
 def _end(tower: Any, ids: Tensor) -> Tensor:
-    """Where transformers pools: at the first end token, which old configurations know only as the highest number."""
+    """The position that transformers pools: the first end token; old configurations (2) mean the highest id."""
     return ids.argmax(1) if tower.eos_token_id == 2 else (ids == tower.eos_token_id).int().argmax(1)

@@ -1,5 +1,5 @@
-"""The same numbers, computed otherwise: in less memory, or by compiled code. All of it changes a model in place and
-leaves the names of its weights alone."""
+"""Activation checkpointing, compilation and precision. The functions change a model in place and keep the names of its
+weights."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ import torch
 
 from hnclip.config import Precision
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.trainable import encoder_layers
+from hnclip.models.parameters import encoder_layers
 
 
 def recompute_activations(model: DualEncoder) -> None:
-    """Keep only the inputs of every block for the backward pass and compute the rest again when it is needed.
+    """Keep only the inputs of every block for the backward pass and recompute the rest (activation checkpointing).
 
     Memory: activations of one block instead of all. Time: about one more forward pass. In `eval()` nothing changes.
     """
     backbone: Any = model.backbone
     if not backbone.supports_gradient_checkpointing:
         raise ValueError(
-            f"the blocks of a {type(backbone).__name__} cannot be computed again: leave --speed.recompute out, or "
-            "make --optim.micro-batch smaller"
+            f"the blocks of a {type(backbone).__name__} do not support recomputation: omit --speed.recompute, "
+            "or reduce --optim.micro-batch"
         )
-    # The other kind looks only at inputs that need gradient, and the first block of a tower has none.
+    # Reentrant checkpointing requires inputs with gradients, which the first block of a tower does not have.
     backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    # transformers makes inputs need gradient for that other kind, which would draw frozen towers into the graph.
+    # transformers makes inputs require gradients for it, which would include frozen towers in the graph.
     backbone.disable_input_require_grads()
 
 
 def compile_blocks(model: DualEncoder, *, backend: str = "inductor") -> None:
-    """Compile the blocks of both towers, at the first steps: once for all blocks of a tower, which are alike.
+    """Compile the blocks of both towers: one compilation for the equal blocks of a tower, during the first steps.
 
-    What lies between blocks is little, and a whole tower would compile for far longer to the same code. Captions differ
-    in length; from the second length on the code takes any.
+    Compiling a whole tower takes much longer and gains little. Captions differ in length; from the second length on,
+    the compiled code takes any.
     """
     for tower in (model.backbone.vision_model, model.backbone.text_model):
         for block in encoder_layers(tower):
@@ -41,9 +41,9 @@ def compile_blocks(model: DualEncoder, *, backend: str = "inductor") -> None:
 
 
 def fast_bf16(device: torch.device) -> bool:
-    """Whether the device multiplies bf16 in hardware; emulated, it is slower than fp32, on processors a hundred times.
+    """Whether the device supports bf16 in hardware; emulated, it is slower than fp32, on CPUs a hundred times.
 
-    Of accelerators that torch cannot ask, the answer is no.
+    False for accelerators that torch cannot query.
     """
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -53,7 +53,7 @@ def fast_bf16(device: torch.device) -> bool:
 
 
 def choose_precision(wanted: Precision, device: torch.device) -> Precision:
-    """`auto` into fp32 or bf16; any other as it is."""
+    """Resolve `auto` to fp32 or bf16."""
     if wanted != "auto":
         return wanted
     return "bf16" if fast_bf16(device) else "fp32"

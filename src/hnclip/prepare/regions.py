@@ -49,6 +49,7 @@ def prepare_regions(options: PrepareRegions, work: Work, *, quiet: bool, report:
 
     asked = proposer(options.proposer, weights=options.weights, device=options.device)
     model = load_model(options)
+    model.require_trained("matching regions")
     model.to(pick_device(options.device))
     source = {"source": model.source, "fingerprint": model_fingerprint(model)}
     tool = {"name": asked.name, "version": asked.version, "model": source, "sentences": options.sentences}

@@ -56,6 +56,7 @@ def build_index(
     source = open_index_source(options.data, options.read, split=options.split, report=report)
     device = pick_device(options.device)
     model = load(models_of(options.model)[0][1], **vars(options.opening)).eval().to(device)
+    model.require_trained("an index")
     about = _about(options, source, model)
     report(f"model: {model.source}; data: {counted(len(source), 'picture')} of {source.data}")
 

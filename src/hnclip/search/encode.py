@@ -107,6 +107,7 @@ class Encoder:
         self.data = open_source(options.data, options.read, split=options.split, only=options.only)
         check_rows(self.data, largest=options.read.max_bad)
         self.model = load(models_of(options.model)[0][1], **vars(options.opening)).eval()
+        self.model.require_trained("encoding")
         self.job = _job(options, self.data, self.model)
         self._lost, self._problems = 0, list[Problem]()
 

@@ -122,7 +122,7 @@ def _image_features(model: DualEncoder, pixels: Tensor, batch: int) -> Tensor:
     for start in range(0, len(pixels), batch):
         normal = model.normalize_pixels(pixels[start : start + batch].to(model.device))
         with _before(model, "visual_projection") as given:
-            vectors, _ = model.family.image_features(model.backbone, normal, want="vectors")
+            vectors, _ = model.family.image_features(model.backbone, normal, request="global")
         found.append((given[0] if given else vectors).float().cpu())
     return torch.cat(found)
 
@@ -136,7 +136,7 @@ def _text_features(model: DualEncoder, tokens: Sequence[Sequence[int]], encoding
         texts = pad_texts(rows, model.text_transform.pad).to(model.device)
         with _before(model, "text_projection") as given:
             vectors, hidden = model.family.text_features(
-                model.backbone, texts, model.text_transform, want="vectors" if encoding.text == "own" else "hidden"
+                model.backbone, texts, model.text_transform, request="global" if encoding.text == "own" else "hidden"
             )
         if hidden is None:
             vectors = given[0] if given else vectors  # [b, V]

@@ -11,8 +11,7 @@ from typing import Any
 from hnclip.config import ReadConfig, TrainConfig
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.data.sources import open_data
-from hnclip.models.hub import looks_like_hub_name
-from hnclip.models.load import BUNDLED
+from hnclip.models.load import BUNDLED, is_hub_name
 from hnclip.objectives.registry import MethodChoice
 from hnclip.options import Study as Options
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES
@@ -183,7 +182,7 @@ def is_here(model: str) -> bool:
     if model == BUNDLED or Path(model).exists():
         return True
     parts = model.split("+")
-    return all(Path(part).exists() or (looks_like_hub_name(part) and Path(part).suffix not in _FILES) for part in parts)
+    return all(Path(part).exists() or (is_hub_name(part) and Path(part).suffix not in _FILES) for part in parts)
 
 
 def check_out(out: Path) -> None:

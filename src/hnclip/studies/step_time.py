@@ -20,8 +20,8 @@ from hnclip.data.views.parts import PARTS
 from hnclip.measure import machine, rise, synchronize, threads, time_ways
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
+from hnclip.models.parameters import train_mode
 from hnclip.models.speed import choose_precision, compile_blocks, recompute_activations
-from hnclip.models.trainable import train_mode
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective, build_readouts
 from hnclip.studies.identity import Trained
@@ -257,7 +257,7 @@ def _random_model(shape: Shape) -> DualEncoder:
     """CLIP of a shape with random weights, and the bundled model's tokenizer."""
     from transformers import CLIPModel
 
-    from hnclip.models.huggingface import wrap
+    from hnclip.models.load import wrap
 
     tokenizer = load("bundled").tokenizer
     return wrap(CLIPModel(_settings(shape, tokenizer)), tokenizer)

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hnclip.files import only_process, recover_directory, replace_directory, replace_file
-from hnclip.models.trainable import restore_trained_tensors, trained_tensors
+from hnclip.models.parameters import restore_trained_tensors, trained_tensors
 from hnclip.train.distributed import agreement, gather_rows, rank, tell_everybody, world_size
 from hnclip.train.parallel import is_sharded, local_part, local_rows
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from hnclip.device import find_device
 from hnclip.train.distributed import is_distributed, local_rank
 
 
 def pick_device(name: str) -> torch.device:
     """`auto` is the machine's accelerator if it has one; of several processes each has its own."""
-    try:
-        if name == "auto":
-            found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-            device = found or torch.device("cpu")
-        else:
-            device = torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {name!r} cannot be used here: {error}") from error
+    device = find_device(name)
     if is_distributed() and device.type != "cpu":
         if torch.device("cpu" if name == "auto" else name).index is not None:
             raise ValueError(f"several processes cannot all use {name}: leave the number out, each then has its own")

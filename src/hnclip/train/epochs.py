@@ -18,10 +18,10 @@ from hnclip.data.batches import Batch, PairData
 from hnclip.data.sound import write_problems
 from hnclip.files import replace_file
 from hnclip.models.adapters import BaseModel, save_adapter
-from hnclip.models.card import Training
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import save
-from hnclip.models.trainable import train_mode, trained_tensors
+from hnclip.models.model_card import Training
+from hnclip.models.parameters import train_mode, trained_tensors
 from hnclip.objectives.base import Objective
 from hnclip.train.checkpoint import (
     DIRECTORY,

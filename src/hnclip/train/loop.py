@@ -17,8 +17,8 @@ from hnclip.files import recover_directory, replace_file
 from hnclip.models.adapters import BaseModel, add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
+from hnclip.models.parameters import describe_trainable, freeze
 from hnclip.models.speed import choose_precision, compile_blocks, recompute_activations
-from hnclip.models.trainable import describe_trainable, freeze
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective, build_readouts, term_weights
 from hnclip.train.checkpoint import only_writer, recover_state
@@ -141,6 +141,7 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
         base = _base(config)
         model = load(**asdict(base)).to(device)
         report(f"model: {model.source}")
+        model.untrained_projections = False  # this run trains them
         choose_trainable(config, model)
         objective = build_objective(config.objective)
         model.readouts.update(build_readouts(objective, model))

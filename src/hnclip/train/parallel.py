@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.trainable import encoder_layers, trained_tensors
+from hnclip.models.parameters import encoder_layers, trained_tensors
 from hnclip.train.distributed import copy_from_first, gather_embeddings, is_distributed, rank, world_size
 from hnclip.train.gradients import GradientMean
 

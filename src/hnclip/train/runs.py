@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from hnclip.files import read_settings
-from hnclip.models.card import read_training
+from hnclip.models.model_card import read_training
 from hnclip.train.loop import CONFIG, RESULT
 
 

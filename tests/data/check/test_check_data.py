@@ -17,7 +17,7 @@ from hnclip.data.pictures import FileImage
 from hnclip.data.records import DataSet, Problem
 from hnclip.data.sound import sound_records
 from hnclip.data.texts import TextTransform
-from hnclip.models.tokenizer import train_tokenizer
+from hnclip.models.preprocessing import train_tokenizer
 
 
 @pytest.fixture(scope="module")

