@@ -27,8 +27,8 @@ from transformers import (
 )
 
 from hnclip.cli import main
-from hnclip.data.batches import Batch, TextBatch
-from hnclip.models.families import TwoTowers, pool_each_patch, source_positions
+from hnclip.data.batches import Batch
+from hnclip.models.families import TwoTowers, pool_each_patch
 from hnclip.models.load import load, save
 from small_families import WRITERS, bert_tokenizer, write_bert, write_dinov2
 
@@ -155,16 +155,6 @@ def test_a_round_trip_keeps_every_bit(model, tmp_path):
     if model.family.kind == "siglip2":
         settings = json.loads((tmp_path / "again" / "preprocessor_config.json").read_text())
         assert (settings["patch_size"], settings["max_num_patches"]) == (8, 16)
-
-
-@pytest.mark.parametrize("left", [False, True])
-def test_places_of_padded_texts(left):
-    at = source_positions(torch.tensor([2, 3]), 4, left=left)
-    rows = [
-        ["ab"[i] if 0 <= i < 2 else "-" for i in at[0].tolist()],
-        ["xyz"[i] if 0 <= i < 3 else "-" for i in at[1].tolist()],
-    ]
-    assert ["".join(row) for row in rows] == (["--ab", "-xyz"] if left else ["ab--", "xyz-"])
 
 
 @torch.no_grad()
@@ -324,12 +314,6 @@ def test_an_unknown_family_is_refused_by_name(directories, tmp_path):
 def test_a_tokenizer_with_more_symbols_than_the_model_is_refused(directories, tmp_path, model_directory):
     with pytest.raises(ValueError, match="symbols"):
         load(directories["siglip"], tokenizer=model_directory)
-
-
-def test_text_that_is_too_long_is_refused(model):
-    texts = TextBatch(torch.zeros(1, model.context + 1, dtype=torch.long), torch.tensor([model.context + 1]))
-    with pytest.raises(ValueError, match=f"the model takes at most {model.context}"):
-        model.encode_texts(texts)
 
 
 def test_a_tensor_without_a_place_is_refused_by_name(directories, tmp_path):

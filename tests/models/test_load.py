@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hnclip.models.load import is_hub_name, load, save, wrap
+from hnclip.models.load import is_hub_name, load, save
 from hnclip.models.long_context import stretch
 from small_families import PHRASE, WRITERS
 
@@ -68,22 +67,6 @@ def test_transformers_alone_opens_it_and_agrees(model, saved, image, captions):
     expected = clip(**inputs)
     torch.testing.assert_close(encode_text(model, caption), expected.text_embeds, rtol=0, atol=1e-5)
     torch.testing.assert_close(encode_image(model, image), expected.image_embeds, rtol=0, atol=1e-5)
-
-
-def test_image_statistics_are_saved(model, tmp_path):
-    transform = replace(model.image_transform, mean=(0.25,) * 3, std=(0.125,) * 3)
-    save(wrap(model.backbone, model.tokenizer, transform), tmp_path / "model")
-    reopened = load(tmp_path / "model")
-    assert reopened.image_mean.flatten().tolist() == [0.25] * 3
-    assert reopened.image_std.flatten().tolist() == [0.125] * 3
-
-
-def test_image_statistics_are_found_where_a_processor_saves_them(model, saved):
-    (saved / "preprocessor_config.json").unlink()
-    assert torch.equal(load(saved).image_mean, model.image_mean)  # OpenAI's, for want of others
-    nested = {"image_processor": {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.25, 0.25, 0.25]}}
-    (saved / "processor_config.json").write_text(json.dumps(nested))
-    assert load(saved).image_mean.flatten().tolist() == [0.5] * 3
 
 
 def replace_weights(directory, change):
@@ -196,12 +179,6 @@ def test_a_failure_while_saving_leaves_the_old_directory(model, saved, monkeypat
         save(model, saved)
     assert content(saved) == before
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
-
-
-def test_saved_files_have_the_permissions_of_any_new_file(saved):
-    (saved.parent / "plain").touch()
-    expected = (saved.parent / "plain").stat().st_mode
-    assert {file.name: file.stat().st_mode for file in saved.iterdir()} == dict.fromkeys(content(saved), expected)
 
 
 def test_loading_and_saving_print_nothing_and_change_no_settings(model, saved, capfd):

@@ -44,26 +44,6 @@ def test_the_first_twenty_rows_stay_bit_for_bit(table, dtype):
     assert torch.equal(stretched[:20], table[:20])
 
 
-def test_examples_of_the_definition(table):
-    P, Q = table, stretch_positions(table)
-    torch.testing.assert_close(Q[20], P[20])
-    torch.testing.assert_close(Q[21], 0.75 * P[20] + 0.25 * P[21])
-    torch.testing.assert_close(Q[24], P[21])
-    torch.testing.assert_close(Q[243], 0.25 * P[75] + 0.75 * P[76])
-    torch.testing.assert_close(Q[244], P[76])
-
-
-def test_the_last_three_rows_continue_the_last_step(table):
-    step = (table[76] - table[75]) / 4
-    torch.testing.assert_close(stretch_positions(table)[244:].diff(dim=0), step.expand(3, 5))
-
-
-def test_a_straight_line_stays_straight():
-    line = torch.arange(77.0, dtype=torch.float64)[:, None]
-    expected = torch.cat([torch.arange(20.0), 20 + torch.arange(228.0) / 4]).double()
-    torch.testing.assert_close(stretch_positions(line)[:, 0], expected)
-
-
 def test_a_stretched_table_is_refused(table):
     with pytest.raises(ValueError, match="table has 248 positions"):
         stretch_positions(stretch_positions(table))

@@ -20,9 +20,7 @@ from hnclip.models.packing import (
     NAME,
     WORTH,
     is_worth_packing,
-    pack,
     packed_text_features,
-    unpack,
     use_packed_attention,
 )
 
@@ -91,16 +89,6 @@ def test_embeddings_and_every_gradient_are_those_of_the_padded_batch(lengths, eo
         torch.testing.assert_close(found[name], expected[name], rtol=1e-8, atol=1e-9, msg=name)
 
 
-def test_single_precision_agrees_to_a_millionth():
-    model, texts = small_clip(dtype=torch.float32), texts_of([30, 4, 17, 2, 9])
-    with torch.no_grad():
-        expected = F.normalize(padded_features(model, texts)[0], dim=-1)
-        assert use_packed_attention(model.text_model)
-        found = F.normalize(packed_text_features(model, texts, request="global")[0], dim=-1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    assert (expected @ expected.T).triu(1).max() < 0.99  # they could have been told apart
-
-
 def test_an_end_token_in_the_middle_of_a_caption_is_where_transformers_pools():
     model, texts = small_clip(), texts_of([12, 5, 8])
     texts.ids[0, 3] = END
@@ -165,14 +153,6 @@ def test_dropout_of_attention_acts():
     model.eval()
     first, second = (packed_text_features(model, texts, request="global")[0] for _ in range(2))
     assert torch.equal(first, second)
-
-
-def test_pack_and_unpack_are_inverse():
-    texts = texts_of([4, 1 + 1, 6])
-    values = torch.randn(3, 6, 2)
-    packed = pack(values, texts)
-    assert packed.shape == (12, 2)
-    assert torch.equal(unpack(packed, texts), values * is_token(texts)[:, :, None])
 
 
 def test_places_are_found_on_the_host_and_travel():

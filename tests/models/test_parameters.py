@@ -11,7 +11,7 @@ from torch import nn
 
 from hnclip.data.images import ImageTransform
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load, save, wrap
+from hnclip.models.load import load, wrap
 from hnclip.models.long_context import stretch
 from hnclip.models.parameters import (
     describe_trainable,
@@ -21,7 +21,6 @@ from hnclip.models.parameters import (
     interpolate,
     linear_names,
     match_base,
-    projection_names,
     restore_trained_tensors,
     train_mode,
     trained_tensors,
@@ -97,11 +96,6 @@ def test_a_tower_in_stages_is_the_list_of_its_stages() -> None:
     assert [type(block).__name__ for block in encoder_layers(tower)] == ["ConvNextStage", "ConvNextStage"]
 
 
-def test_a_tower_without_blocks_is_named() -> None:
-    with pytest.raises(ValueError, match="Sequential tower has no stack"):
-        encoder_layers(nn.Sequential(nn.Linear(2, 2), nn.ModuleList([nn.Linear(2, 2), nn.ReLU()])))
-
-
 @pytest.mark.parametrize("build", [clip, siglip])
 def test_adapted_layers_are_those_of_the_blocks_alone(build: Any, tokenizer: Any) -> None:
     """SigLIP's pooling head has an out_proj and two fc layers of the same names."""
@@ -135,12 +129,6 @@ def test_a_tower_of_convolutions_takes_no_adapters(tokenizer: Any) -> None:
     with pytest.raises(ValueError, match="image tower has no linear layers"):
         linear_names(model)
     assert len(linear_names(model, "text")) == 18
-
-
-def test_nothing_is_frozen_unasked(tokenizer: Any) -> None:
-    model = clip(tokenizer)
-    freeze(model)
-    assert trained(model) == {name for name, _ in model.backbone.named_parameters()}
 
 
 def test_freezing_by_depth_leaves_what_is_above(tokenizer: Any) -> None:
@@ -193,13 +181,6 @@ def test_the_bias_of_siglip_never_trains(tokenizer: Any) -> None:
     freeze(model)
     assert "logit_bias" not in trained(model)
     assert "logit_scale" in trained(model)
-
-
-def test_projections_are_those_of_the_joint_space(tokenizer: Any) -> None:
-    for build in (clip, two_towers):
-        assert projection_names(build(tokenizer)) == ["visual_projection", "text_projection"]
-    with pytest.raises(ValueError, match="SigLIP has no projections"):
-        projection_names(siglip(tokenizer))
 
 
 def test_the_line_for_people_counts_right(tokenizer: Any) -> None:
@@ -301,14 +282,6 @@ def test_the_ends_are_the_models_themselves(model, tuned, alpha, end):
     assert all(torch.equal(mixed[name], expected[name]) for name in expected)
 
 
-def test_it_trains_and_is_saved_like_any_model(model, tuned, tmp_path):
-    mixed = interpolate(deepcopy(tuned), model, tuned, 0.5)
-    assert all(weight.requires_grad for weight in mixed.parameters())
-    save(mixed, tmp_path / "mixed")
-    assert weights(load(tmp_path / "mixed")).keys() == weights(model).keys()
-    assert "0.5 ×" in mixed.source
-
-
 def test_a_short_base_is_stretched_to_its_tuned_model(model, tuned):
     short = model.backbone.text_model.embeddings.position_embedding.weight.detach().clone()
     stretch(tuned)
@@ -325,9 +298,3 @@ def test_models_of_different_make_are_told_apart(model, model_directory):
     del shallow.backbone.vision_model.encoder.layers[-1]
     with pytest.raises(ValueError, match=r"vision_model\.encoder\.layers\.3"):
         match_base(model, shallow)
-
-
-@pytest.mark.parametrize("alpha", [-0.1, 1.1, float("nan")])
-def test_alpha_is_checked(model, tuned, alpha):
-    with pytest.raises(ValueError, match="alpha must be between 0"):
-        interpolate(tuned, model, tuned, alpha)

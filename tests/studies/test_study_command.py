@@ -261,7 +261,7 @@ def test_runs_of_other_versions_are_told_and_taken_when_asked(
         (["main", "--set", "optim.lr=1", "optim.lr.x=1"], "one is part of the other"),
         (["main", "--set", "optim"], "KEY=VALUE"),
         (["main", "--set", "seed=1"], "chosen by --seeds"),
-        (["main", "--model", "nowhere"], "'nowhere' is neither"),
+        (["main", "--model", "nowhere"], "model 'nowhere': no such file"),
         (["main", "--data", "nowhere.csv"], "no such file"),
         (["main", "--data", "docci"], "where is docci?"),
         (["main", "--data", "scenes/park", "scenes/park"], "twice"),

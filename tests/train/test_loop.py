@@ -409,7 +409,6 @@ def test_a_run_that_cannot_start_leaves_nothing_in_the_way(model_directory: Path
     base = config_for(model_directory, tmp_path / "run")
     fixed = replace(base.optim, scale_lr=0.0)
     for config, message in (
-        (replace(base, model="one/tower+another/tower", adapt=ADAPTED["lora"]), "projections drawn at random"),
         (replace(base, adapt=AdaptConfig(freeze_image=7)), "image tower has 2 blocks"),
         (
             replace(base, adapt=AdaptConfig(freeze_image="all", freeze_text="all"), optim=fixed),

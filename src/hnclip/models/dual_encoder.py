@@ -366,7 +366,7 @@ def _open_image(item: Any) -> Image.Image:
         return item
     if isinstance(item, str | Path):
         return FileImage(Path(item)).load()
-    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.ndim in (2, 3):
+    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and (item.ndim == 2 or item.shape[2:] in ((3,), (4,))):
         return Image.fromarray(item)
     kind = f"{item.dtype} {type(item).__name__}" if hasattr(item, "dtype") else type(item).__name__
     raise ValueError(

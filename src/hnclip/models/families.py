@@ -6,9 +6,10 @@ A family has no state; the weights live in the backbone, a model of transformers
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from hnclip.data.texts import TextTransform
 from hnclip.models.packing import Features, Request, is_worth_packing, packed_text_features, use_packed_attention
 
 
-class Family(Protocol):
+class Family(ABC):
     """How features are computed from a backbone of one architecture, before normalisation.
 
     Features are the global vectors [B, D] in the joint space. For the request "tokens" there is also one vector per
@@ -26,74 +27,71 @@ class Family(Protocol):
     [B, P, W] and [B, T, W], which `patch_vectors` and `word_vectors` project into the joint space.
     """
 
-    kind: str
+    kind: ClassVar[str]
     """The `model_type` in the backbone's config.json."""
-    title: str
+    title: ClassVar[str]
     """The name in messages."""
-    fixed_length: bool
+    fixed_length: ClassVar[bool] = False
     """Whether texts are always padded to the context, and the pads attended to."""
 
     def width(self, config: Any) -> int:
         """D of the joint space."""
-        ...
+        return config.projection_dim
 
     def image_size(self, backbone: Any) -> int | None:
         """Side of the square images that the backbone takes; None if it takes any."""
-        ...
+        return backbone.config.vision_config.image_size
 
     def grid(self, backbone: Any, side: int) -> int | None:
         """Patches along each side of an image of `side` pixels; None if unknown."""
-        ...
+        return side // backbone.config.vision_config.patch_size
 
-    def image_features(self, backbone: Any, pixels: Tensor, *, request: Request) -> Features: ...
+    def image_features(self, backbone: Any, pixels: Tensor, *, request: Request) -> Features:
+        """Features of normalised pixels [B, 3, H, W]."""
+        vectors, hidden = self.image_states(backbone, pixels)
+        if request == "global":
+            return vectors, None
+        return vectors, hidden if request == "hidden" else self.patch_vectors(backbone, hidden)
 
+    @abstractmethod
+    def image_states(self, backbone: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Global vectors [B, D] and the last hidden states of the patches [B, P, W]."""
+
+    @abstractmethod
     def text_features(
         self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request
     ) -> Features: ...
 
+    @abstractmethod
     def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
         """Hidden states of images [..., W] in the joint space [..., D]."""
-        ...
 
+    @abstractmethod
     def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
         """Hidden states of texts [..., W] in the joint space [..., D]."""
-        ...
 
     def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
         """The final norm of the text tower, where `word_vectors` applies one; otherwise the identity."""
-        ...
+        return hidden
 
     def positions(self, backbone: Any) -> Any:
         """The module that holds the text tower's learnt `position_embedding` and its `position_ids`."""
-        ...
+        return backbone.text_model.embeddings
 
+    @abstractmethod
     def backbone_class(self) -> Any:
         """The transformers class that reads and writes this family."""
-        ...
 
 
-class Clip:
+class Clip(Family):
     """CLIP and Long-CLIP: causal text, read at the end token; one projection for class token and patches."""
 
     kind = "clip"
     title = "CLIP"
-    fixed_length = False
 
-    def width(self, config: Any) -> int:
-        return config.projection_dim
-
-    def image_size(self, backbone: Any) -> int:
-        return backbone.config.vision_config.image_size
-
-    def grid(self, backbone: Any, side: int) -> int:
-        return side // backbone.config.vision_config.patch_size
-
-    def image_features(self, backbone: Any, pixels: Tensor, *, request: Request) -> Features:
+    def image_states(self, backbone: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
         output = backbone.get_image_features(pixel_values=pixels)
-        if request == "global":
-            return output.pooler_output, None  # [B, D]
-        hidden = output.last_hidden_state[:, 1:]  # [B, P, W]
-        return output.pooler_output, hidden if request == "hidden" else self.patch_vectors(backbone, hidden)
+        return output.pooler_output, output.last_hidden_state[:, 1:]
 
     def text_features(self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request) -> Features:
         if is_worth_packing(texts) and use_packed_attention(backbone.text_model):
@@ -117,16 +115,13 @@ class Clip:
     def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
         return backbone.text_model.final_layer_norm(hidden)
 
-    def positions(self, backbone: Any) -> Any:
-        return backbone.text_model.embeddings
-
     def backbone_class(self) -> Any:
         from transformers import CLIPModel
 
         return CLIPModel
 
 
-class Siglip:
+class Siglip(Family):
     """SigLIP, and SigLIP 2 with a fixed resolution: text attends in both directions and to its pads; images are pooled
     by an attention head."""
 
@@ -137,18 +132,13 @@ class Siglip:
     def width(self, config: Any) -> int:
         return config.text_config.projection_size
 
-    def image_size(self, backbone: Any) -> int:
-        return backbone.config.vision_config.image_size
-
-    def grid(self, backbone: Any, side: int) -> int:
-        return side // backbone.config.vision_config.patch_size
-
-    def image_features(self, backbone: Any, pixels: Tensor, *, request: Request) -> Features:
+    def image_states(self, backbone: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
         output = backbone.get_image_features(**self.image_inputs(backbone, pixels))
-        if request == "global":
-            return output.pooler_output, None
-        hidden = output.last_hidden_state  # [B, P, W], after the final norm
-        return output.pooler_output, hidden if request == "hidden" else self.patch_vectors(backbone, hidden)
+        return output.pooler_output, output.last_hidden_state  # after the final norm
+
+    def image_inputs(self, backbone: Any, pixels: Tensor) -> dict[str, Tensor]:
+        """Arguments of `get_image_features` for normalised pixels [B, 3, H, W]."""
+        return {"pixel_values": pixels}
 
     def text_features(self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request) -> Features:
         # SigLIP was trained on texts padded to the full context without an attention mask, and reads the last position.
@@ -172,20 +162,10 @@ class Siglip:
     def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
         return backbone.text_model.head(hidden)
 
-    def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
-        return hidden
-
-    def positions(self, backbone: Any) -> Any:
-        return backbone.text_model.embeddings
-
     def backbone_class(self) -> Any:
         from transformers import SiglipModel
 
         return SiglipModel
-
-    def image_inputs(self, backbone: Any, pixels: Tensor) -> dict[str, Tensor]:
-        """Arguments of `get_image_features` for normalised pixels [B, 3, H, W]."""
-        return {"pixel_values": pixels}
 
 
 class Siglip2(Siglip):
@@ -215,15 +195,11 @@ class Siglip2(Siglip):
         }
 
 
-class TwoTowers:
+class TwoTowers(Family):
     """Any image tower and any text tower of transformers, joined by two projections."""
 
     kind = "vision-text-dual-encoder"
     title = "two towers"
-    fixed_length = False
-
-    def width(self, config: Any) -> int:
-        return config.projection_dim
 
     def image_size(self, backbone: Any) -> int | None:
         vision = backbone.config.vision_config
@@ -242,13 +218,10 @@ class TwoTowers:
         in_stages = hasattr(vision, "depths")  # Swin, ConvNeXt: patches are merged from stage to stage
         return side // patch if isinstance(patch, int) and not in_stages else None
 
-    def image_features(self, backbone: Any, pixels: Tensor, *, request: Request) -> Features:
+    def image_states(self, backbone: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
         output = backbone.vision_model(pixel_values=pixels)
         vectors = backbone.visual_projection(output.pooler_output.flatten(1))  # [B, D]; some poolers keep [B, W, 1, 1]
-        if request == "global":
-            return vectors, None
-        hidden = self._patches(backbone, output.last_hidden_state, pixels.shape[-1])  # [B, P, W]
-        return vectors, hidden if request == "hidden" else self.patch_vectors(backbone, hidden)
+        return vectors, self._patches(backbone, output.last_hidden_state, pixels.shape[-1])
 
     def text_features(self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request) -> Features:
         position = torch.arange(texts.ids.shape[1], device=texts.ids.device)[None]  # [1, T]
@@ -264,9 +237,6 @@ class TwoTowers:
 
     def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
         return backbone.text_projection(hidden)
-
-    def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
-        return hidden
 
     def positions(self, backbone: Any) -> Any:
         kind = backbone.config.text_config.model_type

@@ -273,7 +273,7 @@ def _open_tower(directory: Path, inputs: str) -> Any:
     tower = open_backbone(directory, AutoModel, allow_unused=True)
     kind = tower.config.model_type
     if tower.main_input_name != inputs:
-        raise ValueError(f"{directory} is a {kind} model, not an {which} tower: the order is IMAGE+TEXT")
+        raise ValueError(f"{directory} is a {kind} model and cannot be the {which} tower; the order is IMAGE+TEXT")
     if not isinstance(getattr(tower.config, "hidden_size", None), int):
         raise ValueError(f"{directory} is a {kind} model without a single hidden_size: it cannot be a tower")
     return tower

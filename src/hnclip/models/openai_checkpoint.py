@@ -11,6 +11,7 @@ differ from theirs in the fourth digit.
 
 from __future__ import annotations
 
+import pickle
 import re
 import zipfile
 from collections.abc import Mapping
@@ -115,7 +116,13 @@ def _read(file: Path) -> Any:
             f"it is a TorchScript archive, which contains code and is not opened. OpenAI's weights are on the hub: use "
             f"--model {where}"
         )
-    return torch.load(file, map_location="cpu", weights_only=True, mmap=start.startswith(b"PK"))
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=start.startswith(b"PK"))
+    except pickle.UnpicklingError as error:  # torch would advise to execute the code
+        raise ValueError(
+            "it is damaged, or it contains objects other than tensors, which would execute code. Save the state dict "
+            "alone, preferably as safetensors"
+        ) from error
 
 
 def _is_torchscript(file: Path) -> bool:

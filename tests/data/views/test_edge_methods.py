@@ -247,7 +247,7 @@ def test_other_layouts_are_refused(hed_tensors: dict[str, Tensor], tmp_path: Pat
 
 def test_weights_that_would_run_code_are_refused(tmp_path: Path) -> None:
     torch.save({"netVggOne.0.weight": torch.nn.Linear(2, 2)}, tmp_path / "hed.pth")
-    with pytest.raises(ValueError, match="would run code"):
+    with pytest.raises(ValueError, match="code"):
         edge_method("hed", weights=tmp_path / "hed.pth")
 
 
