@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig, from_json, to_json
+from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, SpeedConfig, TrainConfig, from_json, to_json
 from hnclip.losses import GLOBAL_LOSSES
 from hnclip.objectives.registry import build_objective
 from hnclip.recipes import RECIPES
@@ -173,3 +173,20 @@ def test_the_margin_family_reaches_the_loss() -> None:
     term = objective.global_term
     assert term.loss.keywords == {"gamma": 0.3, "margin": 0.1, "center": "mean"}  # type: ignore[union-attr]
     assert term.frozen  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "named"),
+    [
+        (ObjectiveConfig, {"global_loss": "nonsense"}, r"objective\.global_loss must be one of hn, infonce"),
+        (ObjectiveConfig, {"center": "median"}, r"objective\.center"),
+        (OptimConfig, {"negatives": "all"}, r"optim\.negatives"),
+        (OptimConfig, {"precision": 16}, r"optim\.precision"),
+        (SpeedConfig, {"parallel": "dp"}, r"speed\.parallel"),
+        (AdaptConfig, {"freeze_text": "some"}, r"adapt\.freeze_text"),
+        (TrainConfig, {"activation": "relu"}, "activation"),
+    ],
+)
+def test_unknown_choices_are_errors_that_name_the_field(kind: type, values: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        kind(**values)

@@ -40,6 +40,19 @@ def _require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def _require_choices(config: Any, prefix: str = "") -> None:
+    """ValueError unless every field with a fixed set of texts holds one of them, or another type that it allows."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        for option in (hint, *get_args(hint)):
+            if get_origin(option) is Literal and value not in get_args(option):
+                choices = ", ".join(get_args(option))
+                _require(
+                    option is not hint and not isinstance(value, str),
+                    f"{prefix}{name} must be one of {choices}, got {value!r}",
+                )
+
+
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """The loss: an exchangeable global loss and the terms of a method."""
@@ -72,6 +85,7 @@ class ObjectiveConfig:
     no such rule."""
 
     def __post_init__(self) -> None:
+        _require_choices(self, "objective.")
         _require(self.gamma >= 0, f"objective.gamma must not be negative, got {self.gamma}")
         _require(self.margin >= 0, f"objective.margin must not be negative, got {self.margin}")
         _require(self.token_weight >= 0, f"objective.token_weight must not be negative, got {self.token_weight}")
@@ -83,10 +97,6 @@ class ObjectiveConfig:
             not self.parameters or self.global_loss != "hn",
             "objective.parameters is for rival losses; hn has gamma, margin and center",
         )
-        for name, known in (("method", Method), ("global_loss", GlobalLoss), ("fidelity", Fidelity)):
-            value = getattr(self, name)
-            choices = ", ".join(get_args(known))
-            _require(value in get_args(known), f"objective.{name} must be one of {choices}, got {value!r}")
         if self.method == "hn_clip":
             _require(self.global_loss != "none", "objective.global_loss none is for methods with terms of their own")
             _require(not self.weights, "objective.weights is for methods other than hn_clip; it has token_weight")
@@ -146,6 +156,7 @@ class OptimConfig:
     in hardware."""
 
     def __post_init__(self) -> None:
+        _require_choices(self, "optim.")
         _require(self.epochs >= 1, f"optim.epochs must be at least 1, got {self.epochs}")
         _require(self.micro_batch >= 2, f"optim.micro_batch must be at least 2, got {self.micro_batch}")
         _require(self.accumulate >= 1, f"optim.accumulate must be at least 1, got {self.accumulate}")
@@ -178,6 +189,9 @@ class SpeedConfig:
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: ddp keeps a whole model in every process, fsdp shards weights, gradients and optimiser state."""
 
+    def __post_init__(self) -> None:
+        _require_choices(self, "speed.")
+
 
 @dataclass(frozen=True)
 class AdaptConfig:
@@ -201,6 +215,7 @@ class AdaptConfig:
     """The same of the text tower."""
 
     def __post_init__(self) -> None:
+        _require_choices(self, "adapt.")
         _require(self.rank >= 1, f"adapt.rank must be at least 1, got {self.rank}")
         _require(self.alpha > 0, f"adapt.alpha must be positive, got {self.alpha}")
         _require(0 <= self.dropout < 1, f"adapt.dropout must be in [0, 1), got {self.dropout}")
@@ -312,6 +327,7 @@ class TrainConfig:
     """Also write TensorBoard events (needs `pip install hnclip[track]`)."""
 
     def __post_init__(self) -> None:
+        _require_choices(self)
         _require(0 <= self.seed < 2**32, f"seed must be in [0, 2**32), got {self.seed}")
         _require(self.save_every >= 1, f"save_every must be at least 1, got {self.save_every}")
         _require(self.context is None or self.context >= 1, f"context must be at least 1, got {self.context}")
