@@ -23,12 +23,15 @@ class ViewEmbeddings:
             view (`hnclip.models.readout`), or None if the objective does not read tokens.
         mask: [N, T] bool, True where a token counts (no start, end, padding or class token); None without `tokens`.
         present: [N] bool, False where a pair lacks this view and its row is filler; None if all pairs have it.
+        ids: [N] integers, equal for equal texts of this view; None for images, and for captions, whose ids are those
+            of the pairs.
     """
 
     vectors: Tensor
     tokens: Tensor | None = None
     mask: Tensor | None = None
     present: Tensor | None = None
+    ids: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ def _join_views(parts: Sequence[ViewEmbeddings]) -> ViewEmbeddings:
         _join([part.tokens for part in padded]),  # [N, T, D]
         _join([part.mask for part in padded]),  # [N, T]
         _join([part.present for part in padded]),  # [N]
+        _join([part.ids for part in padded]),  # [N]
     )
 
 

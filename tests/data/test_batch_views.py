@@ -127,3 +127,15 @@ def test_texts_of_a_view_must_fit_the_captions(records: list[Record], text_trans
     wrong = [replace(record, filtered=("one", "two", "three")) for record in records]
     with pytest.raises(ValueError, match="3 texts of view 'filtered' for 1"):
         made(wrong, text_transform)
+
+
+def test_equal_texts_of_a_view_share_an_id(records: list[Record], text_transform: TextTransform) -> None:
+    """By record for sentences, by caption for short captions; `all_different` forgets them."""
+    twice = [replace(record, short="a red house") for record in records[:2]]
+    data = made([*twice, *records[2:]], text_transform)
+    ids = data.batch([0, 1, 2]).text_ids
+    assert set(ids) == {"short", "sentence", "filtered"}
+    assert ids["short"][0] == ids["short"][1] != ids["short"][2]
+    assert len(set(ids["filtered"].tolist())) == 3
+    assert data.all_different().batch([0, 1]).text_ids == {}
+    assert torch.equal(data.batch([1, 0])[1:].text_ids["short"], ids["short"][:1])

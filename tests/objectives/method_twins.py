@@ -52,6 +52,10 @@ def make_embeddings(
         present = torch.ones(n, dtype=torch.bool)
         present[ABSENT.get(name, [])] = False
         found = ViewEmbeddings(vectors(name), present=present if missing and name in ABSENT and n == 7 else None)
+        if name in ("short", "sentence", "filtered"):
+            ids = torch.arange(n)
+            ids[6] = ids[5]  # a text twice
+            found = replace(found, ids=ids)
         if (count := TOKEN_VIEWS[method].get(name)) is None:
             return found
         mask = torch.ones(n, count, dtype=torch.bool)
@@ -98,6 +102,11 @@ def twin_sym_ce(
     return total / (2 * len(rows))
 
 
+def _ids(e: Embeddings, view: str, official: bool) -> Tensor:
+    """Corrected methods also take equal texts of a view as duplicates."""
+    return e.ids if official else torch.cat([e.ids, e.texts[view].ids[:, None]], 1)
+
+
 def twin_terms(method: str, e: Embeddings, official: bool) -> dict[str, Tensor]:
     """All terms without weights, InfoNCE as the global loss."""
     every, full, caption = range(len(e.ids)), e.images["full"], e.texts["caption"]
@@ -127,13 +136,14 @@ def twin_token(e: Embeddings, _: bool) -> Tensor:
     return total / (2 * n)
 
 
-def twin_short(e: Embeddings, _: bool) -> Tensor:
+def twin_short(e: Embeddings, official: bool) -> Tensor:
     """PCA by the eigenvectors of the covariance, and label smoothing written out."""
     image = e.images["full"].vectors
     centred = image - image.mean(0)
     kept = torch.linalg.eigh(centred.T @ centred).eigenvectors[:, -32:]
     coarse = centred @ kept @ kept.T + image.mean(0)
-    return twin_sym_ce(coarse, e.texts["short"].vectors, e.scale, e.ids, range(len(image)), smoothing=0.1)
+    ids = _ids(e, "short", official)
+    return twin_sym_ce(coarse, e.texts["short"].vectors, e.scale, ids, range(len(image)), smoothing=0.1)
 
 
 def twin_fine(e: Embeddings, _: bool) -> Tensor:
@@ -150,10 +160,10 @@ def twin_fine(e: Embeddings, _: bool) -> Tensor:
     return total
 
 
-def twin_local(e: Embeddings, _: bool) -> Tensor:
+def twin_local(e: Embeddings, official: bool) -> Tensor:
     crop, sentence = e.images["crop"], e.texts["sentence"]
     rows = [i for i in range(len(e.ids)) if has(crop, i) and has(sentence, i)]
-    return twin_sym_ce(crop.vectors, sentence.vectors, e.scale, e.ids, rows)
+    return twin_sym_ce(crop.vectors, sentence.vectors, e.scale, _ids(e, "sentence", official), rows)
 
 
 def _twin_gap(whole: ViewEmbeddings, part: ViewEmbeddings) -> Tensor:
@@ -161,10 +171,10 @@ def _twin_gap(whole: ViewEmbeddings, part: ViewEmbeddings) -> Tensor:
     return sum(((whole.tokens[i, 0] * part.vectors[i]).sum() - 1) ** 2 for i in rows) / len(rows)
 
 
-def twin_structure(e: Embeddings, _: bool) -> Tensor:
+def twin_structure(e: Embeddings, official: bool) -> Tensor:
     edge, filtered = e.images["edge"], e.texts["filtered"]
     rows = [i for i in range(len(e.ids)) if has(edge, i) and has(filtered, i)]
-    return twin_sym_ce(edge.vectors, filtered.vectors, e.scale.detach(), e.ids, rows)
+    return twin_sym_ce(edge.vectors, filtered.vectors, e.scale.detach(), _ids(e, "filtered", official), rows)
 
 
 def twin_consistency(e: Embeddings, _: bool) -> Tensor:

@@ -76,7 +76,8 @@ class Batch:
         margin_text: [B, D] or None, frozen caption embeddings for Ḡ
         present: per view [B] bool, False where a pair has no such view and its row is filler; views that all pairs of
             the data have are not listed
-        parts: per view what readouts pool, as in `hnclip.models.readout.Seen`: [B, K, P] bool or [B, K, 2]
+        parts: per view what readouts pool, as in `hnclip.models.readout.TowerOutput`: [B, K, P] bool or [B, K, 2]
+        text_ids: per text view other than the caption [B] int64, equal for equal texts
     """
 
     images: Mapping[str, Tensor]
@@ -85,6 +86,7 @@ class Batch:
     margin_text: Tensor | None = None
     present: Mapping[str, Tensor] = field(default_factory=dict)
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    text_ids: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -110,6 +112,7 @@ class Batch:
             None if self.margin_text is None else change(self.margin_text),
             every(self.present),
             every(self.parts),
+            every(self.text_ids),
         )
 
 
@@ -153,6 +156,7 @@ class PairData:
         margin_text: [T, D] or None
         present: per view [N] or [T] bool, where records have it; views that all of them have are not listed
         parts: per view [N, K, P] bool, [N, K, 2] or [T, K, 2]
+        text_ids: per text view other than the caption [N] or [T], equal for equal texts
     """
 
     records: Sequence[Record]
@@ -167,6 +171,7 @@ class PairData:
     margin_text: Tensor | None = None
     present: Mapping[str, Tensor] = field(default_factory=dict)
     parts: Mapping[str, Tensor] = field(default_factory=dict)
+    text_ids: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -183,8 +188,8 @@ class PairData:
         return replace(self, chosen=first + choose_captions(counts, seed, epoch))
 
     def all_different(self) -> PairData:
-        """The same data, in which no picture or caption counts as the same as another."""
-        return replace(self, image_ids=torch.arange(len(self)), caption_ids=torch.arange(len(self.owner)))
+        """The same data, in which no image and no text is a duplicate of another."""
+        return replace(self, image_ids=torch.arange(len(self)), caption_ids=torch.arange(len(self.owner)), text_ids={})
 
     def with_margin_text(self, vectors: Tensor) -> PairData:
         """The same data, carrying one frozen embedding for each caption."""
@@ -215,6 +220,7 @@ class PairData:
             None if self.margin_text is None else self.margin_text[captions],
             {name: there[rows_of(name)] for name, there in self.present.items()},
             {name: part[rows_of(name)] for name, part in self.parts.items()},
+            {name: ids[rows_of(name)] for name, ids in self.text_ids.items()},
         )
 
 
@@ -280,6 +286,7 @@ def prepare(
         truncated={name: tokenized[name].truncated for name in text_views},
         present={name: ~missing for name, missing in absent.items() if missing.any()},
         parts={part.view: part.find(material(part.view)) for part in wanted},
+        text_ids={name: numbers(tokenized[name].ids) for name in text_views if name != "caption"},
     )
 
 

@@ -280,12 +280,15 @@ class DualEncoder(nn.Module):
         with readouts only the views that have one, and they are the readout's output."""
         images, texts = self._encode_image_views(batch, tokens), self._encode_text_views(batch, tokens)
 
-        def with_presence(side: Mapping[str, ViewEmbeddings]) -> dict[str, ViewEmbeddings]:
-            return {name: replace(view, present=batch.present.get(name)) for name, view in side.items()}
+        def described(side: Mapping[str, ViewEmbeddings]) -> dict[str, ViewEmbeddings]:
+            return {
+                name: replace(view, present=batch.present.get(name), ids=batch.text_ids.get(name))
+                for name, view in side.items()
+            }
 
         return Embeddings(
-            images=with_presence(images),
-            texts=with_presence(texts),
+            images=described(images),
+            texts=described(texts),
             scale=self.scale,
             ids=batch.ids,
             margin_text=batch.margin_text,

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hnclip.core import Embeddings
+from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.losses.hard_negative import at_least_float32, check_non_negative
 from hnclip.models.readout import Readout, TowerOutput
 
@@ -74,9 +74,16 @@ class GlobalTerm:
         return self.loss(image, captions if text is None else text, embeddings.scale, **options, **shard(embeddings))
 
 
-def shard(embeddings: Embeddings) -> dict[str, Any]:
-    """Queries and duplicates of a batch, as every loss takes them."""
-    return {"offset": embeddings.offset, "rows": embeddings.rows, "ids": embeddings.ids}
+def shard(embeddings: Embeddings, view: ViewEmbeddings | None = None) -> dict[str, Any]:
+    """Queries and duplicates of a batch, as every loss takes them.
+
+    Args:
+        view: a text view whose equal texts are duplicates too.
+    """
+    ids = embeddings.ids
+    if view is not None and view.ids is not None and ids is not None:
+        ids = torch.cat([ids, view.ids[:, None]], dim=1)  # [N, K + 1]
+    return {"offset": embeddings.offset, "rows": embeddings.rows, "ids": ids}
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ class Goal(Objective):
         L_patch = mean of (p·v_crop − 1)², p the hidden states of the whole image pooled over the region's patches
         L_text  = mean of (q·t_sentence − 1)², q the hidden states of the whole caption pooled over the sentence
 
-    No gradient is stopped. Pairs without a region, and those whose region or sentence the model does not see, count in
-    the terms for which they have what is needed.
+    No gradient is stopped. Corrected: equal sentences are not negatives of each other. Pairs without a region, and those
+    whose region or sentence the model does not see, count in the terms for which they have what is needed.
 
     Reference:
         GOAL: local image-sentence matching (LISM) and token similarity-based learning (TSL).
@@ -59,17 +59,16 @@ class Goal(Objective):
 
     def own_terms(self) -> Mapping[str, Term]:
         return {
-            "local": _local,
+            "local": self._local,
             "patch": lambda embeddings: _part_gap(embeddings.images["full"], embeddings.images["crop"], embeddings),
             "text": lambda embeddings: _part_gap(embeddings.texts["caption"], embeddings.texts["sentence"], embeddings),
         }
 
-
-def _local(embeddings: Embeddings) -> Tensor:
-    crop, sentence = embeddings.images["crop"], embeddings.texts["sentence"]
-    present = present_in_all(crop.present, sentence.present)  # [N]
-    vectors = crop.vectors, sentence.vectors
-    return loss_of_present(clip_loss, *vectors, embeddings.scale, present, **shard(embeddings))
+    def _local(self, embeddings: Embeddings) -> Tensor:
+        crop, sentence = embeddings.images["crop"], embeddings.texts["sentence"]
+        present = present_in_all(crop.present, sentence.present)  # [N]
+        vectors, duplicates = (crop.vectors, sentence.vectors), shard(embeddings, None if self.official else sentence)
+        return loss_of_present(clip_loss, *vectors, embeddings.scale, present, **duplicates)
 
 
 def _part_gap(whole: ViewEmbeddings, part: ViewEmbeddings, embeddings: Embeddings) -> Tensor:

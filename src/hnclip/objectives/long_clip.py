@@ -21,7 +21,8 @@ class LongClip(Objective):
     """L = L_global(image, caption) + w·L_short, L_short the smoothed InfoNCE of PCA_32(images) and short captions.
 
     The principal directions are those of all pairs of the batch. The released code computes them in each process, so
-    that it compares images across processes that were reduced in different ways.
+    that it compares images across processes that were reduced in different ways. Corrected: equal short captions are
+    not negatives of each other.
 
     Relations:
         With `smoothed_loss` and w = 1 this is the objective of the released trainer; with `clip_loss` and w = 0 plain
@@ -38,12 +39,13 @@ class LongClip(Objective):
         return ("caption", "short") if self.weights["short"] > 0 else ("caption",)
 
     def own_terms(self) -> Mapping[str, Term]:
-        return {"short": _short}
+        return {"short": self._short}
 
-
-def _short(embeddings: Embeddings) -> Tensor:
-    images = principal_part(embeddings.images["full"].vectors, DIRECTIONS)  # [N, D]
-    return smoothed_loss(images, embeddings.texts["short"].vectors, embeddings.scale, **shard(embeddings))
+    def _short(self, embeddings: Embeddings) -> Tensor:
+        images = principal_part(embeddings.images["full"].vectors, DIRECTIONS)  # [N, D]
+        short = embeddings.texts["short"]
+        duplicates = shard(embeddings, None if self.official else short)
+        return smoothed_loss(images, short.vectors, embeddings.scale, **duplicates)
 
 
 def principal_note(pairs: int, count: int = DIRECTIONS) -> str | None:

@@ -83,7 +83,13 @@ class StructXlip(Objective):
         return {self._chunk_view: PoolChunks(double_norm=self.official)} if self.tokens else {}
 
     def own_terms(self) -> Mapping[str, Term]:
-        return {"structure": _structure, "consistency": _consistency, "chunks": self._chunks}
+        return {"structure": self._structure, "consistency": _consistency, "chunks": self._chunks}
+
+    def _structure(self, embeddings: Embeddings) -> Tensor:
+        edge, filtered = embeddings.images["edge"], embeddings.texts["filtered"]
+        present, vectors = present_in_all(edge.present, filtered.present), (edge.vectors, filtered.vectors)
+        duplicates = shard(embeddings, None if self.official else filtered)
+        return loss_of_present(clip_loss, *vectors, embeddings.scale.detach(), present, **duplicates)
 
     def _chunks(self, embeddings: Embeddings) -> Tensor:
         text, scale = embeddings.texts[self._chunk_view], embeddings.scale
@@ -95,12 +101,6 @@ class StructXlip(Objective):
         mask = torch.stack([every if view.present is None else view.present for view in views], dim=1)  # [N, K]
         scale = (scale / CHUNK_TEMPERATURE).clamp(max=CHUNK_SCALE_MAX) if self.official else scale.detach()
         return chunk_loss(text.tokens, crops, text.mask, mask, scale, **shard(embeddings))
-
-
-def _structure(embeddings: Embeddings) -> Tensor:
-    edge, filtered = embeddings.images["edge"], embeddings.texts["filtered"]
-    present, vectors = present_in_all(edge.present, filtered.present), (edge.vectors, filtered.vectors)
-    return loss_of_present(clip_loss, *vectors, embeddings.scale.detach(), present, **shard(embeddings))
 
 
 def _consistency(embeddings: Embeddings) -> Tensor:

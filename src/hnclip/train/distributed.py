@@ -233,6 +233,7 @@ def gather_embeddings(embeddings: Embeddings) -> Embeddings:
             None if view.tokens is None else next(gathered),  # [ΣN, T, D]
             constant(view.mask),  # [ΣN, T]
             constant(view.present),  # [ΣN]
+            constant(view.ids),  # [ΣN]
         )
         for view, every in zip(views, all_vectors)
     )

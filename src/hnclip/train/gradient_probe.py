@@ -77,7 +77,7 @@ class GradientProbe:
         # Both losses see two of a framework's views; to encode the others would be for nothing.
         images = {name: view for name, view in batch.images.items() if name in self._hn.image_views}
         texts = {name: view for name, view in batch.texts.items() if name in self._hn.text_views}
-        batch = replace(batch, images=images, texts=texts, present={}, parts={})
+        batch = replace(batch, images=images, texts=texts, present={}, parts={}, text_ids={})
         infonce, first = self._gradient(self._infonce, batch, share)
         hn, second = self._gradient(self._hn, batch, share)
         squares = self._inner_products(first, second).tolist()
