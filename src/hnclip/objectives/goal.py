@@ -26,8 +26,8 @@ class Goal(Objective):
         L_patch = mean of (p·v_crop − 1)², p the hidden states of the whole image pooled over the region's patches
         L_text  = mean of (q·t_sentence − 1)², q the hidden states of the whole caption pooled over the sentence
 
-    No gradient is stopped. Corrected: equal sentences are not negatives of each other. Pairs without a region, and those
-    whose region or sentence the model does not see, count in the terms for which they have what is needed.
+    No gradient is stopped. Corrected: equal sentences are not negatives of each other. Pairs without a region, and
+    those whose region or sentence the model does not see, count in the terms for which they have what is needed.
 
     Reference:
         GOAL: local image-sentence matching (LISM) and token similarity-based learning (TSL).
