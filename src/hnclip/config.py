@@ -213,13 +213,15 @@ class AdaptConfig:
     """Of the image tower keep the embeddings and so many blocks as they are, or all of it with its projection."""
     freeze_text: int | Literal["all"] = 0
     """The same of the text tower."""
+    freeze_positions: int = 0
+    """Keep the first so many positions of the text tower as they are (20 in Long-CLIP's and FineLIP's trainers)."""
 
     def __post_init__(self) -> None:
         _require_choices(self, "adapt.")
         _require(self.rank >= 1, f"adapt.rank must be at least 1, got {self.rank}")
         _require(self.alpha > 0, f"adapt.alpha must be positive, got {self.alpha}")
         _require(0 <= self.dropout < 1, f"adapt.dropout must be in [0, 1), got {self.dropout}")
-        for name in ("freeze_image", "freeze_text"):
+        for name in ("freeze_image", "freeze_text", "freeze_positions"):
             amount = getattr(self, name)
             _require(amount == "all" or amount >= 0, f"adapt.{name} must not be negative, got {amount}")
             _require(

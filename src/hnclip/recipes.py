@@ -86,9 +86,10 @@ def _released(method: MethodChoice, **optim: Any) -> TrainConfig:
 def long_clip() -> TrainConfig:
     """Long-CLIP's released trainer: 2048 pairs that are each other's negatives, lr 1e-6, 200 steps of warm-up. Its 16
     processes of 128 pairs are 16 chunks here; fp16 is `auto`."""
-    return _released(
+    config = _released(
         "long_clip", lr=1e-6, weight_decay=1e-2, warmup=200, epochs=6, micro_batch=128, accumulate=16, negatives="batch"
     )
+    return replace(config, adapt=AdaptConfig(freeze_positions=20))
 
 
 def finelip() -> TrainConfig:
@@ -97,7 +98,8 @@ def finelip() -> TrainConfig:
     config = _released(
         "finelip", lr=1e-6, readout_lr=2e-4, weight_decay=1e-2, warmup=200, epochs=6, micro_batch=128, accumulate=4
     )
-    return replace(config, seed=71, optim=replace(config.optim, precision="fp32"))
+    adapt = AdaptConfig(freeze_positions=20)
+    return replace(config, seed=71, optim=replace(config.optim, precision="fp32"), adapt=adapt)
 
 
 def goal() -> TrainConfig:

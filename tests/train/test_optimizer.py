@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ from torch import nn
 
 from hnclip.config import OptimConfig
 from hnclip.losses import clip_loss
+from hnclip.models.load import load
 from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.optimizer import (
     build_optimizer,
     clamp_scale,
+    keep_positions,
     learning_rate_factor,
     parameter_groups,
     set_learning_rate,
@@ -214,3 +217,20 @@ def test_one_kernel_does_what_the_literal_formula_does() -> None:
         optimizer.step()
     for parameter, value in zip(trained, expected):
         torch.testing.assert_close(parameter.detach(), value)
+
+
+@pytest.mark.parametrize("decay", ["matrices", "all"])
+def test_kept_positions_stay_to_the_bit(model_directory: Path, decay: str) -> None:
+    model = load(model_directory)
+    table = model.backbone.text_model.embeddings.position_embedding.weight
+    before = table.detach().clone()
+    optimizer = build_optimizer(model, lr=0.1, scale_lr=0.1, weight_decay=0.3, decay=decay, betas=(0.9, 0.98))
+    keep_positions(optimizer, model, 5)
+    for _ in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    assert torch.equal(table[:5], before[:5])
+    assert (table[5:] != before[5:]).all()
+    with pytest.raises(ValueError, match="positions"):
+        keep_positions(optimizer, model, 10**4)

@@ -45,7 +45,7 @@ from hnclip.train.evaluation import evaluate_together
 from hnclip.train.grad_cache import Share
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.log import MetricsLog, progress_bar
-from hnclip.train.optimizer import optimizer_of
+from hnclip.train.optimizer import keep_positions, optimizer_of
 from hnclip.train.parallel import Alone, hold
 from hnclip.train.prefetch import ahead
 from hnclip.train.run_data import RunData, batch_sizes, length_order, own_share
@@ -111,6 +111,8 @@ class Run:
         self.total = progress.total = optim.epochs * self.epoch_steps
         self.parallel: Alone = hold(model, config.speed.parallel)
         self.optimizer = optimizer_of(model, optim)
+        if config.adapt.freeze_positions:
+            keep_positions(self.optimizer, model, config.adapt.freeze_positions)
         self.stepper = Stepper(model, objective, self.optimizer, optim, total=self.total, parallel=self.parallel)
         if self.stepper.warmup >= self.total:
             report(

@@ -167,6 +167,8 @@ def _check_processes(config: TrainConfig) -> None:
             f"{processes} processes cannot share micro-batches of {optim.micro_batch} pairs: set --optim.micro-batch "
             f"to {processes} or a multiple of it, or --optim.negatives batch, or use fewer processes"
         )
+    if config.adapt.freeze_positions and is_distributed() and config.speed.parallel == "fsdp":
+        raise ValueError("adapt.freeze_positions needs whole parameters: use --speed.parallel ddp")
 
 
 def _announce(config: TrainConfig, model: DualEncoder, objective: Objective, report: Callable[[str], None]) -> None:

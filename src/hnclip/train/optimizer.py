@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hnclip.config import OptimConfig
+from hnclip.models.dual_encoder import DualEncoder
 
 
 def parameter_groups(
@@ -71,6 +72,24 @@ def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
         decay=optim.decay,
         betas=(optim.beta1, optim.beta2),
     )
+
+
+def keep_positions(optimizer: torch.optim.Optimizer, model: DualEncoder, count: int) -> None:
+    """Restore the first `count` positions of the text tower after every step, whatever momentum and decay did.
+
+    Raises:
+        ValueError: the text tower has no table with so many positions.
+    """
+    table = model.family.positions(model.backbone).position_embedding.weight  # [T, W]
+    if len(table) < count:
+        raise ValueError(f"adapt.freeze_positions must be at most the {len(table)} positions of the model, got {count}")
+    before = table.detach()[:count].clone()
+
+    def restore(*_: object) -> None:
+        with torch.no_grad():
+            table[:count] = before
+
+    optimizer.register_step_post_hook(restore)
 
 
 def learning_rate_factor(step: int, *, total: int, warmup: int, floor: float = 0.0, open_end: bool = False) -> float:
