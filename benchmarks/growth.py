@@ -165,8 +165,9 @@ def jobs(options: Options) -> list[Job]:
         return rank_cost(int(pairs), options.width, device_type=torch.device(options.device).type).tiled
 
     def tokens(pairs: float) -> float:
-        """Per token 4·D bytes for its gradient and 2·B for the positions of its best matches."""
-        return pairs * (2 * options.width + pairs)
+        """Per token 4·D bytes for its gradient and as many for a copy without padding, and 8·B for the positions of its
+        best matches."""
+        return pairs * (options.width + pairs)
 
     def transformer(tokens: float) -> float:
         """Operations of a layer: 24·T·D² in its matrices, 4·T²·D in its attention."""

@@ -133,7 +133,7 @@ class OptimConfig:
     scale_lr: float | None = None
     """Learning rate of the scale; the same as lr when left out, 0 to keep it fixed."""
     readout_lr: float | None = None
-    """Learning rate of the modules that a framework adds; the same as lr when left out."""
+    """Learning rate of the modules that a method adds; the same as lr if not given."""
     weight_decay: float = 0.01
     decay: Literal["matrices", "all"] = "matrices"
     """What is decayed: matrices alone, or all that trains, biases, norms and the temperature too."""

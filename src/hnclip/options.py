@@ -432,7 +432,7 @@ class Study:
     other to every domain. With a recipe paper/… those of the paper are there already."""
     recipe: Recipe | None = None
     """What all rows share, as for `hnclip train`. When left out demo for the bundled model, paper for any other. With
-    paper, or paper/…, the frameworks have the learning rates that the paper gave them."""
+    paper, or paper/…, the methods have the learning rates that the paper gave them."""
     set: tuple[str, ...] = ()
     """Fields of the recipe by their dotted names, `optim.epochs=2 objective.gamma=0.25`; what a row itself says wins,
     and so does a learning rate of its own."""

@@ -36,7 +36,7 @@ def paper_urban_1k() -> TrainConfig:
     return _paper_on("vg-paragraphs")
 
 
-# The rates that frameworks keep in the paper's comparison (its appendix on the training setup), where other rows train
+# The rates that methods keep in the paper's comparison (its appendix on the training setup), where other rows train
 # at 2e-6; of FineLIP that of the backbone: its own modules have theirs in `METHODS`.
 PAPER_RATES: dict[MethodChoice, float] = {"finelip": 1e-6, "goal": 5e-6, "structxlip": 5e-6, "lora": 5e-5, "dora": 5e-5}
 

@@ -86,9 +86,9 @@ UNUSUAL = TrainConfig(
 )
 
 
-def as_method(config, plug, fidelity):
+def as_method(config, choice, fidelity):
     """Some have nothing that is official or corrected."""
-    return apply_method(config, plug, None if plug in ("hn_clip", "lora", "dora") else fidelity)
+    return apply_method(config, choice, None if choice in ("hn_clip", "lora", "dora") else fidelity)
 
 
 def flat(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -169,56 +169,56 @@ def test_settings_that_do_not_fit_are_refused(change):
 
 
 @pytest.mark.parametrize("fidelity", FIDELITIES)
-@pytest.mark.parametrize("plug", METHOD_CHOICES)
-def test_a_method_leaves_all_other_settings_alone(plug, fidelity):
-    after = as_method(UNUSUAL, plug, fidelity)
-    if plug in ADAPTERS:
-        own = {"optim.scale_lr"} | ({"adapt.method"} if plug != "lora" else set())
-        assert (after.optim.scale_lr, after.adapt.method) == (0.0, plug)
+@pytest.mark.parametrize("choice", METHOD_CHOICES)
+def test_a_method_leaves_all_other_settings_alone(choice, fidelity):
+    after = as_method(UNUSUAL, choice, fidelity)
+    if choice in ADAPTERS:
+        own = {"optim.scale_lr"} | ({"adapt.method"} if choice != "lora" else set())
+        assert (after.optim.scale_lr, after.adapt.method) == (0.0, choice)
     else:
         # Of the settings above, an official wrapped schedule is the only one that is usual to a method.
-        optim = METHODS[plug].optim.get(fidelity, {})
+        optim = METHODS[choice].optim.get(fidelity, {})
         own = {f"optim.{name}" for name, value in optim.items() if getattr(UNUSUAL.optim, name) != value}
         assert all(getattr(after.optim, name) == value for name, value in optim.items())
     assert {name for name in changed(UNUSUAL, after) if not name.startswith("objective.")} == own
 
 
 @pytest.mark.parametrize("fidelity", FIDELITIES)
-@pytest.mark.parametrize("plug", METHOD_CHOICES)
-def test_plugging_brings_the_methods_terms_and_its_own_global_term(plug, fidelity):
-    objective = as_method(UNUSUAL, plug, fidelity).objective
-    method = "hn_clip" if plug in ADAPTERS else plug
+@pytest.mark.parametrize("choice", METHOD_CHOICES)
+def test_a_method_brings_its_terms_and_its_own_global_term(choice, fidelity):
+    objective = as_method(UNUSUAL, choice, fidelity).objective
+    method = "hn_clip" if choice in ADAPTERS else choice
     assert (objective.method, objective.weights) == (method, {})
     if method != "hn_clip":
         assert term_weights(objective) == dict(METHODS[method].weights)
-    if plug == "hn_clip":
+    if choice == "hn_clip":
         assert (objective.global_loss, objective.token_weight) == ("hn", 1.0)
         return
-    own = "infonce" if plug in ADAPTERS else METHODS[plug].own_global[fidelity]
+    own = "infonce" if choice in ADAPTERS else METHODS[choice].own_global[fidelity]
     assert (objective.global_loss, objective.token_weight) == (own, 0.0)
     assert objective.gamma == UNUSUAL.objective.gamma  # for --global hn
 
 
-@pytest.mark.parametrize("plug", ADAPTERS)
-def test_adapters_take_the_place_of_whole_or_frozen_weights(plug):
+@pytest.mark.parametrize("choice", ADAPTERS)
+def test_adapters_take_the_place_of_whole_or_frozen_weights(choice):
     """An adapter freezes the rest by itself; its own settings are the package's, or those that were there."""
     for method in (AdaptConfig(), AdaptConfig(freeze_image="all")):
-        assert apply_method(replace(UNUSUAL, adapt=method), plug).adapt == AdaptConfig(method=plug)
-    assert apply_method(UNUSUAL, plug).adapt == replace(UNUSUAL.adapt, method=plug)
+        assert apply_method(replace(UNUSUAL, adapt=method), choice).adapt == AdaptConfig(method=choice)
+    assert apply_method(UNUSUAL, choice).adapt == replace(UNUSUAL.adapt, method=choice)
 
 
-@pytest.mark.parametrize("plug", ADAPTERS)
-def test_plugged_adapters_differ_from_the_papers_recipe_by_rate_and_global_term_alone(plug):
-    after, recipe = apply_method(recipes.paper(), plug), recipes.RECIPES[plug]()
+@pytest.mark.parametrize("choice", ADAPTERS)
+def test_adapters_differ_from_the_papers_recipe_by_rate_and_global_term_alone(choice):
+    after, recipe = apply_method(recipes.paper(), choice), recipes.RECIPES[choice]()
     assert changed(after, recipe) == {"optim.lr", "objective.global_loss"}
     assert changed(with_global(after, "hn"), recipe) == {"optim.lr"}
 
 
 @pytest.mark.parametrize("name", GLOBAL_LOSSES)
-@pytest.mark.parametrize("plug", METHOD_CHOICES)
-def test_every_plug_builds_with_every_global_loss(plug, name):
+@pytest.mark.parametrize("choice", METHOD_CHOICES)
+def test_every_method_builds_with_every_global_loss(choice, name):
     """And in the objective that is built nothing but the global term is another."""
-    own = apply_method(recipes.demo(), plug)
+    own = apply_method(recipes.demo(), choice)
     built = build_objective(with_global(own, name).objective)
     usual = build_objective(with_global(own, "infonce").objective)
     assert type(built) is type(usual)
@@ -229,15 +229,15 @@ def test_every_plug_builds_with_every_global_loss(plug, name):
 
 
 @pytest.mark.parametrize("fidelity", FIDELITIES)
-@pytest.mark.parametrize("plug", METHOD_CHOICES)
-def test_every_plug_builds_as_it_comes(plug, fidelity):
-    build_objective(as_method(recipes.demo(), plug, fidelity).objective)
+@pytest.mark.parametrize("choice", METHOD_CHOICES)
+def test_every_method_builds_as_it_comes(choice, fidelity):
+    build_objective(as_method(recipes.demo(), choice, fidelity).objective)
 
 
-@pytest.mark.parametrize("plug", ["hn_clip", *ADAPTERS])
-def test_where_the_global_term_is_the_only_one_it_cannot_be_left_out(plug):
+@pytest.mark.parametrize("choice", ["hn_clip", *ADAPTERS])
+def test_where_the_global_term_is_the_only_one_it_cannot_be_left_out(choice):
     with pytest.raises(ValueError, match="none is for methods with terms of their own"):
-        with_global(apply_method(recipes.demo(), plug), "none")
+        with_global(apply_method(recipes.demo(), choice), "none")
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "hn_clip"])
@@ -254,11 +254,11 @@ def test_fidelity_can_be_changed_afterwards(name):
 
 ROUND_TRIPS = {
     **{
-        f"{plug} {fidelity}": as_method(recipes.demo(), plug, fidelity)
-        for plug in METHOD_CHOICES
+        f"{choice} {fidelity}": as_method(recipes.demo(), choice, fidelity)
+        for choice in METHOD_CHOICES
         for fidelity in FIDELITIES
     },
-    **{f"{plug} with hn": with_global(apply_method(recipes.paper(), plug), "hn") for plug in METHOD_CHOICES},
+    **{f"{choice} with hn": with_global(apply_method(recipes.paper(), choice), "hn") for choice in METHOD_CHOICES},
     **{f"recipe {name}": recipe() for name, recipe in recipes.RECIPES.items()},
     "unusual": UNUSUAL,
     "weights": TrainConfig(
@@ -311,6 +311,6 @@ def test_unknown_weights_and_parameters_list_the_known():
 
 @pytest.mark.parametrize("method", ["finelip", "structxlip"])
 def test_a_method_is_never_applied_on_top_of_another(method):
-    with pytest.raises(ValueError, match="recipe is already that of goal"):
+    with pytest.raises(ValueError, match="goal"):
         apply_method(recipes.goal(), method)
     assert apply_method(recipes.goal(), "goal") == recipes.goal()

@@ -127,9 +127,9 @@ def _tile_scores(left: TokenSets, right: TokenSets, slope: float) -> tuple[Tenso
     """`max_similarity` of sets whose similarities fit into one tile."""
     similarity = product(left.tokens.flatten(0, 1), right.tokens.flatten(0, 1))  # [A·K, B·K']
     similarity = similarity.view(*left.tokens.shape[:2], *right.tokens.shape[:2])  # [A, K, B, K']
-    # LeakyReLU is monotone, so it is applied to the maxima only.
-    best_left = F.leaky_relu(similarity.max(3).values, slope)  # [A, K, B]
-    best_right = F.leaky_relu(similarity.max(1).values, slope)  # [A, B, K']
+    best_left, best_right = similarity.max(3).values, similarity.max(1).values  # [A, K, B], [A, B, K']
+    if slope != 1:  # LeakyReLU is monotone, so it is applied to the maxima only
+        best_left, best_right = F.leaky_relu(best_left, slope), F.leaky_relu(best_right, slope)
     return (best_left * left.weights[:, :, None]).sum(1), (best_right * right.weights).sum(2)  # [A, B] each
 
 

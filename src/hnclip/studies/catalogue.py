@@ -90,7 +90,7 @@ _STUDIES = (
     Study(
         "plug",
         "Plug-and-play",
-        "Does a framework gain when L_HN takes the place of its global term, and nothing else changes?",
+        "Does a method gain when L_HN replaces its global loss, and nothing else changes?",
         (
             *(INFONCE, _against(L_HN, "InfoNCE")),
             *_with_hn(FINELIP),

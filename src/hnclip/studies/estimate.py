@@ -29,7 +29,7 @@ class Cost(NamedTuple):
 
     model: str
     context: int | None
-    framework: str
+    method: str
     global_term: str
     token_term: bool
     adapt: tuple[str, str, int | str, int | str]

@@ -105,7 +105,7 @@ def _is_paper(recipe: str) -> bool:
 
 
 def rates_of(recipe: str) -> Mapping[MethodChoice, float]:
-    """Learning rates that frameworks have of their own beside a recipe."""
+    """Learning rates of methods that differ from the recipe's."""
     if recipe == MINIATURE:
         return miniature.RATES  # type: ignore[return-value]
     return PAPER_RATES if _is_paper(recipe) else {}

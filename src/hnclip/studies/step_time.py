@@ -183,7 +183,7 @@ class _Way:
         if not here:
             self.source = "random weights, synthetic batch"
         optimizer = optimizer_of(self.model, optim)
-        # Somewhere in the middle of a run, where a framework that changes its terms on the way has all of them.
+        # Somewhere in the middle of a run, where a method that changes its terms on the way has all of them.
         self.stepper = Stepper(self.model, objective, optimizer, optim, total=100)
 
     @property

@@ -17,7 +17,7 @@ class Variant:
     Args:
         name: of the row.
         method: as `--objective` of `hnclip train`; None leaves that of the recipe.
-        global_loss: the global term, as `--global`; None leaves the framework's own.
+        global_loss: the global loss, as `--global`; None leaves the method's own.
         set: fields of the configuration by their dotted names, `{"objective.gamma": 0.25}`.
         trained: False for the model as it comes, which has no run.
         matched: a fixed margin γ·mean(Ḡ), with the mean over the training captions of the initial encoder.

@@ -74,7 +74,7 @@ class GradientProbe:
                 batch) below `SATURATED`.
             gamma, negatives, dtype (of the losses), towers ("fp32" or "bf16"): how this was computed.
         """
-        # Both losses see two of a framework's views; to encode the others would be for nothing.
+        # Both losses see two of a method's views; to encode the others would be for nothing.
         images = {name: view for name, view in batch.images.items() if name in self._hn.image_views}
         texts = {name: view for name, view in batch.texts.items() if name in self._hn.text_views}
         batch = replace(batch, images=images, texts=texts, present={}, parts={}, text_ids={})

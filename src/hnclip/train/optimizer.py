@@ -21,7 +21,7 @@ def parameter_groups(
     readout_lr: float | None = None,
     decay: Literal["matrices", "all"] = "matrices",
 ) -> list[dict]:
-    """Matrices (decayed), biases, norms and embeddings of one row (not decayed), the same two of a framework's readouts
+    """Matrices (decayed), biases, norms and embeddings of one row (not decayed), the same two of a method's readouts
     at their own rate, and the temperature, which has a learning rate of its own and is not decayed. With `decay` all,
     everything is decayed. A zero `scale_lr` leaves the temperature out and frozen: a gradient that no step uses would
     still count in the norm that clipping looks at."""
