@@ -234,7 +234,7 @@ def test_growth_draws_what_it_measures(monkeypatch: pytest.MonkeyPatch, tmp_path
     time_expected = {name: row["time_expected"] for name, row in rows.items()}
     assert time_expected.pop("text tower") == pytest.approx(math.log2(16 * (3072 + 16) / (8 * (3072 + 8))))
     assert list(time_expected.values()) == pytest.approx([1, 2, 2, 2, 2])
-    assert rows["token loss"]["memory_expected"] == pytest.approx(math.log2(8 * (16 + 8) / (4 * (16 + 4))))
+    assert rows["token loss"]["memory_expected"] == pytest.approx(math.log2(8 * (8 + 8) / (4 * (8 + 4))))
     assert rows["10 pictures"]["memory_expected"] == rows["text tower"]["memory_expected"] == pytest.approx(1)
     assert [point["size"] for point in rows["10 pictures"]["points"]] == [20, 40, 80]
     assert all(len(point["time"]["seconds"]) == 2 for row in rows.values() for point in row["points"])
