@@ -23,10 +23,10 @@ import torch
 import tyro
 from torch import Tensor
 
+from hnclip.core import ImageSource
 from hnclip.data.cache import Pixels, load_pictures
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.pictures import FileImage, TarImage, is_image_name
-from hnclip.data.records import ImageSource
 from hnclip.measure import Report, machine, threads, time_ways
 
 BATCH = 128

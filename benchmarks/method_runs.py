@@ -22,8 +22,8 @@ from hnclip.measure import Report, machine
 from hnclip.models.load import load
 from hnclip.objectives.registry import METHOD_CHOICES, apply_method
 from hnclip.recipes import demo
-from hnclip.train.device import pick_device
 from hnclip.train.loop import train_or_continue
+from hnclip.util.device import find_device
 
 START = "before training"
 PLAIN = "plain"
@@ -97,7 +97,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
     for name in options.methods:
         if name not in (PLAIN, *METHOD_CHOICES):
             raise ValueError(f"there is no method {name!r}; there are {', '.join((PLAIN, *METHOD_CHOICES))}")
-    device = pick_device(options.device)
+    device = find_device(options.device)
     made = configurations(options)
     outs = {f"{name} {term}": trained(name, term, config, options.runs, say) for (name, term), config in made.items()}
     say("evaluating")

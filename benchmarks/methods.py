@@ -19,7 +19,8 @@ from PIL import Image
 from torch import Tensor
 
 from hnclip.config import ObjectiveConfig, TrainConfig
-from hnclip.data.batches import Batch, TextBatch, pad_texts
+from hnclip.core import Batch, TextBatch
+from hnclip.data.batches import pad_texts
 from hnclip.data.scenes import scene_records
 from hnclip.measure import Report, load_file, machine, peak_memory, time_ways
 from hnclip.models.adapters import add_adapters

@@ -29,9 +29,9 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.objectives.registry import build_objective
 from hnclip.recipes import demo
-from hnclip.train.device import pick_device
 from hnclip.train.loop import train_or_continue
 from hnclip.train.run_data import RunData, open_run_data
+from hnclip.util.device import find_device
 
 EPOCHS = ("last", "best")
 COLUMNS = {
@@ -83,7 +83,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
     for model in options.model:
         for data in options.data:
             base = configuration(options, model, data)
-            opened = load(model, context=options.context).to(pick_device(options.device))
+            opened = load(model, context=options.context).to(find_device(options.device))
             found = open_run_data(base, opened, build_objective(base.objective), quiet=True, report=say)
             features = encoded(opened, found)
             scale = float(opened.scale.detach())
@@ -91,7 +91,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
             for negatives in options.negatives:
                 config = replace(base, optim=replace(base.optim, negatives=negatives))
                 rows += compared(config, found, features, scale, options, say)
-    return Report("probe_agreement", COLUMNS, rows, machine(pick_device(options.device)), notes(rows))
+    return Report("probe_agreement", COLUMNS, rows, machine(find_device(options.device)), notes(rows))
 
 
 def configuration(options: Options, model: str, data: str) -> TrainConfig:
@@ -153,7 +153,7 @@ def compared(
             fine_tuned(replace(config, objective=objective, seed=seed), options.runs, say) for seed in options.seeds
         ]
         return {
-            name: [evaluate(load(out / name).to(pick_device(config.device)), data.validation).ranks for out in made]
+            name: [evaluate(load(out / name).to(find_device(config.device)), data.validation).ranks for out in made]
             for name in EPOCHS
         }
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hnclip.config import ReadConfig
-from hnclip.data.records import Record
+from hnclip.core import Record
 from hnclip.data.sources import open_data
 from hnclip.evaluate.bootstrap import paired_bootstrap
 from hnclip.evaluate.retrieval import group_numbers
@@ -25,8 +25,8 @@ from hnclip.measure import Report, machine
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.search.rerank import MOST, WEIGHT, token_score
-from hnclip.train.device import pick_device
 from hnclip.train.runs import models_of
+from hnclip.util.device import find_device
 
 BATCH = 32
 BY_COSINE = "cosine"
@@ -65,7 +65,7 @@ class Options:
 
 def run(options: Options, say: Callable[[str], None]) -> Report:
     rows: list[dict[str, Any]] = []
-    device = pick_device(options.device)
+    device = find_device(options.device)
     for name in options.model:
         model = load(models_of(name)[0][1]).eval().to(device)
         for data in options.data:

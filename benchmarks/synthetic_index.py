@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hnclip.files import writing
 from hnclip.models.load import load
 from hnclip.options import Opening
 from hnclip.search.fingerprint import model_fingerprint
@@ -19,6 +18,7 @@ from hnclip.search.index.catalogue import State, write_state
 from hnclip.search.index.generations import begin_generation
 from hnclip.search.index.layout import THUMBNAILS, About, Storage, generation_directory, write_header
 from hnclip.search.index.vectors import append, row_files, write_at
+from hnclip.util.files import transaction
 
 FAMILY = 8  # near-twins
 CLUSTER = 500  # rows, on average
@@ -58,7 +58,7 @@ def synthetic_index(
         done += len(block)
     thumbnail = _thumbnail()
     write_at(directory / THUMBNAILS, 0, thumbnail)
-    with writing(database):
+    with transaction(database):
         database.executemany(
             "INSERT INTO pictures VALUES (?, ?, 64, 48, 0, ?)",
             ((row, row.to_bytes(32, "big"), len(thumbnail)) for row in range(rows)),  # in order, that is quicker

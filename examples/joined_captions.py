@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from hnclip.files import replace_file
+from hnclip.util.files import replace_file
 
 
 def join(captions: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import hnclip
-from hnclip.data.records import Record
+from hnclip.core import Record
 from hnclip.data.scenes import scene_records
 
 

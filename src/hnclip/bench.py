@@ -20,7 +20,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from hnclip import __version__
-from hnclip.files import replace_file
+from hnclip.util.files import replace_file
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "benchmarks"
 Options = TypeVar("Options")

@@ -153,13 +153,13 @@ def _eval(arguments: Sequence[str]) -> None:
     from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
     from hnclip.evaluate.render import Report, check_form, to_dict, to_text, write_report
     from hnclip.models.load import load
-    from hnclip.train.device import pick_device
     from hnclip.train.log import progress_bar
     from hnclip.train.runs import models_of
+    from hnclip.util.device import find_device
 
     for path in options.out:
         check_form(path)
-    device = pick_device(options.device)
+    device = find_device(options.device)
     models = [
         (name, lambda path=path: load(path, **vars(options.opening)).to(device))
         for given in options.model
@@ -329,10 +329,10 @@ def _interpolate(arguments: Sequence[str]) -> None:
     from hnclip.models.load import load, save
     from hnclip.models.model_card import Training
     from hnclip.models.parameters import interpolate, match_base
-    from hnclip.train.device import pick_device
     from hnclip.train.log import progress_bar
+    from hnclip.util.device import find_device
 
-    device = pick_device(options.device)
+    device = find_device(options.device)
     base = load(options.base, **vars(options.opening)).to(device)
     tuned, mixed = load(options.tuned).to(device), load(options.tuned).to(device)
     match_base(base, tuned)

@@ -11,17 +11,17 @@ from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.analysis.figures import convergence_figure, retrieval_figure, saturation_figure
 from hnclip.analysis.report import Drawing, Section, Table, write_report
 from hnclip.config import TrainConfig
-from hnclip.data.records import Record
+from hnclip.core import Record
 from hnclip.data.sources import open_records
 from hnclip.evaluate import format_results, result_rows
 from hnclip.evaluate.compare import Comparison, compare_ranks
 from hnclip.evaluate.retrieval import Evaluation, evaluate, group_numbers, prepare_gallery
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
-from hnclip.train.device import pick_device
 from hnclip.train.log import progress_bar, read_metrics
 from hnclip.train.loop import train_or_continue
 from hnclip.train.step import SATURATED
+from hnclip.util.device import find_device
 
 ZERO_SHOT, INFONCE, HN = "zero-shot", "InfoNCE", "HN-CLIP"
 
@@ -98,7 +98,7 @@ def _evaluate(models: dict[str, str], records: Sequence[Record], device: str, qu
     evaluations, gallery = {}, None
     with progress_bar("test split, batches", quiet=quiet) as bar:
         for name, path in models.items():
-            model = load(path).to(pick_device(device))
+            model = load(path).to(find_device(device))
             gallery = gallery or prepare_gallery(records, model)  # one tokenizer and picture size for all three
             evaluations[name] = evaluate(model, gallery, intervals=True, progress=bar.walk)
     return evaluations

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from hnclip.analysis.examples import count_differences, differing_examples
-from hnclip.data.records import Record
+from hnclip.core import Record
 from hnclip.evaluate import retrieval_ranks, summarize
 from hnclip.evaluate.retrieval import Evaluation
 

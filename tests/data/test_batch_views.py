@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from hnclip.core import Record, Region
 from hnclip.data import batches
 from hnclip.data.batches import PairData, prepare
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import Record, Region
 from hnclip.data.scenes import scene_records
 from hnclip.data.texts import TextTransform
 from hnclip.data.views.derived import crop_of

@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from hnclip.data.batches import Batch, TextBatch, pad_texts, prepare
+from hnclip.core import Batch, ImageSource, Record, TextBatch
+from hnclip.data.batches import pad_texts, prepare
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import ImageSource, Record
 from hnclip.data.texts import TextTransform
 from hnclip.models.preprocessing import train_tokenizer
 

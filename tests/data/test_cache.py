@@ -18,11 +18,11 @@ import pytest
 import torch
 from PIL import Image
 
+from hnclip.core import InvalidImage
 from hnclip.data import cache as cache_module
 from hnclip.data.cache import cache_directory, load_pictures
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.pictures import CellImage, FileImage
-from hnclip.data.records import BadPicture
 
 SMALL = ImageTransform(8)
 NOISE = np.random.default_rng(0)
@@ -270,7 +270,7 @@ def of_floats(value: float) -> bytes:
 
 
 def vanished() -> bytes:
-    raise BadPicture("missing image", "the table is gone")
+    raise InvalidImage("missing image", "the table is gone")
 
 
 @pytest.mark.parametrize("cached", [True, False])

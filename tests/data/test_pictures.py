@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hnclip.core import ImageSource, InvalidImage
 from hnclip.data import pictures
 from hnclip.data.pictures import CellImage, FileImage, TarImage, decode_picture, is_image_name
 from hnclip.data.problems import ERRORS
-from hnclip.data.records import BadPicture, ImageSource
 
 
 def encoded(kind: str = "PNG", size: tuple[int, int] = (40, 30)) -> bytes:
@@ -84,7 +84,7 @@ def test_a_changed_file_has_another_stamp(sources: list[ImageSource], tmp_path: 
     ],
 )
 def test_damage_is_named_with_its_place(content: bytes, kind: str) -> None:
-    with pytest.raises(BadPicture, match="photo 7") as caught:
+    with pytest.raises(InvalidImage, match="photo 7") as caught:
         decode_picture(content, "photo 7")
     assert caught.value.kind == kind
     assert kind in ERRORS
@@ -95,7 +95,7 @@ def test_formats_that_start_other_programs_are_no_pictures(tmp_path: Path) -> No
     Image.new("RGB", (9, 9)).save(drawn, "EPS")  # Pillow would start Ghostscript
     (tmp_path / "x.png").write_bytes(drawn.getvalue())
     for look in (FileImage(tmp_path / "x.png").load, FileImage(tmp_path / "x.png").shape):
-        with pytest.raises(BadPicture, match="is no picture that Pillow knows"):
+        with pytest.raises(InvalidImage, match="is no picture that Pillow knows"):
             look()
 
 
@@ -103,7 +103,7 @@ def test_a_large_picture_is_refused_before_it_is_decoded(monkeypatch: pytest.Mon
     content = encoded()
     monkeypatch.setattr(pictures, "MAX_PIXELS", 1199)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    with pytest.raises(BadPicture, match="40 × 30 pixels; at most 1,199"):
+    with pytest.raises(InvalidImage, match="40 × 30 pixels; at most 1,199"):
         decode_picture(content, "photo 7")
 
 
@@ -115,7 +115,7 @@ def test_a_pipe_is_no_picture_and_is_not_waited_for(tmp_path: Path) -> None:
     writer.daemon = True
     writer.start()
     for action in (FileImage(pipe).stamp, FileImage(pipe).read, FileImage(pipe).shape):
-        with pytest.raises(BadPicture, match=r"x\.png is no file") as caught:
+        with pytest.raises(InvalidImage, match=r"x\.png is no file") as caught:
             action()
         assert caught.value.kind == "missing image"
     writer.cancel()
@@ -123,10 +123,10 @@ def test_a_pipe_is_no_picture_and_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     for source in (FileImage(tmp_path / "no.png"), TarImage(tmp_path / "no.tar", "a", 0, 1), FileImage(tmp_path)):
-        with pytest.raises(BadPicture, match=r"no\.png|no\.tar|is no file") as caught:
+        with pytest.raises(InvalidImage, match=r"no\.png|no\.tar|is no file") as caught:
             source.read()
         assert caught.value.kind == "missing image"
-    with pytest.raises(BadPicture, match="does not exist"):
+    with pytest.raises(InvalidImage, match="does not exist"):
         FileImage(tmp_path / "no.png").stamp()
 
 
@@ -172,7 +172,7 @@ def test_shapes_of_files_cost_their_head(tmp_path: Path, monkeypatch: pytest.Mon
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
         tracemalloc.stop()
     for missing in (FileImage(tmp_path / "no.jpg"), TarImage(tmp_path / "no.tar", "a", 0, 1), FileImage(tmp_path)):
-        with pytest.raises(BadPicture) as caught:
+        with pytest.raises(InvalidImage) as caught:
             missing.shape()
         assert caught.value.kind == "missing image"
 
@@ -181,13 +181,13 @@ def test_a_shape_inside_a_tar_ends_with_its_picture(tmp_path: Path) -> None:
     """What comes behind a truncated picture is another file's."""
     for cut in (0, 10):
         (tmp_path / "a.bin").write_bytes(b"before" + turned("JPEG")[:cut] + turned("JPEG"))
-        with pytest.raises(BadPicture, match=r"a\.bin!a"):
+        with pytest.raises(InvalidImage, match=r"a\.bin!a"):
             TarImage(tmp_path / "a.bin", "a", 6, cut).shape()
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no picture", encoded("PNG")[:-900], bomb(60_000, 60_000)])
 def test_shapes_of_damaged_pictures_are_refused(content: bytes) -> None:
-    with pytest.raises(BadPicture, match="table 7"):
+    with pytest.raises(InvalidImage, match="table 7"):
         CellImage("table 7", "v1", lambda: content).shape()
 
 

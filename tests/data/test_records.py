@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hnclip.data.records import DataSet, Record, fraction_of, normal_split
+from hnclip.core import Record
+from hnclip.data.records import DataSet, fraction_of, normal_split
 from hnclip.data.scenes import scene_records
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hnclip.data.records import Record
+from hnclip.core import Record
 from hnclip.evaluate import retrieval_ranks, summarize
 from hnclip.evaluate.retrieval import Evaluation
 

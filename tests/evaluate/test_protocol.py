@@ -12,7 +12,8 @@ from PIL import Image
 
 import hnclip.evaluate.protocol as protocol
 from hnclip.config import ReadConfig
-from hnclip.data.records import DataSet, Record
+from hnclip.core import Record
+from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.data.sound import Sound
 from hnclip.evaluate.protocol import Task, comparisons, evaluate_models, evaluate_task, open_task

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hnclip.data.records import Record
+from hnclip.core import Record
 from hnclip.data.scenes import scene_records
 from hnclip.evaluate.retrieval import encode_gallery, evaluate, group_numbers, prepare_gallery
 from hnclip.models.dual_encoder import DualEncoder

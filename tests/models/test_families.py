@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from hnclip.cli import main
-from hnclip.data.batches import Batch
+from hnclip.core import Batch
 from hnclip.models.families import TwoTowers, pool_each_patch
 from hnclip.models.load import load, save
 from small_families import WRITERS, bert_tokenizer, write_bert, write_dinov2

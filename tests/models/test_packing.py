@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CLIPConfig, CLIPModel
 
-from hnclip.data.batches import Batch, TextBatch, pad_texts
+from hnclip.core import Batch, TextBatch
+from hnclip.data.batches import pad_texts
 from hnclip.models.families import Clip
 from hnclip.models.load import load
 from hnclip.models.packing import (
@@ -110,7 +111,7 @@ def test_layers_see_tokens_and_no_pads():
 
 def test_nearly_full_batches_are_left_as_they_are():
     full, ragged = texts_of([20, 20, 20, 19]), texts_of([20, 20, 20, 10])
-    assert full.places.numel() >= WORTH * full.ids.numel()
+    assert full.positions.numel() >= WORTH * full.ids.numel()
     assert not is_worth_packing(full)
     assert is_worth_packing(ragged)
 
@@ -157,10 +158,10 @@ def test_dropout_of_attention_acts():
 
 def test_places_are_found_on_the_host_and_travel():
     texts = texts_of([4, 2, 6])
-    assert texts.places.tolist() == [0, 1, 2, 3, 6, 7, 12, 13, 14, 15, 16, 17]
+    assert texts.positions.tolist() == [0, 1, 2, 3, 6, 7, 12, 13, 14, 15, 16, 17]
     moved = texts.to(torch.device("cpu"))
     assert "places" in vars(moved)  # not looked for again on the device
-    assert texts[1:2].places.tolist() == [0, 1]
+    assert texts[1:2].positions.tolist() == [0, 1]
 
 
 class Operations(TorchDispatchMode):

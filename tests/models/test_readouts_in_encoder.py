@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hnclip.data.batches import Batch
+from hnclip.core import Batch
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.readout import Readout, TowerOutput

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hnclip.data.batches import Batch, pad_texts
+from hnclip.core import Batch
+from hnclip.data.batches import pad_texts
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.parameters import freeze

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hnclip.data.batches import Batch, pad_texts
+from hnclip.core import Batch
+from hnclip.data.batches import pad_texts
 from hnclip.models.load import load
 from hnclip.models.readout import TowerOutput
 from hnclip.objectives.finelip import Aggregator, TokenAggregation, kept_tokens

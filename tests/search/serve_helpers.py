@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from small_index import bundled, small_index
 from starlette.testclient import TestClient
 
-from hnclip.data.records import Record
+from hnclip.core import Record
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.search.index.reader import Index

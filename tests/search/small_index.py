@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from hnclip.core import ImageSource, Record, upright_shape
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import ImageSource, Record, upright_shape
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.options import Opening

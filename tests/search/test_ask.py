@@ -12,8 +12,8 @@ from PIL import Image
 from small_index import bundled, small_index
 
 from hnclip.cli import main
+from hnclip.core import Record
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.search.answer_text import differences

@@ -27,8 +27,9 @@ from build_helpers import (
 from encode_helpers import PROCESSES, save_picture
 
 from hnclip.config import ReadConfig
+from hnclip.core import InvalidImage
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import BadPicture, DataSet
+from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.options import Opening
@@ -428,7 +429,7 @@ def test_a_new_picture_that_cannot_be_read_is_tried_again(
         try:
             raise PermissionError(13, "Permission denied")
         except OSError as error:
-            raise BadPicture("missing image", "cannot be read") from error
+            raise InvalidImage("missing image", "cannot be read") from error
 
     with monkeypatch.context() as patch:
         patch.setattr(FileImage, "read", fail)

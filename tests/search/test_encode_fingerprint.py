@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from hnclip.core import Record
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import Record
 from hnclip.data.texts import clean_caption
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load

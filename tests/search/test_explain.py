@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from small_index import bundled, small_index
 
+from hnclip.core import Record
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from small_index import bundled, small_index
 
+from hnclip.core import Record
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load

@@ -11,7 +11,7 @@ from encode_helpers import save_picture
 from index_helpers import about, commit_all
 
 from hnclip.config import ReadConfig
-from hnclip.data.records import Problem
+from hnclip.core import Problem
 from hnclip.search.index.opening import open_writer
 from hnclip.search.indexing.plan import noted
 from hnclip.search.indexing.run import unreadable_texts

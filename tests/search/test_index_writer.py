@@ -26,7 +26,7 @@ from index_helpers import (
     text_vector,
 )
 
-from hnclip.data.records import Problem
+from hnclip.core import Problem
 from hnclip.search.index import vectors as vector_code
 from hnclip.search.index.catalogue import texts_hash
 from hnclip.search.index.changes import Change, Known, NewPicture

@@ -10,8 +10,8 @@ import pytest
 import torch
 from small_index import bundled, small_index
 
+from hnclip.core import Record
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import Record
 from hnclip.data.scenes import scene_records
 from hnclip.losses.tokens import token_loss
 from hnclip.search import rerank as module

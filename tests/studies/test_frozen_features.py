@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from hnclip.core import ImageSource, InvalidImage, Record
 from hnclip.data.batches import pad_texts
-from hnclip.data.records import BadPicture, ImageSource, Record
 from hnclip.models.load import load
 from hnclip.studies import frozen_features as module
 from hnclip.studies.frozen_features import Encoding, frozen_features
@@ -31,12 +31,12 @@ class Noise(ImageSource):
 
     def stamp(self) -> str:
         if self.bad:
-            raise BadPicture("missing image", "not there")
+            raise InvalidImage("missing image", "not there")
         return self.key
 
     def read(self) -> bytes:
         if self.bad:
-            raise BadPicture("missing image", "not there")
+            raise InvalidImage("missing image", "not there")
         pixels = torch.randint(256, (20, 20, 3), generator=torch.Generator().manual_seed(self.number))
         content = io.BytesIO()
         Image.fromarray(pixels.to(torch.uint8).numpy()).save(content, "PNG")

@@ -11,7 +11,8 @@ import torch
 
 import hnclip.studies.step_time as step_time
 from hnclip.config import TrainConfig
-from hnclip.data.records import DataSet, Record
+from hnclip.core import Record
+from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.measure import Timing, threads
 from hnclip.models.load import load

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hnclip.core import Embeddings, ViewEmbeddings, join_embeddings
-from hnclip.data.batches import Batch, TextBatch, prepare
+from hnclip.core import Batch, Embeddings, TextBatch, ViewEmbeddings, join_embeddings
+from hnclip.data.batches import prepare
 from hnclip.data.images import ImageTransform
 from hnclip.data.scenes import scene_records
 from hnclip.data.texts import TextTransform

@@ -12,8 +12,7 @@ from test_grad_cache import DUPLICATES, PAIRS, Toy, small_data, small_encoder, t
 from torch import nn
 
 from hnclip.config import OptimConfig
-from hnclip.core import Embeddings, ViewEmbeddings
-from hnclip.data.batches import Batch
+from hnclip.core import Batch, Embeddings, ViewEmbeddings
 from hnclip.losses import GLOBAL_LOSSES
 from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip

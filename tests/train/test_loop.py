@@ -20,15 +20,16 @@ import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
 import hnclip.train.step as step
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
-from hnclip.data.batches import Batch
-from hnclip.data.records import DataSet, Record
+from hnclip.core import Batch, Record
+from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, save, wrap
 from hnclip.models.parameters import describe_trainable
 from hnclip.train.checkpoint import load_state, only_writer, save_state
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import TrainingDiverged, pick_device, resume, train
+from hnclip.train.loop import TrainingDiverged, resume, train
+from hnclip.util.device import find_device
 
 
 def small_scenes(source: str, read: object, splits: object) -> DataSet:
@@ -294,8 +295,8 @@ def test_damaged_checkpoints_are_named(model_directory: Path, tmp_path: Path) ->
 
 def test_unknown_device_is_a_clear_error() -> None:
     with pytest.raises(ValueError, match="device 'warp'"):
-        pick_device("warp")
-    assert pick_device("cpu") == torch.device("cpu")
+        find_device("warp")
+    assert find_device("cpu") == torch.device("cpu")
 
 
 def test_bf16_trains(model_directory: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image, ImageOps
 
 import hnclip.train.run_data as run_data
-from hnclip.data.records import DataSet, ImageSource
+from hnclip.core import ImageSource
+from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.objectives.registry import METHOD_CHOICES, apply_method
 from hnclip.recipes import demo

@@ -19,7 +19,8 @@ from small_runs import small_runs
 import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
 from hnclip.config import OptimConfig, SpeedConfig, TrainConfig
-from hnclip.data.records import DataSet, Record
+from hnclip.core import Record
+from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.models.load import load
 from hnclip.objectives.registry import METHODS, apply_method, build_objective

@@ -13,9 +13,10 @@ import torch
 import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
 from hnclip.config import ObjectiveConfig, OptimConfig, ReadConfig, TrainConfig
-from hnclip.data.batches import Batch, PairData, prepare
+from hnclip.core import Batch, Problem, Record
+from hnclip.data.batches import PairData, prepare
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import DataSet, Problem, Record, fraction_of
+from hnclip.data.records import DataSet, fraction_of
 from hnclip.data.scenes import scene_records
 from hnclip.models.load import load
 from hnclip.train.log import read_metrics

@@ -9,7 +9,7 @@ import pytest
 
 from hnclip.cli import main
 from hnclip.config import ObjectiveConfig, ReadConfig, TrainConfig
-from hnclip.data.records import Record, Region
+from hnclip.core import Record, Region
 from hnclip.data.scenes import scene_records
 from hnclip.data.views.lexicon import filter_caption
 from hnclip.objectives.base import Objective

@@ -9,7 +9,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from hnclip.analysis.figures import Example
-from hnclip.data.records import Record
+from hnclip.core import Record
 from hnclip.evaluate.retrieval import Evaluation, group_numbers
 
 

@@ -5,9 +5,8 @@ An objective names the views it needs; `PairData` prepares exactly those, once, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
@@ -15,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hnclip.core import Batch, ImageSource, Record, TextBatch
 from hnclip.data.cache import Pixels, Progress, load_pictures
 from hnclip.data.images import ImageTransform
-from hnclip.data.records import ImageSource, Record
 from hnclip.data.sampler import choose_captions
 from hnclip.data.texts import TextTransform
 from hnclip.data.views.named import IMAGE_VIEWS, TEXT_VIEWS
@@ -26,109 +25,18 @@ from hnclip.data.views.parts import PARTS, Material
 FILLER = "a"  # stands where a record has no text; nobody reads what becomes of it
 
 
-@dataclass(frozen=True)
-class TextBatch:
-    """Token ids padded to the longest text of the batch, and each text's length with start and end token.
-
-    Shape:
-        ids: [B, T] int64
-        lengths: [B] int64
-    """
-
-    ids: Tensor
-    lengths: Tensor
-
-    def __getitem__(self, rows: slice) -> TextBatch:
-        lengths = self.lengths[rows]
-        # Causal attention makes everything behind the end token irrelevant, so trimming is exact.
-        return TextBatch(self.ids[rows, : int(lengths.max())], lengths)
-
-    def to(self, device: torch.device) -> TextBatch:
-        # Places are found before they travel: found on an accelerator, it would have to be waited for.
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pinned(self) -> TextBatch:
-        return self._each(Tensor.pin_memory)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> TextBatch:
-        return TextBatch(change(self.ids), change(self.lengths)).with_places(change(self.places))
-
-    def with_places(self, places: Tensor) -> TextBatch:
-        """The same batch, which need not look for its places."""
-        self.__dict__["places"] = places
-        return self
-
-    @cached_property
-    def places(self) -> Tensor:
-        """[ΣT]: where the tokens stand that are no pads, in the flattened [B·T]."""
-        position = torch.arange(self.ids.shape[1], device=self.ids.device)[None]  # [1, T]
-        return (position < self.lengths[:, None]).flatten().nonzero().flatten()
-
-
-@dataclass(frozen=True)
-class Batch:
-    """B pairs, every view of them, on one device.
-
-    Shape:
-        images: per view [B, 3, H, W] uint8
-        texts: per view a TextBatch
-        ids: [B, 2] int64, the pair's image and caption identities
-        margin_text: [B, D] or None, frozen caption embeddings for Ḡ
-        present: per view [B] bool, False where a pair has no such view and its row is filler; views that all pairs of
-            the data have are not listed
-        parts: per view what readouts pool, as in `hnclip.models.readout.TowerOutput`: [B, K, P] bool or [B, K, 2]
-        text_ids: per text view other than the caption [B] int64, equal for equal texts
-    """
-
-    images: Mapping[str, Tensor]
-    texts: Mapping[str, TextBatch]
-    ids: Tensor
-    margin_text: Tensor | None = None
-    present: Mapping[str, Tensor] = field(default_factory=dict)
-    parts: Mapping[str, Tensor] = field(default_factory=dict)
-    text_ids: Mapping[str, Tensor] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, rows: slice) -> Batch:
-        return self._each(lambda tensor: tensor[rows], lambda text: text[rows])
-
-    def to(self, device: torch.device) -> Batch:
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True), lambda text: text.to(device))
-
-    def pinned(self) -> Batch:
-        """The same in memory from which CUDA copies while it works; from any other it makes the host wait."""
-        return self._each(Tensor.pin_memory, TextBatch.pinned)
-
-    def _each(self, change: Callable[[Tensor], Tensor], change_text: Callable[[TextBatch], TextBatch]) -> Batch:
-        def every(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {name: change(tensor) for name, tensor in tensors.items()}
-
-        return Batch(
-            every(self.images),
-            {name: change_text(text) for name, text in self.texts.items()},
-            change(self.ids),
-            None if self.margin_text is None else change(self.margin_text),
-            every(self.present),
-            every(self.parts),
-            every(self.text_ids),
-        )
-
-
 def join_texts(parts: Sequence[TextBatch], pad: int) -> TextBatch:
     """Several batches as one, as wide as the widest."""
     if len(parts) == 1:
         return parts[0]
     width = max(part.ids.shape[1] for part in parts)
-    places, row = [], 0
+    positions, row = [], 0
     for part in parts:
         own = part.ids.shape[1]
-        places.append((row + part.places // own) * width + part.places % own)
+        positions.append((row + part.positions // own) * width + part.positions % own)
         row += len(part.lengths)
     ids = [F.pad(part.ids, (0, width - part.ids.shape[1]), value=pad) for part in parts]
-    joined = TextBatch(torch.cat(ids), torch.cat([part.lengths for part in parts]))
-    return joined.with_places(torch.cat(places))
+    return TextBatch(torch.cat(ids), torch.cat([part.lengths for part in parts]), torch.cat(positions))
 
 
 def pad_texts(ids: Sequence[Sequence[int]], pad: int) -> TextBatch:

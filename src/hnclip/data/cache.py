@@ -15,10 +15,10 @@ import PIL
 import torch
 from torch import Tensor
 
+from hnclip.core import ImageSource, InvalidImage, Problem
 from hnclip.data import images as image_code
 from hnclip.data import pictures as picture_code
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import BadPicture, ImageSource, Problem
 from hnclip.data.store import LAYOUT, Entry, MappedPixels, Store, open_store
 from hnclip.data.threads import decoding_threads, in_order, processors
 
@@ -98,7 +98,7 @@ def _load_into_memory(
     def load(image: ImageSource) -> Tensor | Problem:
         try:
             return _resized(image, image.read(), transform)
-        except BadPicture as error:
+        except InvalidImage as error:
             return _problem(image, error)
 
     with decoding_threads(workers) as pool:
@@ -123,7 +123,7 @@ def _load_through(
     for index, image in enumerate(images):
         try:
             names[index] = _name(image)
-        except BadPicture as error:
+        except InvalidImage as error:
             problems[index] = _problem(image, error)
     wanted = {name: images[index] for index, name in names.items()}
     found: dict[bytes, int | Problem] = dict(store.rows(list(wanted)))
@@ -176,11 +176,11 @@ def _fill(
                 taken.add(mark)
             try:
                 return name, Entry(name, mark, _resized(image, content, transform))
-            except BadPicture:
+            except InvalidImage:
                 with lock:
                     taken.remove(mark)
                 raise
-        except BadPicture as error:
+        except InvalidImage as error:
             return name, _problem(image, error)
 
     def begun() -> Iterator[bytes]:
@@ -221,15 +221,15 @@ def _fill(
 
 
 def _resized(image: ImageSource, content: bytes, transform: ImageTransform) -> Tensor:
-    """[3, S, S], or BadPicture."""
+    """[3, S, S], or InvalidImage."""
     picture = image.decode(content)
     try:
         return preprocess_image(picture, transform)
     except ValueError as error:
-        raise BadPicture("unusual image", f"{image.key}: {error}") from error
+        raise InvalidImage("unusual image", f"{image.key}: {error}") from error
 
 
-def _problem(image: ImageSource, error: BadPicture) -> Problem:
+def _problem(image: ImageSource, error: InvalidImage) -> Problem:
     return Problem(error.kind, image.key, str(error))
 
 

@@ -9,8 +9,10 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image, ImageOps
 from torch import Tensor
+
+from hnclip.core import orientation
 
 # Mean and deviation of the pictures that OpenAI's CLIP was trained on, by colour.
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -117,15 +119,6 @@ def checked_shape(width: int, height: int, transform: ImageTransform) -> tuple[i
             "cut it first"
         )
     return columns, rows
-
-
-def orientation(image: Image.Image) -> int:
-    """1 for upright, 2 to 8 for the ways in which EXIF turns and mirrors pictures; from 5 on it lies on its side."""
-    try:
-        found = image.getexif().get(ExifTags.Base.Orientation)
-    except (SyntaxError, ValueError):  # what Pillow raises for EXIF that is none
-        return 1
-    return next((turn for turn in range(2, 9) if turn == found), 1)
 
 
 def flat_picture(image: Image.Image) -> Image.Image:

@@ -14,7 +14,7 @@ from typing import IO, Any, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
-from hnclip.data.records import BadPicture, ImageSource, upright_shape
+from hnclip.core import ImageSource, InvalidImage, upright_shape
 
 Result = TypeVar("Result")
 
@@ -34,12 +34,12 @@ def is_image_name(name: str) -> bool:
 
 
 def decode_picture(content: bytes, where: str) -> Image.Image:
-    """The picture in these bytes, decoded to its last pixel; BadPicture says what is wrong with it and where it is."""
+    """The image in these bytes, fully decoded; InvalidImage says what is wrong with it and where it is."""
     image = _opened(io.BytesIO(content), where)
     try:
         image.load()
     except Exception as error:
-        raise BadPicture(_damage(error), f"{where} cannot be decoded: {error}") from error
+        raise InvalidImage(_damage(error), f"{where} cannot be decoded: {error}") from error
     return image
 
 
@@ -51,13 +51,13 @@ def picture_shape(file: IO[bytes], where: str) -> tuple[int, int]:
             image.load()  # Pillow turns these itself, and only then says so
         return upright_shape(image)
     except Exception as error:  # a PNG may tell how it lies behind its pixels, and be damaged before that
-        raise BadPicture(_damage(error), f"{where} cannot be decoded: {error}") from error
+        raise InvalidImage(_damage(error), f"{where} cannot be decoded: {error}") from error
 
 
 def _opened(file: IO[bytes], where: str) -> Image.Image:
     """The picture in a file, not decoded yet."""
     if not file.read(1):
-        raise BadPicture("corrupt image", f"{where} is empty")
+        raise InvalidImage("corrupt image", f"{where} is empty")
     file.seek(0)
     try:
         with warnings.catch_warnings():
@@ -65,13 +65,13 @@ def _opened(file: IO[bytes], where: str) -> Image.Image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(file, formats=_formats())
     except Image.DecompressionBombError as error:
-        raise BadPicture("oversized image", f"{where}: {error}") from error
+        raise InvalidImage("oversized image", f"{where}: {error}") from error
     except UnidentifiedImageError as error:
-        raise BadPicture("corrupt image", f"{where} is no picture that Pillow knows") from error
+        raise InvalidImage("corrupt image", f"{where} is no picture that Pillow knows") from error
     except Exception as error:  # Pillow's plugins raise whatever a damaged header makes them stumble over
-        raise BadPicture(_damage(error), f"{where} cannot be opened: {error}") from error
+        raise InvalidImage(_damage(error), f"{where} cannot be opened: {error}") from error
     if image.width * image.height > MAX_PIXELS:
-        raise BadPicture(
+        raise InvalidImage(
             "oversized image", f"{where} has {image.width} × {image.height} pixels; at most {MAX_PIXELS:,} are decoded"
         )
     return image
@@ -219,7 +219,7 @@ def _stat(path: Path) -> os.stat_result:
     """Of a file; to open a pipe would be to wait for whoever writes to it."""
     found = _reading(path, path.stat)
     if not stat.S_ISREG(found.st_mode):
-        raise BadPicture("missing image", f"{path} is no file")
+        raise InvalidImage("missing image", f"{path} is no file")
     return found
 
 
@@ -227,6 +227,6 @@ def _reading(path: Path, action: Callable[[], Result]) -> Result:
     try:
         return action()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise BadPicture("missing image", f"{path} does not exist") from error
+        raise InvalidImage("missing image", f"{path} does not exist") from error
     except OSError as error:
-        raise BadPicture("missing image", f"{path} cannot be read: {error.strerror or error}") from error
+        raise InvalidImage("missing image", f"{path} cannot be read: {error.strerror or error}") from error

@@ -1,111 +1,15 @@
-"""The one record type behind every data source: an image reference and what is said of it."""
+"""A data set of records, its splits, and shares of them."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from PIL import Image
+from hnclip.core import Problem, Record
 
 # Other spellings that data sources use. COCO's "restval" is training material in every retrieval paper.
 SPLIT_NAMES = {"training": "train", "restval": "train", "val": "validation", "valid": "validation", "dev": "validation"}
-
-
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels; right and bottom exclusive
-
-
-class ImageSource(ABC):
-    """Where a picture comes from. `key` names it: two records with the same key show the same picture."""
-
-    @property
-    @abstractmethod
-    def key(self) -> str: ...
-
-    @abstractmethod
-    def stamp(self) -> str:
-        """What changes when the picture may have changed, without reading it: size and time of a file. Raises
-        BadPicture if there is no picture."""
-
-    @abstractmethod
-    def read(self) -> bytes:
-        """The bytes that the picture is made from; the same bytes are the same picture."""
-
-    @abstractmethod
-    def decode(self, content: bytes) -> Image.Image:
-        """The picture that `read` gave the bytes of, pixels included. Raises BadPicture if they are damaged."""
-
-    def load(self) -> Image.Image:
-        return self.decode(self.read())
-
-    def shape(self) -> tuple[int, int]:
-        """Width and height of the upright picture. Sources that know a cheaper way than to decode it take that."""
-        return upright_shape(self.load())
-
-
-def upright_shape(image: Image.Image) -> tuple[int, int]:
-    """Width and height as the camera held it."""
-    from hnclip.data.images import orientation  # torch comes with it, and records are read without
-
-    return image.size if orientation(image) < 5 else (image.height, image.width)
-
-
-class BadPicture(ValueError):
-    """A picture that cannot be used. `kind` is the sort of problem, one of data/problems.py."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(detail)
-        self.kind = kind
-
-
-@dataclass(frozen=True)
-class Region:
-    """A part of the picture, (left, top, right, bottom) in the pixels of the upright picture, and the sentence that
-    describes it.
-
-    `score` is how well they fit to whoever matched them, None where the source knows. `edges` is an edge map of this
-    part alone that the source brings along.
-    """
-
-    box: Box
-    sentence: str
-    score: float | None = None
-    edges: ImageSource | None = None
-
-
-@dataclass(frozen=True)
-class Record:
-    """One picture with its captions.
-
-    `id` is unique in its data set and does not depend on where the data lie. `split` is "train", "validation", "test",
-    a name of the source's own, or None if the source does not say. `group` names its family of near-duplicates, if the
-    source knows one: recalls are resampled by group, because members of a family succeed and fail together.
-
-    The rest is for objectives that look at more than picture and caption: `regions`, best first, `edges`, an edge map
-    of the picture that the source brings along, and `filtered`, each caption without its words of appearance, or
-    nothing where none were prepared.
-    """
-
-    id: str
-    image: ImageSource
-    captions: tuple[str, ...]
-    split: str | None
-    short: str | None = None
-    regions: tuple[Region, ...] = ()
-    group: str | None = None
-    edges: ImageSource | None = None
-    filtered: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Something wrong with the data: its kind (data/problems.py), where it is (file and line, or the record's id), and
-    what was found."""
-
-    kind: str
-    where: str
-    detail: str
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from hnclip.core import Problem, Record
 from hnclip.data.cache import Progress, load_pictures
 from hnclip.data.images import ImageTransform
 from hnclip.data.readers.cells import bad_text
-from hnclip.data.records import DataSet, Problem, Record
+from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
-from hnclip.files import replace_file
+from hnclip.util.files import replace_file
 
 SHOWN = 5  # problems that an error message shows
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hnclip.config import ReadConfig
-from hnclip.data.records import DataSet, Record
+from hnclip.core import Record
+from hnclip.data.records import DataSet
 from hnclip.data.scenes import FAMILIES, SMALL, scene_records, with_doubles
 from hnclip.data.scenes.world import DOMAINS
 

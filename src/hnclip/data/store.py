@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hnclip.files import writing
+from hnclip.util.files import transaction
 
 LAYOUT = 1  # of the two files; part of a store's name
 PATIENCE = 300.0  # seconds to wait for another writer
@@ -116,7 +116,7 @@ class Store:
         """
         if not entries:
             return {}
-        with _explained(self._directory, len(entries) * self._row_bytes), writing(self._index):
+        with _explained(self._directory, len(entries) * self._row_bytes), transaction(self._index):
             rows = self._look_up(
                 "SELECT content, row FROM pictures WHERE content IN", [entry.content for entry in entries]
             )
@@ -196,7 +196,7 @@ def _set_up(index: sqlite3.Connection, file: Path) -> None:
     made = "SELECT count(*) FROM sqlite_master WHERE name IN ('pictures', 'names')"
     if index.execute(made).fetchone() == (2,):
         return
-    with writing(index):
+    with transaction(index):
         if index.execute(made).fetchone() != (2,):  # unless another process was quicker
             file.unlink(missing_ok=True)
             for statement in SCHEMA.split(";"):
@@ -225,7 +225,7 @@ def _drop_missing(index: sqlite3.Connection, pixels: FileIO, row_bytes: int) -> 
     # The index is asked before the file: it never speaks of a row before the row is written.
     if _end(index) * row_bytes <= os.fstat(pixels.fileno()).st_size:
         return
-    with writing(index):
+    with transaction(index):
         whole = os.fstat(pixels.fileno()).st_size // row_bytes
         index.execute("DELETE FROM pictures WHERE row >= ?", (whole,))
         index.execute("DELETE FROM names WHERE row >= ?", (whole,))

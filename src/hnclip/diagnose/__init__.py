@@ -36,9 +36,9 @@ from hnclip.diagnose.material import Material, Source
 from hnclip.diagnose.page import write_page
 from hnclip.models.load import load
 from hnclip.options import Diagnose
-from hnclip.train.device import pick_device
 from hnclip.train.log import progress_bar
 from hnclip.train.runs import models_of
+from hnclip.util.device import find_device
 
 SHOWN_SUSPECTS = 5
 THUMBNAIL = 480  # pixels: as large as the page or a figure shows a picture
@@ -75,7 +75,7 @@ def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], 
     captions to compare there is no diagnosis.
     """
     path = models_of(options.model)[0][1]
-    model = load(path, **vars(options.opening)).to(pick_device(options.device))
+    model = load(path, **vars(options.opening)).to(find_device(options.device))
     model.require_trained("a diagnosis")
     config = _config(options, path)
     source = Source(options, model, quiet=quiet, report=report)
@@ -258,6 +258,6 @@ class _Shown:
                 picture = flat_picture(self.captions.records[record].image.load())
                 picture.thumbnail((THUMBNAIL, THUMBNAIL))
                 self._pictures[record] = picture
-            except ValueError:  # a BadPicture, or values without a meaning
+            except ValueError:  # a InvalidImage, or values without a meaning
                 self._pictures[record] = None
         return self._pictures[record]

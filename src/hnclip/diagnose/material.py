@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from hnclip.analysis.head_probe import Features
+from hnclip.core import InvalidImage, Record
 from hnclip.data.batches import numbers
-from hnclip.data.records import BadPicture, DataSet, Record
+from hnclip.data.records import DataSet
 from hnclip.data.sources import open_data
 from hnclip.evaluate.retrieval import group_numbers
 from hnclip.models.dual_encoder import DualEncoder
@@ -195,7 +196,7 @@ def _picture_numbers(records: Sequence[Record]) -> Tensor:
     def content(record: Record) -> Hashable:
         try:
             return blake2b(record.image.read(), digest_size=16).digest()
-        except BadPicture:  # it was there when it was encoded
+        except InvalidImage:  # it was there when it was encoded
             return record.image.key
 
     return numbers([content(record) for record in records])

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hnclip.config import ReadConfig
+from hnclip.core import Record
 from hnclip.data.benchmarks import held_out
 from hnclip.data.cache import Progress, cache_directory
-from hnclip.data.records import DataSet, Record
+from hnclip.data.records import DataSet
 from hnclip.data.sound import check_rows, check_share, sound_records
 from hnclip.data.sources import open_data
 from hnclip.evaluate.companions import caption_similarity
@@ -25,7 +26,7 @@ from hnclip.evaluate.matrix import Results
 from hnclip.evaluate.queries import write_queries
 from hnclip.evaluate.result import Result, result_of
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
-from hnclip.files import replace_file
+from hnclip.util.files import replace_file
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hnclip.evaluate.ranks import TIE_TOLERANCE, TILE, right_scores, unit_vectors, wrong_scores
 from hnclip.evaluate.table import ARROWS
-from hnclip.files import replace_file
+from hnclip.util.files import replace_file
 
 if TYPE_CHECKING:
     from hnclip.evaluate.retrieval import Evaluation, Gallery

@@ -13,8 +13,8 @@ from hnclip.evaluate.protocol import Compared
 from hnclip.evaluate.published import PublishedResult, paper_title, published
 from hnclip.evaluate.result import Result
 from hnclip.evaluate.table import ARROWS, format_results
-from hnclip.files import replace_file
 from hnclip.tables import text_table
+from hnclip.util.files import replace_file
 
 KS = (1, 5, 10, 25, 50)
 MAIN_TABLE = "1"  # the paper's comparison of methods; its other tables are variations of it

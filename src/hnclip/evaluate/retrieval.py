@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hnclip.core import Record
 from hnclip.data.batches import pad_texts, prepare
 from hnclip.data.cache import Pixels, Progress
-from hnclip.data.records import Record
 from hnclip.evaluate.metrics import RetrievalMetrics, summarize
 from hnclip.evaluate.ranks import Ranks, retrieval_ranks
 

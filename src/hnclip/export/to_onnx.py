@@ -14,14 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hnclip.data.batches import TextBatch, pad_texts
+from hnclip.core import TextBatch
+from hnclip.data.batches import pad_texts
 from hnclip.data.texts import TextTransform
 from hnclip.export import graph
 from hnclip.export.layouts import Contract, Layout, contract_of, immich_advice, write_immich_settings, write_settings
-from hnclip.files import replace_directory
 from hnclip.models.adapters import merge_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.preprocessing import silence_transformers
+from hnclip.util.files import replace_directory
 
 BATCHES = (1, 2, 5)
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hnclip.data.texts import TextTransform
-from hnclip.files import read_settings
+from hnclip.util.files import read_json
 
 # Capitals, marks, spaces and letters that tokenizers treat differently.
 _SENTENCES = ("a dog", "A red  Bench, under the tree; it's old.", "café (2 m²)\n – 3.5 €")
@@ -31,7 +31,7 @@ def write_tokenizer(transform: TextTransform, directory: Path) -> None:
     _check_tokenizer(fast, transform)
     file = directory / "tokenizer_config.json"
     pad = transform.tokenizer.convert_ids_to_tokens(transform.pad)
-    write_json(file, {**read_settings(file), "model_max_length": transform.context, "pad_token": pad})
+    write_json(file, {**read_json(file), "model_max_length": transform.context, "pad_token": pad})
 
 
 def fast_siglip_tokenizer(directory: Path) -> Any:

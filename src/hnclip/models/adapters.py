@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import torch
 
-from hnclip.files import read_settings, replace_directory
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.long_context import KEEP
 from hnclip.models.model_card import read_training, write_card
 from hnclip.models.openai_checkpoint import Activation, read_state_dict
 from hnclip.models.parameters import Towers, first_difference, linear_names, projection_names
+from hnclip.util.files import read_json, replace_directory
 
 Method = Literal["lora", "dora"]
 ABOUT, CONFIG = "hnclip.json", "adapter_config.json"
@@ -155,13 +155,13 @@ def _read_base(directory: Path) -> tuple[BaseModel, float | None, str]:
     """The base model, the temperature if known, and where the base is named."""
     file = directory / ABOUT
     if file.is_file():
-        about = read_settings(file)
+        about = read_json(file)
         try:
             return BaseModel(**about["base"]), float(about["logit_scale"]), f"{file} (base.model)"
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} does not name the base model of the adapter: {error}") from error
     file = directory / CONFIG
-    settings = read_settings(file)
+    settings = read_json(file)
     name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
     if not name:
         raise ValueError(f"{file} does not name the base model of the adapter: set its base_model_name_or_path")

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from hnclip.core import Embeddings, ViewEmbeddings
-from hnclip.data.batches import Batch, TextBatch, join_texts, pad_texts
+from hnclip.core import Batch, Embeddings, TextBatch, ViewEmbeddings
+from hnclip.data.batches import join_texts, pad_texts
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.pictures import FileImage, is_image_name
 from hnclip.data.texts import TextTransform

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from hnclip.data.batches import TextBatch
+from hnclip.core import TextBatch
 from hnclip.data.texts import TextTransform
 from hnclip.models.packing import Features, Request, is_worth_packing, packed_text_features, use_packed_attention
 

@@ -16,8 +16,6 @@ import torch
 
 from hnclip.data.images import ImageTransform
 from hnclip.data.texts import TextTransform, clean_caption
-from hnclip.device import find_device
-from hnclip.files import read_settings, replace_directory
 from hnclip.models.adapters import ABOUT, CONFIG, open_adapter
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.families import FAMILIES, Family, family_of
@@ -32,6 +30,8 @@ from hnclip.models.preprocessing import (
     read_image_transform,
     silence_transformers,
 )
+from hnclip.util.device import find_device
+from hnclip.util.files import read_json, replace_directory
 
 BUNDLED = "bundled"
 JOINED_WIDTH = 512  # D of two joined towers, as in CLIP B/16
@@ -124,7 +124,7 @@ def _open_directory(directory: Path, tokenizer: Any) -> DualEncoder:
     file = directory / "config.json"
     if not file.is_file():
         raise ValueError(f"{directory} has no config.json: it is not a saved model")
-    settings = read_settings(file)
+    settings = read_json(file)
     if (kind := settings.get("model_type")) not in FAMILIES:
         if "optim" in settings:
             raise ValueError(f"{directory} is a training run: use one of its models, {directory / 'best'} or last")
@@ -135,7 +135,7 @@ def _open_directory(directory: Path, tokenizer: Any) -> DualEncoder:
     model = wrap(backbone, tokenizer or open_tokenizer(directory), image)
     model.provenance = read_training(directory)
     if (about := directory / ABOUT).is_file():
-        model.untrained_projections = bool(read_settings(about).get("untrained_projections"))
+        model.untrained_projections = bool(read_json(about).get("untrained_projections"))
     return model
 
 
@@ -344,7 +344,7 @@ def save(model: DualEncoder, directory: str | Path) -> None:
         contents = _sentence_transformers_files(model)
         # In the file, not in the user's tokenizer.
         contents["tokenizer_config.json"] = {
-            **read_settings(partial / "tokenizer_config.json"),
+            **read_json(partial / "tokenizer_config.json"),
             "model_max_length": model.context,
         }
         if model.untrained_projections:

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hnclip.files import read_settings
 from hnclip.tables import markdown_table
+from hnclip.util.files import read_json
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -51,7 +51,7 @@ def read_training(directory: Path) -> Training | None:
     if not file.is_file():
         return None
     try:
-        return Training(**read_settings(file))
+        return Training(**read_json(file))
     except TypeError as error:
         raise ValueError(f"{file} is not the record of a training ({error}); delete it to open the model") from error
 

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from hnclip.data.images import OPENAI_MEAN, OPENAI_STD, ImageTransform
-from hnclip.files import read_settings
 from hnclip.models.long_context import KEEP
+from hnclip.util.files import read_json
 
 if TYPE_CHECKING:
     from transformers import CLIPModel
@@ -203,7 +203,7 @@ def open_clip_settings(file: Path) -> dict[str, Any]:
     config = file.parent / "open_clip_config.json"
     if not config.is_file():
         return {}
-    settings = read_settings(config)
+    settings = read_json(config)
     for part, expected in PLAIN.items():
         found = (settings.get("model_cfg") or {}).get(part)
         if not isinstance(found, dict):

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import torch.nn.functional as F
 from torch import Tensor
 
-from hnclip.data.batches import TextBatch
+from hnclip.core import TextBatch
 
 Request: TypeAlias = Literal["global", "tokens", "hidden"]
 """What a tower returns: global vectors alone, with token vectors, or with its last hidden states."""
@@ -30,7 +30,7 @@ WORTH = 0.95  # share of positions that hold tokens; above it, gathering them co
 
 def is_worth_packing(texts: TextBatch) -> bool:
     """Whether a batch has enough padding to save time. Reads shapes only, so a device need not be waited for."""
-    return len(texts.places) < WORTH * texts.ids.numel()
+    return len(texts.positions) < WORTH * texts.ids.numel()
 
 
 def use_packed_attention(text_model: Any) -> bool:
@@ -78,21 +78,21 @@ def _attention(
 
 def pack(padded: Tensor, texts: TextBatch) -> Tensor:
     """The tokens of [B, T, …] without the pads: [ΣT, …]."""
-    return padded.flatten(0, 1).index_select(0, texts.places)
+    return padded.flatten(0, 1).index_select(0, texts.positions)
 
 
 def unpack(packed: Tensor, texts: TextBatch) -> Tensor:
     """The inverse of `pack`, zeros for pads: [ΣT, …] becomes [B, T, …]."""
     count, width = texts.ids.shape
     padded = packed.new_zeros(count * width, *packed.shape[1:])
-    return padded.index_copy(0, texts.places, packed).unflatten(0, (count, width))
+    return padded.index_copy(0, texts.positions, packed).unflatten(0, (count, width))
 
 
 def packed_text_features(backbone: Any, texts: TextBatch, *, request: Request) -> Features:
     """`Family.text_features` of a CLIP whose text tower `use_packed_attention` has prepared; zeros for pads."""
     tower = backbone.text_model
     # Sequences of length 1: the embedding layer checks lengths against its positions.
-    ids, positions = pack(texts.ids, texts)[:, None], (texts.places % texts.ids.shape[1])[:, None]  # [ΣT, 1]
+    ids, positions = pack(texts.ids, texts)[:, None], (texts.positions % texts.ids.shape[1])[:, None]  # [ΣT, 1]
     hidden = tower.embeddings(input_ids=ids, position_ids=positions)  # [ΣT, 1, W]
     last = tower.encoder(inputs_embeds=hidden, attention_mask=None, packed=texts).last_hidden_state[:, 0]  # [ΣT, W]
     normed = tower.final_layer_norm(last)  # [ΣT, W]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from hnclip.data.images import ImageTransform
-from hnclip.files import read_settings
+from hnclip.util.files import read_json
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -67,7 +67,7 @@ def read_image_transform(directory: Path, kind: str, image_size: int | None) -> 
     """
     for name, key in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
         if (file := directory / name).is_file():
-            settings = read_settings(file) if key is None else read_settings(file).get(key)
+            settings = read_json(file) if key is None else read_json(file).get(key)
             if settings:
                 break
     else:

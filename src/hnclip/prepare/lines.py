@@ -19,7 +19,7 @@ from io import FileIO
 from pathlib import Path
 from typing import IO, Any, Literal, get_args
 
-from hnclip.files import only_process, replace_file
+from hnclip.util.files import exclusive_lock, replace_file
 
 Kind = Literal["regions", "edges", "text"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -211,7 +211,7 @@ def open_writer(path: Path, data: str) -> Iterator[ManifestWriter]:
         ValueError: another process writes it, the file is no manifest, or a line of it is damaged.
     """
     busy = f"another process is writing {path}; wait for it or choose another --out"
-    with only_process(path.with_name(f".{path.name}.lock"), busy):
+    with exclusive_lock(path.with_name(f".{path.name}.lock"), busy):
         manifest = read_manifest(path)
         if not path.exists():
             _write_anew(path, [_encoded({"kind": "manifest", "layout": LAYOUT, "data": data})])

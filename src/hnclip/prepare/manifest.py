@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hnclip.data.records import BadPicture, ImageSource, Record, Region
+from hnclip.core import ImageSource, InvalidImage, Record, Region
 from hnclip.prepare.lines import KINDS, Entry, Kind, Manifest, read_manifest, short_hash
 
 TRUTH = "truth"  # the tool of regions that a record brought along
@@ -110,7 +110,7 @@ def mark_of(kind: Kind, record: Record) -> str:
     times are kept.
 
     Raises:
-        BadPicture: there is no picture.
+        InvalidImage: there is no picture.
     """
     parts: list[Any] = []
     if kind != "text":
@@ -186,7 +186,7 @@ def current_entry(manifest: Manifest, kind: Kind, record: Record) -> Entry | Non
     """The entry of a record if it was made from what the record is now.
 
     Raises:
-        BadPicture: there is an entry, but no picture any more.
+        InvalidImage: there is an entry, but no picture any more.
     """
     found = manifest.entries[kind].get(record.id)
     return found if found is not None and found.mark == mark_of(kind, record) else None
@@ -195,7 +195,7 @@ def current_entry(manifest: Manifest, kind: Kind, record: Record) -> Entry | Non
 def _current(manifest: Manifest, kind: Kind, record: Record) -> Entry | None:
     try:
         return current_entry(manifest, kind, record)
-    except BadPicture:  # training leaves the record out, and says so
+    except InvalidImage:  # training leaves the record out, and says so
         return None
 
 

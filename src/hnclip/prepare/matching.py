@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hnclip.core import Region
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import Region
 from hnclip.data.texts import TextTransform
 from hnclip.evaluate.retrieval import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder

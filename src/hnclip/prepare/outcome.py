@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hnclip.data.records import Problem
+from hnclip.core import Problem
 from hnclip.prepare.lines import Kind
+from hnclip.util.text import counted
 
 LISTED = 5  # problems that the text shows; the JSON has all
 
@@ -88,7 +89,3 @@ class Outcome:
         if self.made or self.kept:
             lines.append(f"manifest: {self.manifest}")
         return "\n".join([*lines, f"next: {self.next}"])
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

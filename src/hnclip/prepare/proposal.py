@@ -7,7 +7,7 @@ from typing import Protocol
 
 from PIL import Image
 
-from hnclip.data.records import Box
+from hnclip.core import Box
 
 
 @dataclass(frozen=True)

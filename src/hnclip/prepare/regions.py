@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from hnclip.core import InvalidImage, Problem, Record
 from hnclip.data.images import checked_shape, flat_picture
-from hnclip.data.records import BadPicture, Problem, Record
 from hnclip.data.sources import SCENES
 from hnclip.data.threads import decoding_threads, in_order, processors
 from hnclip.data.views.sentences import split_sentences
@@ -20,8 +20,8 @@ from hnclip.prepare.proposers import proposer
 from hnclip.prepare.work import Work, done_records, load_model, plan
 from hnclip.prepare.workers import Propose, proposing
 from hnclip.search.fingerprint import model_fingerprint
-from hnclip.train.device import pick_device
 from hnclip.train.log import progress_bar
+from hnclip.util.device import find_device
 
 CROPS = 4  # batches of crops that are encoded, and their records written, together
 
@@ -50,7 +50,7 @@ def prepare_regions(options: PrepareRegions, work: Work, *, quiet: bool, report:
     asked = proposer(options.proposer, weights=options.weights, device=options.device)
     model = load_model(options)
     model.require_trained("matching regions")
-    model.to(pick_device(options.device))
+    model.to(find_device(options.device))
     source = {"source": model.source, "fingerprint": model_fingerprint(model)}
     tool = {"name": asked.name, "version": asked.version, "model": source, "sentences": options.sentences}
     workers = options.workers or processors()
@@ -121,7 +121,7 @@ def _seen(
             mark = mark_of("regions", record)  # before it is read: if it changes in between, it is made again
             picture = flat_picture(record.image.load())
             checked_shape(*picture.size, model.image_transform)
-        except BadPicture as error:
+        except InvalidImage as error:
             return Problem(error.kind, record.id, str(error))
         except ValueError as error:
             return Problem("unusual image", record.id, str(error))

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from hnclip.command import differences
 from hnclip.config import ReadConfig
+from hnclip.core import InvalidImage, Problem, Record
 from hnclip.data.cache import cache_directory, load_pictures
-from hnclip.data.records import BadPicture, Problem, Record
 from hnclip.data.threads import in_order
 from hnclip.data.views.derived import edges_of
 from hnclip.data.views.edges import edge_method
@@ -19,10 +19,11 @@ from hnclip.data.views.lexicon import filter_version, load_filter
 from hnclip.options import PrepareEdges, PrepareRegions, PrepareText
 from hnclip.prepare.lines import Entry, Kind, open_writer
 from hnclip.prepare.manifest import data_identity, mark_of
-from hnclip.prepare.outcome import LISTED, Outcome, counted
+from hnclip.prepare.outcome import LISTED, Outcome
 from hnclip.prepare.regions import prepare_regions
 from hnclip.prepare.work import Options, Work, done_records, load_model, open_work, plan
 from hnclip.train.log import progress_bar
+from hnclip.util.text import counted
 
 AUTO = "auto"  # whatever is usual, where nobody else has been before
 CHUNK = 256  # records whose captions enter the manifest together
@@ -146,5 +147,5 @@ def _filtered(change: Callable[[str], str], caption: str, name: str, record: Rec
 def _mark(kind: Kind, record: Record) -> str | None:
     try:
         return mark_of(kind, record)
-    except BadPicture:
+    except InvalidImage:
         return None

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hnclip.core import InvalidImage, Problem, Record
 from hnclip.data.cache import cache_directory
-from hnclip.data.records import BadPicture, Problem, Record
 from hnclip.data.sources import open_data
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.options import PrepareEdges, PrepareRegions, PrepareText
 from hnclip.prepare.lines import Entry, Kind, Manifest
 from hnclip.prepare.manifest import current_entry, manifest_path
-from hnclip.prepare.outcome import Outcome, counted
+from hnclip.prepare.outcome import Outcome
 from hnclip.train.runs import models_of
+from hnclip.util.text import counted
 
 Options = PrepareRegions | PrepareEdges | PrepareText
 
@@ -150,7 +151,7 @@ def _current(manifest: Manifest, kind: Kind, records: Sequence[Record]) -> Itera
     for record in records:
         try:
             entry = current_entry(manifest, kind, record)
-        except BadPicture:
+        except InvalidImage:
             continue
         if entry is not None:
             yield record, entry

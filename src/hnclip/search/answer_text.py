@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from hnclip.analysis.near_duplicates import STOP_WORDS, compared, shorten
 from hnclip.analysis.shown import Passage
-from hnclip.search.shards import counted
 from hnclip.tables import text_table
+from hnclip.util.text import counted
 
 if TYPE_CHECKING:
     from hnclip.search.answer import Answer, Separated

@@ -19,8 +19,8 @@ from hnclip.search.find import CaptionHit, Finder, Hit, open_finder
 from hnclip.search.index.reader import Item
 from hnclip.search.options import SearchOptions
 from hnclip.search.rerank import MOST, rerank
-from hnclip.search.shards import counted
 from hnclip.search.twins import TwinGroup, separators, twin_groups
+from hnclip.util.text import counted
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -68,7 +68,7 @@ def ask(options: SearchOptions) -> Answer:
 
 
 def read_query(path: Path) -> Image.Image:
-    """A picture to search by; BadPicture, which is a ValueError, says what is wrong with it."""
+    """A picture to search by; InvalidImage, which is a ValueError, says what is wrong with it."""
     return FileImage(path).load()
 
 

@@ -26,10 +26,10 @@ from hnclip.search.indexing.plan import make_plan
 from hnclip.search.indexing.run import Run
 from hnclip.search.indexing.source import IndexSource, data_path, open_index_source
 from hnclip.search.options import IndexOptions
-from hnclip.search.shards import counted
-from hnclip.train.device import pick_device
 from hnclip.train.log import progress_bar
 from hnclip.train.runs import models_of
+from hnclip.util.device import find_device
+from hnclip.util.text import counted
 
 AHEAD = 2  # batches that are decoded before the encoder asks for them
 DEAD_SHARE = 0.25  # of rows or items: with more of them, and not few, the index is written anew without them
@@ -54,7 +54,7 @@ def build_index(
     check_place(options.out)
     options = _lasting(_checked_engine(options))
     source = open_index_source(options.data, options.read, split=options.split, report=report)
-    device = pick_device(options.device)
+    device = find_device(options.device)
     model = load(models_of(options.model)[0][1], **vars(options.opening)).eval().to(device)
     model.require_trained("an index")
     about = _about(options, source, model)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from hnclip.files import read_settings
 from hnclip.search.shards import (
     CAPTIONS,
     IMAGES,
@@ -27,6 +26,7 @@ from hnclip.search.shards import (
     read_job,
     shard_directory,
 )
+from hnclip.util.files import read_json
 
 
 class Vectors:
@@ -127,7 +127,7 @@ def open_embeddings(directory: str | Path, *, check: bool = False) -> Encoded:
     if not (directory / MANIFEST).is_file():
         raise ValueError(_incomplete(directory))
     job = job_of(directory / MANIFEST)
-    manifest = read_settings(directory / MANIFEST)
+    manifest = read_json(directory / MANIFEST)
     places = [shard_directory(directory, number) for number in range(len(manifest["shards"]))]
     for place, shard in zip(places, manifest["shards"]):
         for name, file in shard["files"].items():

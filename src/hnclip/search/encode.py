@@ -18,9 +18,10 @@ import torch
 
 from hnclip.command import differences
 from hnclip.config import ReadConfig
+from hnclip.core import ImageSource, Problem, Record
 from hnclip.data.cache import LoadedPictures, cache_directory, load_pictures
 from hnclip.data.images import ImageTransform
-from hnclip.data.records import DataSet, ImageSource, Problem, Record
+from hnclip.data.records import DataSet
 from hnclip.data.sound import check_rows, check_share, readable_records
 from hnclip.evaluate.retrieval import encode_captions
 from hnclip.models.dual_encoder import DualEncoder
@@ -32,7 +33,6 @@ from hnclip.search.shards import (
     Job,
     Shard,
     claim,
-    counted,
     missing_shards,
     missing_text,
     read_shard,
@@ -42,9 +42,10 @@ from hnclip.search.shards import (
     write_shard,
 )
 from hnclip.search.sources import open_source
-from hnclip.train.device import pick_device
 from hnclip.train.log import progress_bar
 from hnclip.train.runs import models_of
+from hnclip.util.device import find_device
+from hnclip.util.text import counted
 
 Advance = Callable[[int], None]
 
@@ -183,7 +184,7 @@ def encode(options: Encode, *, quiet: bool = False, report: Callable[[str], None
         import_ray()  # said before the model is opened
         device = torch.device("cpu")  # actors have devices of their own
     else:
-        device = pick_device(options.device)
+        device = find_device(options.device)
     encoder = Encoder(options)
     job, out = encoder.job, options.out
     claim(out, job)

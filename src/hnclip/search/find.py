@@ -109,8 +109,8 @@ def open_model(index: Index, model: str | None = None, device: str = "auto") -> 
         ValueError: it is not where it was, or it is another model: its vectors would mean nothing to the index.
     """
     from hnclip.models.load import load
-    from hnclip.train.device import pick_device
     from hnclip.train.runs import models_of
+    from hnclip.util.device import find_device
 
     name = model or index.about.model
     try:
@@ -127,7 +127,7 @@ def open_model(index: Index, model: str | None = None, device: str = "auto") -> 
             f"{index.path} was made with {index.about.source}, and {name} is another model now: give the one it was "
             f"made with by --model, or index again with\n  hnclip index {index.about.data} --out NEW.hnc --model {name}"
         )
-    return opened.to(pick_device(device))
+    return opened.to(find_device(device))
 
 
 @contextmanager

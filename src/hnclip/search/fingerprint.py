@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hnclip.data.records import BadPicture, Record
-
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
 
 # Settings that change nothing of what a model computes: where it lies, and by which kernels it works.
+from hnclip.core import InvalidImage, Record
+
 _NO_MATTER = {"_name_or_path", "transformers_version", "_attn_implementation", "attn_implementation"}
 
 
@@ -50,7 +50,7 @@ def pictures_fingerprint(records: Sequence[Record]) -> str:
     for record in records:
         try:
             stamp = record.image.stamp()
-        except BadPicture as error:
+        except InvalidImage as error:
             stamp = error.kind
         content.update(repr(stamp).encode("utf-8", "surrogatepass"))
     return content.hexdigest()[:32]

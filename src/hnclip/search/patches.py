@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hnclip.core import InvalidImage
 from hnclip.data.pictures import decode_picture
-from hnclip.data.records import BadPicture
 from hnclip.search.index.reader import Index, Item
 
 if TYPE_CHECKING:
@@ -59,5 +59,5 @@ def _picture(index: Index, item: Item) -> tuple[Image.Image, bool]:
     """The item's picture, or its thumbnail and True."""
     try:
         return decode_picture(index.content(item), item.name), False
-    except BadPicture:
+    except InvalidImage:
         return decode_picture(index.thumbnail(item.row), f"the thumbnail of {item.name}"), True

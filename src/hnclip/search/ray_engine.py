@@ -15,7 +15,7 @@ from typing import Any
 
 from hnclip.options import Encode
 from hnclip.search.encode import Encoder
-from hnclip.train.device import pick_device
+from hnclip.util.device import find_device
 
 
 class ShardMaker:
@@ -28,7 +28,7 @@ class ShardMaker:
         """
         os.chdir(folder)
         self.encoder = Encoder(options)
-        self.encoder.model.to(pick_device(options.device))
+        self.encoder.model.to(find_device(options.device))
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
         """Make the shards of these rows; what went wrong comes back as a row too, since Ray wraps errors in its own."""

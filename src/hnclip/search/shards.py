@@ -33,9 +33,10 @@ from typing import Any
 
 import numpy as np
 
-from hnclip.data.records import Problem, Record
+from hnclip.core import Problem, Record
 from hnclip.data.sound import write_problems
-from hnclip.files import read_settings, replace_directory, replace_file
+from hnclip.util.files import read_json, replace_directory, replace_file
+from hnclip.util.text import counted
 
 FORMAT = 1
 JOB, MANIFEST, LEFT_OUT, SHARDS, SHARD = "job.json", "manifest.json", "left_out.jsonl", "shards", "shard.json"
@@ -120,7 +121,7 @@ def read_job(directory: Path) -> Job | None:
 
 def job_of(file: Path) -> Job:
     """The job in a job.json or manifest.json."""
-    found = read_settings(file)
+    found = read_json(file)
     if found.get("format") != FORMAT:
         raise ValueError(
             f"{file} is of format {found.get('format')!r}, this version of hnclip knows format {FORMAT}: "
@@ -169,7 +170,7 @@ def read_shard(directory: Path, number: int) -> dict[str, Any] | None:
     """A shard's shard.json, or None if there is no such shard, or one of its files is not as it was written."""
     place = shard_directory(directory, number)
     try:
-        info = read_settings(place / SHARD)
+        info = read_json(place / SHARD)
         sound = all((place / name).stat().st_size == file["bytes"] for name, file in info["files"].items())
     except (OSError, ValueError, KeyError):
         return None
@@ -241,10 +242,6 @@ def missing_shards(directory: Path, job: Job) -> list[int]:
 def missing_text(missing: Sequence[int], shards: int) -> str:
     shown = ", ".join(map(str, missing[:SHOWN])) + (" …" if len(missing) > SHOWN else "")
     return f"{len(missing)} of {counted(shards, 'shard')} missing ({shown})"
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def write_manifest(

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Literal
 
 from hnclip.config import ReadConfig
+from hnclip.core import Problem, Record
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.data.pictures import FileImage, is_image_name
 from hnclip.data.readers.cells import bad_text
 from hnclip.data.readers.locate import files_below
-from hnclip.data.records import DataSet, Problem, Record
+from hnclip.data.records import DataSet
 from hnclip.data.sources import open_data
 
 Only = Literal["both", "images", "captions"]

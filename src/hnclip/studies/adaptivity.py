@@ -47,7 +47,7 @@ from hnclip.studies.adaptivity_result import (
 from hnclip.studies.frozen_features import Encoding, TextPool, frozen_features
 from hnclip.studies.head_runs import Chosen, HeadRuns, Point, check_size
 from hnclip.studies.tower_heads import HeadSettings, MarginLoss, Negatives
-from hnclip.train.device import pick_device
+from hnclip.util.device import find_device
 
 SPLITS = ("train", "validation", "test")
 
@@ -137,7 +137,7 @@ def adaptivity(options: AdaptivityOptions, *, quiet: bool = False, report: Calla
         ValueError: the data have no test split, or a split is too small or cannot be encoded.
     """
     tell: Callable[[str], None] = (lambda text: None) if quiet else report
-    device = pick_device(options.device)
+    device = find_device(options.device)
     splits = open_features(options, device, tell)
     return cross(splits, options, device=device, report=tell)
 

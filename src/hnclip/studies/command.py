@@ -10,7 +10,6 @@ from typing import Any
 
 from hnclip.command import differences
 from hnclip.config import ReadConfig
-from hnclip.files import replace_file
 from hnclip.models.load import load
 from hnclip.options import Study as Options
 from hnclip.studies.estimate import FORWARD, counts_of, gallery_size, rates_of_store
@@ -23,6 +22,7 @@ from hnclip.studies.outcome import show
 from hnclip.studies.plan import Job, plan_entries
 from hnclip.studies.request import Entry, check_out, entries_of, is_here, parse_fields
 from hnclip.studies.store import Store
+from hnclip.util.files import replace_file
 
 Report = Callable[[str], None]
 

@@ -16,9 +16,9 @@ from hnclip.evaluate.protocol import open_task
 from hnclip.models.speed import choose_precision
 from hnclip.studies.identity import Trained
 from hnclip.studies.plan import Gallery, Job
-from hnclip.train.device import pick_device
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import CONFIG, RESULT
+from hnclip.util.device import find_device
 
 FORWARD = 3.0  # a forward pass alone is taken as a third of one with its backward pass
 PROBING = 2.0  # steps that a measurement of the gradients costs
@@ -54,7 +54,7 @@ def cost_of(config: TrainConfig) -> Cost:
         (adapt.method, adapt.towers, adapt.freeze_image, adapt.freeze_text),
         optim.micro_batch,
         optim.micro_batch * together,
-        choose_precision(optim.precision, pick_device(config.device)),  # saved runs have what auto came to
+        choose_precision(optim.precision, find_device(config.device)),  # saved runs have what auto came to
         config.device,
         config.threads,
     )
@@ -172,7 +172,7 @@ def _timed(config: TrainConfig, report: Callable[[str], None]) -> Rate:
     optim = config.optim
     whole = optim.micro_batch if optim.negatives == "micro" else optim.micro_batch * optim.accumulate
     # A large model takes minutes for a whole step of a processor.
-    large = config.model != "bundled" and pick_device(config.device).type == "cpu"
+    large = config.model != "bundled" and find_device(config.device).type == "cpu"
     time = measure_step(
         config, pairs=2 if large else whole, turns=1 if large else 3, report=lambda text: report(f"  {text}")
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hnclip.studies.plan import Job
 from hnclip.studies.store import Busy, Store
+from hnclip.util.text import duration
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,3 @@ def execute(
         if waiting:
             time.sleep(wait)
     return failures
-
-
-def duration(seconds: float) -> str:
-    """For people: 40 s, 12 min, 3 h 20 min.
-
-    >>> duration(40), duration(700), duration(12_000)
-    ('40 s', '12 min', '3 h 20 min')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

@@ -12,7 +12,6 @@ from hnclip.config import TrainConfig
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.studies import plan
 from hnclip.studies.estimate import Expected, Rates, counts_of, gallery_size, measured, rates_of_store
-from hnclip.studies.execute import duration
 from hnclip.studies.identity import Identity
 from hnclip.studies.plan import Gallery, Job, plan_entries
 from hnclip.studies.request import Entry, is_here
@@ -20,6 +19,7 @@ from hnclip.studies.store import Store
 from hnclip.tables import text_table
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import CONFIG
+from hnclip.util.text import duration
 
 State = Literal["done", "to evaluate", "half done", "made by other versions", "to do", "not known"]
 NOT_KNOWN = "not known before model and data are here"

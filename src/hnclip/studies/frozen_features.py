@@ -21,14 +21,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hnclip.analysis.heads import TowerFeatures
+from hnclip.core import Record
 from hnclip.data.batches import numbers, pad_texts
 from hnclip.data.cache import load_pictures
-from hnclip.data.records import Record
 from hnclip.data.sound import check_share, readable_records
 from hnclip.evaluate.retrieval import group_numbers
-from hnclip.files import replace_file
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.search.fingerprint import model_fingerprint, pictures_fingerprint, records_fingerprint
+from hnclip.util.files import replace_file
+from hnclip.util.text import duration
 
 TextPool = Literal["own", "mean"]
 PART = 256  # records that a kill costs
@@ -83,7 +84,7 @@ def frozen_features(
     for done, number in enumerate(missing):
         if done:
             left = (time.monotonic() - started) / done * (len(missing) - done)
-            report(f"encoding {name}: {len(parts) - len(missing) + done} of {len(parts)} parts, {_minutes(left)} left")
+            report(f"encoding {name}: {len(parts) - len(missing) + done} of {len(parts)} parts, {duration(left)} left")
         tensors = encode_part(parts[number], model, encoding)
         with replace_file(files[number]) as partial:
             save_file(tensors, partial)
@@ -198,7 +199,3 @@ def _key(records: Sequence[Record], encoding: Encoding) -> str:
 
 def _hash(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big", signed=True)
-
-
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -28,7 +28,6 @@ from hnclip.analysis.heads import LEAST_TRAIN, PairRows, TowerFeatures, deal_epo
 from hnclip.evaluate.metrics import recall_at
 from hnclip.evaluate.ranks import Ranks
 from hnclip.evaluate.table import ARROWS
-from hnclip.files import read_settings, replace_file
 from hnclip.studies.identity import code_fingerprint
 from hnclip.studies.tower_heads import (
     HeadSettings,
@@ -38,6 +37,7 @@ from hnclip.studies.tower_heads import (
     scaled,
     train_tower_heads,
 )
+from hnclip.util.files import read_json, replace_file
 
 _CPU = torch.device("cpu")
 # What the digits of a run depend on beside its settings and features.
@@ -142,7 +142,7 @@ class HeadRuns:
         file = self.cache / "runs" / f"{self._key(point, seed)}.json"
         self._done += 1
         if file.is_file():
-            return HeadRun(**{name: tuple(values) for name, values in read_settings(file)["run"].items()})
+            return HeadRun(**{name: tuple(values) for name, values in read_json(file)["run"].items()})
         started = time.monotonic()
         found = list(self._heads(point, seed, self.settings.epochs))
         run = HeadRun(

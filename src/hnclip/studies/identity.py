@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hnclip.config import Precision, ReadConfig, SpeedConfig, TrainConfig
+from hnclip.core import InvalidImage, Record
 from hnclip.data.cache import cache_directory
-from hnclip.data.records import BadPicture, Record, fraction_of
+from hnclip.data.records import fraction_of
 from hnclip.data.sources import open_data
-from hnclip.files import read_settings
 from hnclip.models import adapters
 from hnclip.models.speed import choose_precision
-from hnclip.train.device import pick_device
+from hnclip.util.device import find_device
+from hnclip.util.files import read_json
 
 _RANKING = tuple(f"evaluate/{name}.py" for name in ("ranks", "metrics", "retrieval"))  # validation chooses by it
 ROOMS = (
@@ -93,7 +94,7 @@ def run_identity(config: TrainConfig, *, matched: bool = False) -> Identity:
 def _precision(config: TrainConfig) -> Precision:
     """What `auto` comes to: another number format on another device."""
     wanted = config.optim.precision
-    return wanted if wanted != "auto" else choose_precision(wanted, pick_device(config.device))
+    return wanted if wanted != "auto" else choose_precision(wanted, find_device(config.device))
 
 
 def model_identity(config: TrainConfig) -> Identity:
@@ -181,8 +182,8 @@ def _adapted_model(path: Path) -> str | None:
     if not (path / adapters.CONFIG).is_file():
         return None
     if (path / adapters.ABOUT).is_file():
-        return read_settings(path / adapters.ABOUT).get("base", {}).get("model")
-    return read_settings(path / adapters.CONFIG).get("base_model_name_or_path")
+        return read_json(path / adapters.ABOUT).get("base", {}).get("model")
+    return read_json(path / adapters.CONFIG).get("base_model_name_or_path")
 
 
 @cache
@@ -262,7 +263,7 @@ def records_fingerprint(records: Sequence[Record]) -> str:
     for record in records[:: max(1, len(records) // _PICTURES)]:
         try:
             content.update(sha256(record.image.read()).digest())
-        except (BadPicture, OSError):
+        except (InvalidImage, OSError):
             content.update(b"no picture")
     return content.hexdigest()[:16]
 

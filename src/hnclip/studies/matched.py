@@ -10,12 +10,12 @@ from pathlib import Path
 from hnclip.config import TrainConfig
 from hnclip.evaluate.companions import caption_pairs
 from hnclip.evaluate.retrieval import encode_captions
-from hnclip.files import replace_file
 from hnclip.models.adapters import BaseModel
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.studies.identity import Trained, start_fingerprint, training_fingerprint
-from hnclip.train.device import pick_device
+from hnclip.util.device import find_device
+from hnclip.util.files import replace_file
 
 
 def with_matched_margin(config: TrainConfig, directory: Path) -> TrainConfig:
@@ -49,4 +49,4 @@ def mean_similarity(config: TrainConfig, directory: Path) -> float:
 def open_start(config: TrainConfig) -> DualEncoder:
     """The model that a run starts from."""
     base = BaseModel(**{spec.name: getattr(config, spec.name) for spec in fields(BaseModel)})
-    return load(**asdict(base)).to(pick_device(config.device))
+    return load(**asdict(base)).to(find_device(config.device))

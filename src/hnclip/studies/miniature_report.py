@@ -9,11 +9,9 @@ from typing import Any
 
 from hnclip.command import differences
 from hnclip.data.scenes import FAMILIES, MEMBERS, SMALL
-from hnclip.files import replace_directory, replace_file
 from hnclip.recipes import miniature
 from hnclip.studies.checks import Evidence, Judgement, Verdict
 from hnclip.studies.claims import CLAIMS, FINE_TUNING, Claim
-from hnclip.studies.execute import duration
 from hnclip.studies.findings import findings_of
 from hnclip.studies.miniature import RATES
 from hnclip.studies.outcome import FIGURE, Outcome, show
@@ -21,6 +19,8 @@ from hnclip.studies.plan import Setting, plan_entries
 from hnclip.studies.store import Store
 from hnclip.studies.study import Study
 from hnclip.tables import markdown_table
+from hnclip.util.files import replace_directory, replace_file
+from hnclip.util.text import duration
 
 DOCUMENT = "miniature.md"
 PHOTOS_TITLE = """## On photographs, with pre-trained towers: what is left for adaptivity

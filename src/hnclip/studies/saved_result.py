@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hnclip.evaluate.ranks import Ranks
 from hnclip.evaluate.result import PerQuery, Result
-from hnclip.files import replace_file
+from hnclip.util.files import replace_file
 
 _PARTS = {"queries": "", "held_out_queries": "held_out_"}  # fields of `Result`, and what their tensors are called
 

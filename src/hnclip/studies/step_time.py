@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hnclip.config import TrainConfig
-from hnclip.data.batches import Batch, TextBatch, pad_texts, prepare
+from hnclip.core import Batch, TextBatch
+from hnclip.data.batches import pad_texts, prepare
 from hnclip.data.views.parts import PARTS
 from hnclip.measure import machine, rise, synchronize, threads, time_ways
 from hnclip.models.dual_encoder import DualEncoder
@@ -26,11 +27,11 @@ from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective, build_readouts
 from hnclip.studies.identity import Trained
 from hnclip.studies.matched import open_start
-from hnclip.train.device import pick_device
 from hnclip.train.loop import choose_trainable
 from hnclip.train.optimizer import optimizer_of
 from hnclip.train.run_views import with_views
 from hnclip.train.step import Stepper
+from hnclip.util.device import find_device
 
 Source = Literal["real data", "synthetic batch", "random weights, synthetic batch"]
 
@@ -245,7 +246,7 @@ def _model(config: TrainConfig, report: Callable[[str], None]) -> tuple[DualEnco
         if "longclipl" not in "".join(letter for letter in config.model.lower() if letter.isalnum()):
             raise
         report(f"{_first(error)}; a model of the shape of Long-CLIP-L with random weights stands in for it")
-        return _random_model(LONG_CLIP_L).to(pick_device(config.device)), False
+        return _random_model(LONG_CLIP_L).to(find_device(config.device)), False
 
 
 def _first(error: Exception) -> str:

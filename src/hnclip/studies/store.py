@@ -13,15 +13,16 @@ from typing import Any
 from hnclip.config import TrainConfig, from_json, to_json
 from hnclip.evaluate.protocol import evaluate_task, open_task
 from hnclip.evaluate.result import Result
-from hnclip.files import file_name, only_process, replace_file
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.studies.identity import EVALUATION, code_fingerprint, gallery_fingerprint, versions
 from hnclip.studies.matched import open_start, with_matched_margin
 from hnclip.studies.plan import Gallery, Job
 from hnclip.studies.saved_result import read_result, write_result
-from hnclip.train.device import pick_device
 from hnclip.train.loop import CONFIG, RESULT, train_or_continue
+from hnclip.util.device import find_device
+from hnclip.util.files import exclusive_lock, replace_file
+from hnclip.util.text import slugify
 
 ABOUT = "about.json"  # what a directory holds, for people
 
@@ -77,7 +78,7 @@ class Store:
         """The run for this process alone, or Busy."""
         busy = f"another process is at {self.home(job)}"
         try:
-            with only_process(self.directory / ".locks" / str(job.identity), busy):
+            with exclusive_lock(self.directory / ".locks" / str(job.identity), busy):
                 yield
         except ValueError as error:
             if str(error) == busy:
@@ -106,14 +107,14 @@ class Store:
         """The best epoch of a run by validation, or the model as it comes."""
         if not job.trained:
             return open_start(job.config)
-        return load(str(self.home(job) / "best")).to(pick_device(job.config.device))
+        return load(str(self.home(job) / "best")).to(find_device(job.config.device))
 
     def result_path(self, job: Job, gallery: Gallery) -> Path:
         splits = ("all", None) if gallery.whole else (None,)  # of a whole gallery also what of it is held out
         content = [gallery_fingerprint(gallery.source, split, job.config.read) for split in splits]
         digest = sha256(repr((content, code_fingerprint(EVALUATION))).encode()).hexdigest()[:10]
         place = self.home(job) / "evaluations"
-        own = place / f"{file_name(gallery.name)}-{digest}.safetensors"
+        own = place / f"{slugify(gallery.name)}-{digest}.safetensors"
         # The same records by another path have another name.
         return own if own.exists() else next(iter(sorted(place.glob(f"*-{digest}.safetensors"))), own)
 
@@ -164,4 +165,4 @@ def _label(job: Job) -> str:
     if not job.trained:
         return "zero-shot"
     objective = config.objective
-    return file_name(f"{objective.method}-{objective.global_loss}-{config.data.partition('=')[0]}-{config.seed}")
+    return slugify(f"{objective.method}-{objective.global_loss}-{config.data.partition('=')[0]}-{config.seed}")

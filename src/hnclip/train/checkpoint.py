@@ -22,10 +22,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hnclip.files import only_process, recover_directory, replace_directory, replace_file
 from hnclip.models.parameters import restore_trained_tensors, trained_tensors
 from hnclip.train.distributed import agreement, gather_rows, rank, tell_everybody, world_size
 from hnclip.train.parallel import is_sharded, local_part, local_rows
+from hnclip.util.files import exclusive_lock, recover_directory, replace_directory, replace_file
 
 NAME, DIRECTORY, WHOLE = "checkpoint.pt", "checkpoint", "state.pt"
 
@@ -231,5 +231,5 @@ def random_states(device: torch.device) -> list[dict[str, Tensor]]:
 def only_writer(run: Path) -> Iterator[None]:
     """Hold the run directory for this process; the lock ends with the process, however it ends."""
     run.mkdir(parents=True, exist_ok=True)
-    with only_process(run / ".lock", f"another process is training in {run}; wait for it or choose another --out"):
+    with exclusive_lock(run / ".lock", f"another process is training in {run}; wait for it or choose another --out"):
         yield

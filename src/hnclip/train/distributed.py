@@ -29,6 +29,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from hnclip.core import Embeddings, ViewEmbeddings, pad_tokens
+from hnclip.util.device import local_rank
 
 TIMEOUT = "HNCLIP_TIMEOUT"  # environment: seconds after which a process that does not answer counts as lost
 SECONDS = 600
@@ -97,11 +98,6 @@ def rank() -> int:
 def world_size() -> int:
     """The number of processes; 1 when there is no group."""
     return dist.get_world_size() if is_distributed() else 1
-
-
-def local_rank() -> int:
-    """The number of this process on its machine, and so of its accelerator."""
-    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def seed_of_process(seed: int, step: int) -> int:

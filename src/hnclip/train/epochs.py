@@ -14,9 +14,9 @@ import torch
 
 from hnclip.command import train_command
 from hnclip.config import ObjectiveConfig, TrainConfig
-from hnclip.data.batches import Batch, PairData
+from hnclip.core import Batch
+from hnclip.data.batches import PairData
 from hnclip.data.sound import write_problems
-from hnclip.files import replace_file
 from hnclip.models.adapters import BaseModel, save_adapter
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import save
@@ -50,6 +50,7 @@ from hnclip.train.parallel import Alone, hold
 from hnclip.train.prefetch import ahead
 from hnclip.train.run_data import RunData, batch_sizes, length_order, own_share
 from hnclip.train.step import Found, Stepper
+from hnclip.util.files import replace_file
 
 RESULT, LEFT_OUT = "result.json", "left_out.jsonl"
 

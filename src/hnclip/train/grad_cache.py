@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hnclip.core import Embeddings, ViewEmbeddings, join_embeddings
-from hnclip.data.batches import Batch
+from hnclip.core import Batch, Embeddings, ViewEmbeddings, join_embeddings
 from hnclip.losses import clip_loss
 from hnclip.objectives.base import Objective
 from hnclip.train.checkpoint import random_state, restore_random_state

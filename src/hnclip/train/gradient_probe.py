@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from hnclip.config import OptimConfig
-from hnclip.data.batches import Batch
+from hnclip.core import Batch
 from hnclip.losses import GLOBAL_LOSSES
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.base import GlobalTerm

@@ -13,7 +13,6 @@ from typing import Literal
 import torch
 
 from hnclip.config import TrainConfig, from_json, to_json
-from hnclip.files import recover_directory, replace_file
 from hnclip.models.adapters import BaseModel, add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
@@ -22,7 +21,6 @@ from hnclip.models.speed import choose_precision, compile_blocks, recompute_acti
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective, build_readouts, term_weights
 from hnclip.train.checkpoint import only_writer, recover_state
-from hnclip.train.device import pick_device
 from hnclip.train.distributed import (
     agreement,
     is_distributed,
@@ -34,6 +32,8 @@ from hnclip.train.distributed import (
 from hnclip.train.epochs import LEFT_OUT, RESULT, Progress, Run, TrainingDiverged, TrainResult
 from hnclip.train.lost import ends_together
 from hnclip.train.run_data import RunData, open_run_data, with_similarities
+from hnclip.util.device import find_device
+from hnclip.util.files import recover_directory, replace_file
 
 __all__ = ["CONFIG", "LEFT_OUT", "RESULT", "TrainResult", "TrainingDiverged", "resume", "train", "train_or_continue"]
 
@@ -133,7 +133,7 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
-        device = pick_device(config.device)
+        device = find_device(config.device)
     # Decided once, and saved: neither another process nor the machine that a run is resumed on decides otherwise.
     precision = tell_everybody(choose_precision(config.optim.precision, device))
     config = replace(config, optim=replace(config.optim, precision=precision))

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from hnclip.config import OptimConfig, TrainConfig
+from hnclip.core import ImageSource, Problem, Record
 from hnclip.data.batches import PairData, prepare
 from hnclip.data.cache import cache_directory
-from hnclip.data.records import DataSet, ImageSource, Problem, Record, fraction_of
+from hnclip.data.records import DataSet, fraction_of
 from hnclip.data.sampler import Deal, cluster_order, deal_batches, epoch_order, nearest_captions, share
 from hnclip.data.sound import check_rows, check_share, sound_records
 from hnclip.data.sources import open_data

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from hnclip.config import TrainConfig
+from hnclip.core import Record
 from hnclip.data.batches import PairData
 from hnclip.data.cache import cache_directory
-from hnclip.data.records import Record
 from hnclip.objectives.base import Objective
 from hnclip.prepare.lines import Kind
 

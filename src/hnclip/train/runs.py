@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hnclip.files import read_settings
 from hnclip.models.model_card import read_training
 from hnclip.train.loop import CONFIG, RESULT
+from hnclip.util.files import read_json
 
 
 def models_of(path: str) -> list[tuple[str, str]]:
@@ -39,7 +39,7 @@ def models_of(path: str) -> list[tuple[str, str]]:
 def _is_run(directory: Path) -> bool:
     """Models have a config.json as well; that of a run says what was trained and how."""
     config = directory / CONFIG
-    return config.is_file() and {"objective", "optim"} <= read_settings(config).keys()
+    return config.is_file() and {"objective", "optim"} <= read_json(config).keys()
 
 
 def _epoch(model: Path) -> int | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hnclip.config import OptimConfig
-from hnclip.data.batches import Batch
+from hnclip.core import Batch
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.base import Objective, TrainProgress
 from hnclip.train.distributed import mean_over_processes

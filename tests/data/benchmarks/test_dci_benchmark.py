@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from small_copies import list_rows, segment, train_row, write_json, write_picture
 
+from hnclip.core import Region
 from hnclip.data.benchmarks import held_out, open_benchmark
-from hnclip.data.records import Region
 
 TRAIN = ["sa_11.jpg", "sa_13.jpg", "sa_14.jpg", "sa_17.jpg", "sa_18.jpg"]
 TEST = ["sa_12.jpg", "sa_15.jpg"]

@@ -5,8 +5,8 @@ import tarfile
 import pytest
 from small_copies import list_rows, segment, train_row, write_json, write_lines, write_picture
 
+from hnclip.core import InvalidImage, Region
 from hnclip.data.benchmarks import open_benchmark
-from hnclip.data.records import BadPicture, Region
 
 PARTS = {"train": 6, "test": 4, "qual_dev": 2, "qual_test": 1}
 NAMES = [f"{part}_{number:05d}" for part, count in PARTS.items() for number in range(count)]
@@ -135,7 +135,7 @@ def test_goals_test_list_is_enough_for_the_test(tmp_path):
     data = open_benchmark("docci", tmp_path, counts=PAPER)
     assert data.splits() == {"test": 5}
     assert data.part("test")[1].captions == ("It shows test_00000.jpg, at length.",)
-    with pytest.raises(BadPicture) as caught:
+    with pytest.raises(InvalidImage) as caught:
         data.records[0].image.load()
     assert caught.value.kind == "missing image"
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from small_copies import list_rows, segment, train_row, write_json, write_picture
 
+from hnclip.core import Region
 from hnclip.data.benchmarks import BENCHMARKS, open_benchmark
 from hnclip.data.benchmarks.rows import base_name, stem
 from hnclip.data.readers.segments import box_of
-from hnclip.data.records import Region
 
 
 def dci_test(folder, names=("sa_1.jpg", "sa_2.jpg")):

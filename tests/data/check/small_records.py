@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from hnclip.core import Record
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import DataSet, Record
+from hnclip.data.records import DataSet
 
 
 def blobs(seed: int, width: int = 80, height: int = 60) -> Image.Image:

@@ -9,12 +9,13 @@ import pytest
 from PIL import Image
 from small_records import blobs, data_set, picture_file, record
 
+from hnclip.core import Problem
 from hnclip.data import problems as kinds
 from hnclip.data.check import check_data, linking
 from hnclip.data.check.counts import spread
 from hnclip.data.images import ImageTransform
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import DataSet, Problem
+from hnclip.data.records import DataSet
 from hnclip.data.sound import sound_records
 from hnclip.data.texts import TextTransform
 from hnclip.models.preprocessing import train_tokenizer

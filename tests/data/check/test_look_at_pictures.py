@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from small_records import blobs, picture_file
 
+from hnclip.core import ImageSource, Problem
 from hnclip.data.check.pictures import Picture, look_at
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import ImageSource, Problem
 
 
 def png_of_size(width, height):

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from tiny_pictures import png, shade, write_png, write_tar
 
+from hnclip.core import InvalidImage
 from hnclip.data.pictures import FileImage, TarImage
 from hnclip.data.readers.locate import Pictures, plain_name
-from hnclip.data.records import BadPicture
 
 
 @pytest.fixture(params=["directory", "tar"])
@@ -56,7 +56,7 @@ def test_an_absent_picture_is_missing_when_looked_at(pictures: Pictures) -> None
     assert not pictures.has("z/nowhere.png")
     assert pictures.exact("z/nowhere.png") is None
     for look in (image.stamp, image.read):
-        with pytest.raises(BadPicture) as caught:
+        with pytest.raises(InvalidImage) as caught:
             look()
         assert caught.value.kind == "missing image"
 

@@ -11,10 +11,10 @@ import pytest
 from tiny_pictures import png, shade, write_png
 
 from hnclip.config import ReadConfig
+from hnclip.core import InvalidImage
 from hnclip.data.readers import parquet
 from hnclip.data.readers.gather import Found
 from hnclip.data.readers.paths import read_path
-from hnclip.data.records import BadPicture
 
 
 def read(path: Path, **settings: Any) -> Found:
@@ -102,7 +102,7 @@ def test_a_path_in_a_cell_without_bytes(tmp_path: Path) -> None:
     pq.write_table(pa.table({"image": cells, "text": ["a", "b"]}, schema=schema), tmp_path / "t.parquet")
     first, second = read(tmp_path / "t.parquet").records
     assert shade(first.image) == 7
-    with pytest.raises(BadPicture, match=r"row 1, column image.* holds no picture") as caught:
+    with pytest.raises(InvalidImage, match=r"row 1, column image.* holds no picture") as caught:
         second.image.load()
     assert caught.value.kind == "missing image"
 
@@ -117,7 +117,7 @@ def test_a_file_that_changes_under_the_records_is_told(tmp_path: Path, after: st
         write(path, image=[png(1)], caption=["one"])
     else:
         path.write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(BadPicture, match="cannot be read") as caught:
+    with pytest.raises(InvalidImage, match="cannot be read") as caught:
         record.image.load()
     assert caught.value.kind == "missing image"
 

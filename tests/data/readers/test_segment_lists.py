@@ -10,11 +10,11 @@ import pytest
 from tiny_pictures import png, shade, write_png, write_tar
 
 from hnclip.config import ReadConfig
+from hnclip.core import Region
 from hnclip.data.pictures import FileImage
 from hnclip.data.readers.locate import Pictures
 from hnclip.data.readers.paths import read_path
 from hnclip.data.readers.segments import map_finder, regions_of
-from hnclip.data.records import Region
 
 
 def segment(sentence: str, score: Any, box: Any = (0, 1, 2, 3), **more: Any) -> dict[str, Any]:

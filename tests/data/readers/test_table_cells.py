@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_pictures import png, write_png
 
+from hnclip.core import InvalidImage
 from hnclip.data.readers.cells import (
     RowProblem,
     bad_text,
@@ -17,7 +18,6 @@ from hnclip.data.readers.cells import (
     picture_bytes,
     plain_text,
 )
-from hnclip.data.records import BadPicture
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_pictures_in_cells(tmp_path: Path) -> None:
     assert picture_bytes({"bytes": png(2), "path": "1.png"}, tmp_path, "here") == png(2)
     assert picture_bytes({"bytes": None, "path": "1.png"}, tmp_path, "here") == png(1)
     for cell in (None, {"bytes": None, "path": None}, {"bytes": None, "path": "2.png"}):
-        with pytest.raises(BadPicture) as caught:
+        with pytest.raises(InvalidImage) as caught:
             picture_bytes(cell, tmp_path, "here")
         assert caught.value.kind == "missing image"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tiny_pictures import png, shade, write_png, write_tar
 
 from hnclip.config import ReadConfig
+from hnclip.core import InvalidImage, Record
 from hnclip.data.readers.gather import Found
 from hnclip.data.readers.paths import read_path
-from hnclip.data.records import BadPicture, Record
 
 Rows = Sequence[dict[str, Any]]
 
@@ -126,7 +126,7 @@ def test_bad_rows_are_told_and_left_out(read_rows_as: Callable[..., Found]) -> N
 
 def test_a_missing_picture_keeps_its_record(read_rows_as: Callable[..., Found]) -> None:
     found = read_rows_as([{"image": "nowhere/1.png", "caption": "one"}])
-    with pytest.raises(BadPicture, match=r"nowhere/1.png does not exist"):
+    with pytest.raises(InvalidImage, match=r"nowhere/1.png does not exist"):
         found.records[0].image.load()
     assert found.problems == ()
 

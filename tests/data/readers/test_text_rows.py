@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hnclip.core import Problem
 from hnclip.data.readers.rows import read_rows
-from hnclip.data.records import Problem
 
 
 def rows_of(path: Path, content: str | bytes) -> tuple[list[tuple[str, dict[str, Any]]], list[Problem]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from hnclip.data.records import ImageSource
+from hnclip.core import ImageSource
 
 
 def png(shade: int) -> bytes:

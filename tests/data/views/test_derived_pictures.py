@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import ExifTags, Image, ImageOps
 
+from hnclip.core import ImageSource, InvalidImage, Record, Region
 from hnclip.data.cache import load_pictures
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.pictures import CellImage, FileImage
 from hnclip.data.problems import ERRORS
-from hnclip.data.records import BadPicture, ImageSource, Record, Region
 from hnclip.data.scenes import scene_records
 from hnclip.data.views.derived import crop_of, edges_of, grey_of, map_crop_of
 from hnclip.data.views.edges import Canny, EdgeMethod, LaplacianOfGaussian
@@ -117,7 +117,7 @@ def test_an_overhanging_box_is_cut_to_the_picture(
 def test_a_box_that_shows_nothing_is_a_bad_picture(
     tmp_path: Path, box: tuple[int, int, int, int], message: str
 ) -> None:
-    with pytest.raises(BadPicture, match=message) as caught:
+    with pytest.raises(InvalidImage, match=message) as caught:
         crop_of(saved(tmp_path / "a.png", noise()), box).load()
     assert caught.value.kind in ERRORS
     assert "a.png" in str(caught.value)
@@ -140,7 +140,7 @@ def test_grey_pictures_have_edges_and_crops(tmp_path: Path) -> None:
 def test_values_without_a_meaning_are_a_bad_picture(tmp_path: Path) -> None:
     file = saved(tmp_path / "a.tiff", Image.fromarray(np.full((30, 40), 1e6, dtype=np.float32)))
     for derived in (crop_of(file, BOX), edges_of(file, Threshold())):
-        with pytest.raises(BadPicture, match=r"a\.tiff.*only 0 to 255") as caught:
+        with pytest.raises(InvalidImage, match=r"a\.tiff.*only 0 to 255") as caught:
             derived.load()
         assert caught.value.kind == "unusual image"
 
@@ -189,9 +189,9 @@ def test_equal_ones_are_equal_also_after_pickling(tmp_path: Path) -> None:
 
 def test_without_the_picture_there_is_nothing_to_derive(tmp_path: Path) -> None:
     for source in family(FileImage(tmp_path / "none.png")):
-        with pytest.raises(BadPicture, match="does not exist"):
+        with pytest.raises(InvalidImage, match="does not exist"):
             source.stamp()
-        with pytest.raises(BadPicture, match="does not exist"):
+        with pytest.raises(InvalidImage, match="does not exist"):
             source.load()
 
 
@@ -304,7 +304,7 @@ def test_crops_of_maps_of_another_size(tmp_path: Path, size: tuple[int, int]) ->
 @pytest.mark.parametrize("size", [(40, 40), (30, 40), (41, 28), (20, 17)])
 def test_a_map_of_another_shape_is_a_bad_picture(tmp_path: Path, size: tuple[int, int]) -> None:
     edges, picture = saved(tmp_path / "map.png", noise(*size)), saved(tmp_path / "a.png", noise())
-    with pytest.raises(BadPicture, match=rf"map\.png.*{size[0]} × {size[1]} .*40 × 30") as caught:
+    with pytest.raises(InvalidImage, match=rf"map\.png.*{size[0]} × {size[1]} .*40 × 30") as caught:
         map_crop_of(edges, BOX, picture).load()
     assert caught.value.kind in ERRORS
 

@@ -13,8 +13,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from hnclip.core import ImageSource, Record, Region
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import ImageSource, Record, Region
 from hnclip.data.scenes import scene_records
 from hnclip.data.texts import TextTransform, clean_caption
 from hnclip.data.views.boxes import model_box, patches_of

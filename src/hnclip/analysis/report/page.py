@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from hnclip.files import replace_file
+from hnclip.util.files import replace_file
 
 from .blocks import Block, Text
 from .style import STYLE

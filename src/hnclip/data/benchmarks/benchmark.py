@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from hnclip.core import Problem, Record
 from hnclip.data.benchmarks.folder import Folder, NeededFile
-from hnclip.data.records import Problem, Record
 
 # Reads one split of a benchmark; rows that no record can be made of come out as problems.
 Reader = Callable[[Folder, str], Iterable[Record | Problem]]

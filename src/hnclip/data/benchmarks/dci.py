@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hnclip.core import Problem, Record, Region
 from hnclip.data.benchmarks.benchmark import Benchmark, Split, Way
 from hnclip.data.benchmarks.folder import Folder, NeededFile
 from hnclip.data.benchmarks.goal_lists import GOAL, list_way, read_list
@@ -21,7 +22,6 @@ from hnclip.data.benchmarks.rows import (
 )
 from hnclip.data.readers.cells import RowProblem
 from hnclip.data.readers.segments import box_of
-from hnclip.data.records import Problem, Record, Region
 
 PAGE = "https://github.com/facebookresearch/DCI"
 LICENCE = "CC BY-NC 4.0; photographs under the SA-1B licence"

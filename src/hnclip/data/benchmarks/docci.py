@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from hnclip.core import Problem, Record
 from hnclip.data.benchmarks.benchmark import Benchmark, Reader, Split, Way
 from hnclip.data.benchmarks.folder import Folder, NeededFile
 from hnclip.data.benchmarks.goal_lists import GOAL, list_way, read_list
 from hnclip.data.benchmarks.rows import Row, caption_of, file_records, picture_of, stem
 from hnclip.data.readers.cells import RowProblem
 from hnclip.data.readers.rows import read_rows
-from hnclip.data.records import Problem, Record
 
 PAGE = "https://google.github.io/docci"
 DESCRIPTIONS = NeededFile("docci_descriptions.jsonlines", "all captions", PAGE)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hnclip.core import Problem, Record
 from hnclip.data.benchmarks.benchmark import Way
 from hnclip.data.benchmarks.folder import Folder, NeededFile
 from hnclip.data.benchmarks.rows import Row, base_name, caption_of, file_records, picture_of, stem
 from hnclip.data.readers.locate import Pictures
 from hnclip.data.readers.segments import CAPTION, EDGES, IMAGE, REGIONS, map_finder, map_of, regions_of
-from hnclip.data.records import Problem, Record
 
 GOAL = "github.com/PerceptualAI-Lab/GOAL, folder datasets"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hnclip.core import Problem, Record
 from hnclip.data.benchmarks.benchmark import Benchmark, Split, Way
 from hnclip.data.benchmarks.folder import Folder, NeededFile
 from hnclip.data.benchmarks.rows import Row, base_name, caption_of, file_records, picture_of, stem
-from hnclip.data.records import Problem, Record
 
 PAGE = "https://github.com/google/imageinwords"
 

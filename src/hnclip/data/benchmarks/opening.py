@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hnclip.core import Problem, Record
 from hnclip.data.benchmarks.benchmark import Benchmark, Split, Way
 from hnclip.data.benchmarks.folder import Folder, find_below
 from hnclip.data.readers.locate import Pictures
 from hnclip.data.readers.segments import without_pictures
-from hnclip.data.records import DataSet, Problem, Record
+from hnclip.data.records import DataSet
 
 SHOWN = 3  # ids or problems that a message names
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hnclip.core import Problem, Record
 from hnclip.data.readers.cells import RowProblem, bad_text
 from hnclip.data.readers.rows import read_rows
-from hnclip.data.records import Problem, Record
 
 Row = Mapping[str, Any]
 Item = TypeVar("Item")

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from hnclip.core import Problem, Record
 from hnclip.data.benchmarks.benchmark import Benchmark, Split, Way
 from hnclip.data.benchmarks.folder import Folder, NeededFile
 from hnclip.data.benchmarks.rows import checked_caption, make_records, picture_of
 from hnclip.data.readers.cells import RowProblem
-from hnclip.data.records import Problem, Record
 
 PAGE = "https://huggingface.co/datasets/Lin-Chen/ShareGPT4V"
 CAPTIONS = NeededFile("share-captioner_coco_lcs_sam_1246k_1107.json", "all captions", PAGE)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from hnclip.core import Problem, Record
 from hnclip.data.benchmarks.benchmark import Benchmark, Split, Way
 from hnclip.data.benchmarks.folder import Folder, NeededFile
 from hnclip.data.benchmarks.goal_lists import GOAL, list_way
 from hnclip.data.benchmarks.rows import checked_caption, make_records
-from hnclip.data.records import Problem, Record
 
 PAGE = "https://huggingface.co/datasets/BeichenZhang/Urban1k"
 CAPTIONS = NeededFile("caption", "a directory with N.txt for each picture N.jpg", PAGE, ("captions",))

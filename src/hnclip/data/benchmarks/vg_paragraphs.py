@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from hnclip.core import Problem, Record
 from hnclip.data.benchmarks.benchmark import Benchmark, Split, Way
 from hnclip.data.benchmarks.folder import Folder, NeededFile
 from hnclip.data.benchmarks.rows import Row, caption_of, file_records, read_json
 from hnclip.data.readers.cells import RowProblem
-from hnclip.data.records import Problem, Record
 
 PAGE = "https://cs.stanford.edu/people/ranjaykrishna/im2p/index.html"
 PARAGRAPHS = NeededFile("paragraphs_v1.json", "all paragraphs", PAGE)

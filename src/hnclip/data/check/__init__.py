@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hnclip.core import Problem, Record
 from hnclip.data.cache import Progress
 from hnclip.data.check.captions import read_captions
 from hnclip.data.check.counts import count_by_split, count_captions, count_pictures
@@ -15,7 +16,7 @@ from hnclip.data.check.pictures import Picture, look_at
 from hnclip.data.check.report import CheckReport
 from hnclip.data.images import ImageTransform
 from hnclip.data.problems import ERRORS, WARNINGS
-from hnclip.data.records import DataSet, Problem, Record
+from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
 
 __all__ = ["CheckReport", "check_data"]

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hnclip.core import Problem, Record
 from hnclip.data.readers.cells import bad_text
-from hnclip.data.records import Problem, Record
 from hnclip.data.texts import TextTransform
 
 CHUNK = 1024  # captions that are tokenised together

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hnclip.core import Record
 from hnclip.data.check.captions import Caption
 from hnclip.data.check.pictures import Picture
-from hnclip.data.records import Record
 
 
 @dataclass(frozen=True)

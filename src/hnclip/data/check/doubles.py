@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hnclip.core import Problem, Record
 from hnclip.data.check.captions import Caption
 from hnclip.data.check.fingerprint import similar_fingerprints
 from hnclip.data.check.pictures import Picture
 from hnclip.data.check.shingles import similar_texts
-from hnclip.data.records import Problem, Record
 
 _NAMED = 2  # records that the description of a group names beside the first
 _SHOWN = 50  # letters of a caption in it

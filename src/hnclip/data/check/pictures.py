@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 
+from hnclip.core import ImageSource, InvalidImage, Problem, orientation
 from hnclip.data.cache import Progress
 from hnclip.data.check.fingerprint import THUMBNAIL, fingerprint
-from hnclip.data.images import ImageTransform, checked_shape, orientation, preprocess_image
-from hnclip.data.records import BadPicture, ImageSource, Problem
+from hnclip.data.images import ImageTransform, checked_shape, preprocess_image
 from hnclip.data.threads import decoding_threads, in_order, processors
 
 AHEAD = 128  # pictures that threads may be ahead of the progress that is shown; no pixels are kept
@@ -54,7 +54,7 @@ def _look(source: ImageSource, transform: ImageTransform | None) -> Picture | Pr
     try:
         content = source.read()
         image = source.decode(content)
-    except BadPicture as error:
+    except InvalidImage as error:
         return Problem(error.kind, source.key, str(error))
     try:
         thumbnail = preprocess_image(image, THUMBNAIL).numpy()

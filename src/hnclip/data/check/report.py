@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hnclip.core import Problem
 from hnclip.data.check.counts import Counts, ImageSizes
 from hnclip.data.check.doubles import Group
 from hnclip.data.check.text_report import report_text
 from hnclip.data.problems import WARNINGS
-from hnclip.data.records import Problem
 
 
 @dataclass(frozen=True)

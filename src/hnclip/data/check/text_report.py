@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from hnclip.core import Problem
 from hnclip.data.problems import ADVICE, ERRORS, WARNINGS
-from hnclip.data.records import Problem
 from hnclip.tables import text_table
 
 if TYPE_CHECKING:

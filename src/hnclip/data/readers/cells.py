@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hnclip.core import InvalidImage
 from hnclip.data.pictures import FileImage
-from hnclip.data.records import BadPicture
 
 _CAPTION_KEYS = ("raw", "caption", "text", "sentence")
 
@@ -98,4 +98,4 @@ def picture_bytes(cell: Any, folder: Path | None, where: str) -> bytes:
         return cell
     if path:
         return FileImage(Path(folder or "", path)).read()
-    raise BadPicture("missing image", f"{where} holds no picture")
+    raise InvalidImage("missing image", f"{where} holds no picture")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hnclip.core import ImageSource, Problem, Record, Region
 from hnclip.data.readers.cells import bad_text
 from hnclip.data.readers.segments import best_first, without_pictures
-from hnclip.data.records import ImageSource, Problem, Record, Region
 
 SHOWN = 5  # problems that an error message shows
 

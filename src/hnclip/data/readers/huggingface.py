@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hnclip.config import ReadConfig
+from hnclip.core import InvalidImage, Problem
 from hnclip.data.needs import needs
 from hnclip.data.pictures import CellImage
 from hnclip.data.readers.arrow import picture_columns, plain_rows
@@ -19,7 +20,7 @@ from hnclip.data.readers.gather import Found, Gather
 from hnclip.data.readers.locate import Pictures
 from hnclip.data.readers.places import Places, named_pictures
 from hnclip.data.readers.tables import HEAD, Table, add_table
-from hnclip.data.records import BadPicture, Problem, normal_split
+from hnclip.data.records import normal_split
 
 _HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(:[\w.-]+)?")
 _ROWS = 4096  # of text that are read at once
@@ -128,5 +129,5 @@ class _Cell:
         try:
             cell = self.pictures[self.row].column(0)[0].as_py()
         except (needs("pyarrow", "Hugging Face data sets need", "data").ArrowException, OSError, IndexError) as error:
-            raise BadPicture("missing image", f"{where} cannot be read: {error}") from error
+            raise InvalidImage("missing image", f"{where} cannot be read: {error}") from error
         return picture_bytes(cell, self.folder, where)

@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 from unicodedata import normalize
 from urllib.parse import unquote, urlsplit
 
+from hnclip.core import ImageSource, Problem
 from hnclip.data.pictures import FileImage
 from hnclip.data.readers.tars import TarIndex, index_tar
-from hnclip.data.records import ImageSource, Problem
 
 
 class Pictures:

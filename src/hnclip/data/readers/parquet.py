@@ -12,13 +12,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from hnclip.core import InvalidImage, Problem
 from hnclip.data.needs import needs
 from hnclip.data.pictures import CellImage
 from hnclip.data.readers.arrow import picture_columns, plain_rows
 from hnclip.data.readers.cells import picture_bytes
 from hnclip.data.readers.columns import Columns, Row
 from hnclip.data.readers.tables import HEAD, Table
-from hnclip.data.records import BadPicture, Problem
 
 _ROWS = 4096  # of text that are read at once
 _PICTURES = 16  # that are read at once
@@ -75,7 +75,7 @@ class _Cell:
         try:
             cell = _row_group(self.path, self.version, self.column, self.group).cell(self.row)
         except (ValueError, StopIteration) as error:
-            raise BadPicture("missing image", f"{where} cannot be read: {error}") from error
+            raise InvalidImage("missing image", f"{where} cannot be read: {error}") from error
         return picture_bytes(cell, self.path.parent, where)
 
 

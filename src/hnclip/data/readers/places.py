@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hnclip.config import ReadConfig
+from hnclip.core import ImageSource, Problem
 from hnclip.data.readers.locate import Pictures, plain_name
 from hnclip.data.readers.segments import FindMap, map_finder
-from hnclip.data.records import ImageSource, Problem
 
 
 @dataclass(frozen=True)

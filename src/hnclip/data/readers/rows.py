@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hnclip.core import Problem
 from hnclip.data.readers.coco import rows_of_object
-from hnclip.data.records import Problem
 
 # A row's place in its file, for messages, and its cells by column.
 PlacedRow = tuple[str, dict[str, Any]]

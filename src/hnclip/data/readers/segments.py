@@ -9,8 +9,8 @@ from dataclasses import replace
 from html import unescape
 from typing import Any
 
+from hnclip.core import Box, ImageSource, Record, Region
 from hnclip.data.readers.locate import Pictures, plain_name, shared_end
-from hnclip.data.records import Box, ImageSource, Record, Region
 
 IMAGE, CAPTION, REGIONS, EDGES = "original_filename", "original_caption", "segment", "original_filename_structure"
 

@@ -8,6 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from hnclip.config import ReadConfig
+from hnclip.core import Problem
 from hnclip.data.readers.columns import Columns, Row
 from hnclip.data.readers.gather import Found, Gather
 from hnclip.data.readers.locate import Pictures
@@ -15,7 +16,6 @@ from hnclip.data.readers.parquet import parquet_table
 from hnclip.data.readers.places import Places, named_pictures
 from hnclip.data.readers.rows import read_rows
 from hnclip.data.readers.tables import HEAD, Table, add_table
-from hnclip.data.records import Problem
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".jsonlines", ".ndjson", ".json", ".parquet")
 

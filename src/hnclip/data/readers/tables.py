@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hnclip.config import ReadConfig
+from hnclip.core import ImageSource
 from hnclip.data.readers.cells import RowProblem, caption_texts, is_blank, listed_texts, plain_text
 from hnclip.data.readers.columns import Columns, Row, choose_columns
 from hnclip.data.readers.gather import Gather
 from hnclip.data.readers.places import Places
 from hnclip.data.readers.segments import CAPTION, EDGES, IMAGE, REGIONS, is_segment_list, map_of, regions_of
-from hnclip.data.records import ImageSource, normal_split
+from hnclip.data.records import normal_split
 
 HEAD = 100  # rows that columns are guessed from
 

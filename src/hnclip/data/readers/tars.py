@@ -6,8 +6,8 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from hnclip.core import Problem
 from hnclip.data.pictures import TarImage
-from hnclip.data.records import Problem
 
 _COMPRESSED = {b"\x1f\x8b": "gunzip -k", b"BZh": "bunzip2 -k", b"\xfd7zXZ": "unxz -k", b"(\xb5/\xfd": "unzstd"}
 

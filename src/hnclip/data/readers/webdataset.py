@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hnclip.config import ReadConfig
+from hnclip.core import Problem
 from hnclip.data.pictures import IMAGE_SUFFIXES
 from hnclip.data.readers.columns import Columns, Row
 from hnclip.data.readers.folder import one_caption
@@ -17,7 +18,6 @@ from hnclip.data.readers.gather import Found, Gather
 from hnclip.data.readers.places import Places
 from hnclip.data.readers.tables import HEAD, Table, add_table
 from hnclip.data.readers.tars import TarIndex, index_tar
-from hnclip.data.records import Problem
 
 # Columns of a sample beside the keys of its .json.
 _IMAGE, _TEXT = ".image", ".txt"

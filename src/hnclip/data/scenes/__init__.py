@@ -13,7 +13,7 @@ from hashlib import sha256
 
 from PIL import Image
 
-from hnclip.data.records import ImageSource, Record, Region
+from hnclip.core import ImageSource, Record, Region
 from hnclip.data.scenes.draw import SIDE, draw_scene, thing_box
 from hnclip.data.scenes.phrase import PLAIN, WORDINGS, describe, describe_things
 from hnclip.data.scenes.world import DOMAINS, STREAM, THINGS, Scene, sample_family

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from hnclip.data.records import Box
+from hnclip.core import Box
 
 if TYPE_CHECKING:
     from hnclip.data.images import ImageTransform

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from hnclip.data.records import BadPicture, Box, ImageSource
+from hnclip.core import Box, ImageSource, InvalidImage
 from hnclip.data.views import edges as edge_code
 from hnclip.data.views.boxes import mapped
 from hnclip.data.views.edges import EdgeMethod
@@ -19,7 +19,7 @@ from hnclip.data.views.edges import EdgeMethod
 def crop_of(image: ImageSource, box: Box) -> ImageSource:
     """A box of a picture, (left, top, right, bottom) in pixels of the upright picture, right and bottom exclusive.
 
-    A box that overhangs is cut to the picture. One without area, or beside the picture, is a BadPicture when it is
+    A box that overhangs is cut to the picture. One without area, or beside the picture, is a InvalidImage when it is
     looked at.
     """
     return CropImage(image, box)
@@ -48,7 +48,7 @@ def map_crop_of(edges: ImageSource, box: Box, image: ImageSource) -> ImageSource
     """The part of a picture's edge map that shows a box of the picture, for a map that may be smaller or larger.
 
     Args:
-        edges: the map; one whose sides have another ratio than the picture's is a BadPicture when it is looked at.
+        edges: the map; one whose sides have another ratio than the picture's is a InvalidImage when it is looked at.
         box: in pixels of the picture, as of `crop_of`.
     """
     return MapCropImage(edges, box, image)
@@ -71,7 +71,7 @@ class DerivedImage(ImageSource):
 
     @abstractmethod
     def change(self, picture: Image.Image) -> Image.Image:
-        """What is done to the picture, which is upright RGB. Raises BadPicture if it cannot be done."""
+        """What is done to the picture, which is upright RGB. Raises InvalidImage if it cannot be done."""
 
     def recipe(self) -> str:
         """The same, where it takes a look at other pictures to say it all: asked for only when the picture is made."""
@@ -94,7 +94,7 @@ class DerivedImage(ImageSource):
         try:
             flat = flat_picture(picture)
         except ValueError as error:
-            raise BadPicture("unusual image", f"{self.base.key}: {error}") from error
+            raise InvalidImage("unusual image", f"{self.base.key}: {error}") from error
         return self.change(flat)
 
 
@@ -111,10 +111,10 @@ class CropImage(DerivedImage):
     def change(self, picture: Image.Image) -> Image.Image:
         left, top, right, bottom = self.box
         if left >= right or top >= bottom:
-            raise BadPicture("missing image", f"{self.base.key}: the box {self.box} has no area")
+            raise InvalidImage("missing image", f"{self.base.key}: the box {self.box} has no area")
         inside = (max(0, left), max(0, top), min(right, picture.width), min(bottom, picture.height))
         if inside[0] >= inside[2] or inside[1] >= inside[3]:
-            raise BadPicture(
+            raise InvalidImage(
                 "missing image",
                 f"{self.base.key}: the box {self.box} lies outside the picture of {picture.width} × {picture.height} "
                 "pixels",
@@ -155,7 +155,7 @@ class MapCropImage(DerivedImage):
         size, shape = picture.size, self.image.shape()
         # A side of the map may be off by the pixel that rounding costs.
         if abs(size[0] * shape[1] - size[1] * shape[0]) > max(shape):
-            raise BadPicture(
+            raise InvalidImage(
                 "unusual image",
                 f"{self.base.key}: an edge map of {size[0]} × {size[1]} pixels is not of the shape of its picture of "
                 f"{shape[0]} × {shape[1]}",

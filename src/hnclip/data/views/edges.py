@@ -123,7 +123,7 @@ class Hed:
 
     Args:
         weights: a file of pytorch-hed's layout; see `read_hed`.
-        device: where the network runs, as `pick_device` names them.
+        device: where the network runs, as `find_device` names them.
 
     Relations:
         Unlike the other maps it is not only black and white. Pictures larger than the network's room (`find_edges`)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hnclip.data.views.shrink import shrunk
 from hnclip.models.openai_checkpoint import read_state_dict
-from hnclip.train.device import pick_device
+from hnclip.util.device import find_device
 
 LONGEST = 1024  # pixels of a side that the network looks at: the first layers need 0.25 GB a tensor for its square
 SHORTEST = 16  # pixels of a side that survive four halvings
@@ -97,7 +97,7 @@ def opened_hed(weights: Path, mark: str, device: str) -> HedNetwork:
 
 @lru_cache(maxsize=1)
 def _opened(weights: Path, mark: str, device: str) -> HedNetwork:
-    return read_hed(weights).to(pick_device(device))
+    return read_hed(weights).to(find_device(device))
 
 
 def find_edges(network: HedNetwork, image: Image.Image) -> Image.Image:

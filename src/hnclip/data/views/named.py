@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hnclip.data.records import ImageSource, Record
+from hnclip.core import ImageSource, Record
 from hnclip.data.views.derived import EdgeImage, crop_of, grey_of, map_crop_of
 from hnclip.data.views.sentences import first_sentence
 

@@ -14,8 +14,8 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
+from hnclip.core import Record
 from hnclip.data.images import ImageTransform
-from hnclip.data.records import Record
 from hnclip.data.texts import TextTransform
 from hnclip.data.views.boxes import model_box, official_patches, patches_of
 from hnclip.data.views.named import TEXT_VIEWS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hnclip.data.records import Box
+from hnclip.core import Box
 from hnclip.prepare.proposal import Proposal
 
 SMALLEST_SIDE = 2  # pixels; a crop of one row or column shows nothing

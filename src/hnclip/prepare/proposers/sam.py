@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from hnclip.data.records import Box
+from hnclip.core import Box
 from hnclip.data.views.boxes import mapped
 from hnclip.data.views.fingerprint import fingerprint
 from hnclip.data.views.shrink import shrunk
-from hnclip.files import read_settings
 from hnclip.models.load import open_backbone
 from hnclip.prepare.proposal import Proposal
 from hnclip.prepare.proposers.boxes import fitting_share, overlap, usable
-from hnclip.train.device import pick_device
+from hnclip.util.device import find_device
+from hnclip.util.files import read_json
 
 # Pictures wider or higher than this are shrunk to fit the second, as GOAL does.
 LARGE, FIT = (4000, 3000), (2048, 1536)
@@ -58,7 +58,7 @@ class Sam:
         least_score: least predicted overlap with the true mask.
         least_steadiness: least overlap of the masks one logit above and one below the cut.
         most_overlap: of the boxes of two masks that are both kept.
-        device: where the network runs, as `pick_device` names them.
+        device: where the network runs, as `find_device` names them.
 
     Relations:
         The masks are those of transformers' pipeline "mask-generation" on the whole picture, which needs torchvision
@@ -189,7 +189,7 @@ def opened_sam(weights: Path, device: str) -> Any:
 def _opened(weights: Path, mark: str, device: str) -> Any:
     from transformers import SamModel
 
-    return open_backbone(weights, SamModel).eval().to(pick_device(device))
+    return open_backbone(weights, SamModel).eval().to(find_device(device))
 
 
 def _mark(weights: Path) -> str:
@@ -197,7 +197,7 @@ def _mark(weights: Path) -> str:
     config = weights / "config.json"
     if not config.is_file():
         raise ValueError(f"{weights} is no directory of SAM's weights: it has no config.json")
-    if (kind := read_settings(config).get("model_type")) != "sam":
+    if (kind := read_json(config).get("model_type")) != "sam":
         raise ValueError(f"{config} says model_type {kind!r}, not 'sam': name a directory with weights of SAM")
     files = sorted(weights.glob("*.safetensors")) or sorted(weights.glob("*.bin"))
     return fingerprint(config, *files)

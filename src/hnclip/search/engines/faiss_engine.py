@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from hnclip.files import replace_file
 from hnclip.search.engines import IN_VIEW, Candidates
 from hnclip.search.engines.made import Made, Version, again, made_file, read_made, row_blocks, write_made
 from hnclip.search.index.layout import ENGINES, Kind
 from hnclip.search.index.vectors import StoredVectors
+from hnclip.util.files import replace_file
 
 NEEDED = ("file", "bytes")
 LISTS_AT_MOST = 65_536

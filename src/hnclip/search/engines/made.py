@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hnclip.files import read_settings, replace_file
 from hnclip.search.index.layout import ENGINES, About, Kind
 from hnclip.search.index.vectors import StoredVectors
+from hnclip.util.files import read_json, replace_file
 
 FEW = 1_000  # rows; fewer are scanned as quickly as any engine could answer
 BLOCK = 2**27  # bytes of float32 that an engine is given at once
@@ -66,7 +66,7 @@ def read_made(version: Version, kind: Kind, engine: str, needed: Sequence[str] =
         needed: which details there must be.
     """
     try:
-        found = read_settings(made_file(version, kind, engine))
+        found = read_json(made_file(version, kind, engine))
         made = Made(**{one.name: found[one.name] for one in fields(Made)})
     except (FileNotFoundError, ValueError, KeyError):
         return None

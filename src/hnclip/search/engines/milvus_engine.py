@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hnclip.files import read_settings, replace_file
 from hnclip.search.engines import IN_VIEW, Candidates
 from hnclip.search.engines.made import Made, Version, read_made, row_blocks, write_made
 from hnclip.search.engines.milvus_server import FILE, Connection, InUse, plain_uri
 from hnclip.search.index.layout import ENGINES, Kind
 from hnclip.search.index.vectors import StoredVectors
+from hnclip.util.files import read_json, replace_file
 
 ENGINE = "milvus"
 NEEDED = ("uri", "collection")
@@ -139,7 +139,7 @@ def _owner(version: Version) -> str:
     """What marks the collections of this index, for all its generations; a copy elsewhere gets a mark of its own."""
     file, path = version.path / OWNER, str(version.path.resolve())
     try:
-        found = read_settings(file)
+        found = read_json(file)
         if found["path"] == path:
             return str(found["id"])
     except (FileNotFoundError, ValueError, KeyError):

@@ -14,8 +14,8 @@ from dataclasses import astuple, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 
-from hnclip.files import writing
 from hnclip.search.index.layout import About, damaged
+from hnclip.util.files import transaction
 
 PATIENCE = 60.0  # seconds to wait for the transaction of another process
 ASKED = 500  # values in one question; old versions of SQLite allow 999
@@ -78,7 +78,7 @@ def database_uri(file: Path, mode: str) -> str:
 
 def create_catalogue(file: Path, about: str) -> sqlite3.Connection:
     database = _connect(database_uri(file, "rwc"))
-    with writing(database):
+    with transaction(database):
         for statement in SCHEMA.split(";"):
             database.execute(statement)
         database.execute("INSERT INTO about VALUES (?)", (about,))

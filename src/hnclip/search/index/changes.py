@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hnclip.data.records import Problem
+from hnclip.core import Problem
 
 
 @dataclass(frozen=True)

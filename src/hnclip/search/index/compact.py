@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hnclip.files import writing
 from hnclip.search.index.catalogue import State, database_uri, explained, write_state
 from hnclip.search.index.generations import begin_generation, next_generation, room
 from hnclip.search.index.layout import CATALOGUE, KINDS, THUMBNAILS, TOKENS, About, generation_directory
 from hnclip.search.index.vectors import mapped, row_files
+from hnclip.util.files import transaction
 
 if TYPE_CHECKING:
     from hnclip.search.index.writer import IndexWriter
@@ -92,7 +92,7 @@ def _fill(
         _copy_rows(old / TOKENS, new / TOKENS, 2 * about.patches * about.width, rows["images"])
     _copy_thumbnails(database, old / THUMBNAILS, new / THUMBNAILS)
     state = replace(state, version=state.version + 1, images=len(rows["images"]), captions=len(rows["captions"]))
-    with writing(database):
+    with transaction(database):
         database.executemany("INSERT INTO pictures VALUES (?, ?, ?, ?, ?, ?)", _placed(database))
         for statement in _COPY.split(";"):
             database.execute(statement)

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hnclip.files import read_settings
 from hnclip.search.index.catalogue import create_catalogue
 from hnclip.search.index.layout import (
     CATALOGUE,
@@ -25,6 +24,7 @@ from hnclip.search.index.layout import (
     generation_directory,
 )
 from hnclip.search.index.vectors import row_files
+from hnclip.util.files import read_json
 
 _NUMBER = re.compile(r"[0-9]{6,}")
 _ROWS = frozenset(file.name for kind in KINDS for file, _ in row_files(Path(), kind, width=1, storage="bf16").files())
@@ -134,6 +134,6 @@ def _is_own(entry: Path) -> bool:
 def _is_own_header(path: Path) -> bool:
     """Whether the header is that of an index; of one that cannot be read what lies beside it tells."""
     try:
-        return read_settings(path / HEADER).get("format") == FORMAT
+        return read_json(path / HEADER).get("format") == FORMAT
     except ValueError:
         return bool(generations(path))

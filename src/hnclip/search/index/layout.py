@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from hnclip.files import read_settings, replace_file
+from hnclip.util.files import read_json, replace_file
 
 FORMAT = "hnclip index"
 LAYOUT = 1  # of the files; another number is another way to read them
@@ -107,7 +107,7 @@ def read_header(path: Path) -> int:
     if not (path / HEADER).is_file():
         raise ValueError(f"{path} is no index of hnclip, it has no {HEADER}: {make}")
     try:
-        header = read_settings(path / HEADER)
+        header = read_json(path / HEADER)
     except ValueError as error:
         raise ValueError(f"{damaged(path, f'{HEADER} cannot be read')}\n{error}") from error
     if header.get("format") != FORMAT:

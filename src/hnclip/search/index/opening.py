@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hnclip.files import only_process
 from hnclip.search.index.generations import (
     begin_generation,
     check_place,
@@ -20,6 +19,7 @@ from hnclip.search.index.generations import (
 )
 from hnclip.search.index.layout import HEADER, LOCK, About, damaged, read_header, write_header
 from hnclip.search.index.writer import IndexWriter
+from hnclip.util.files import exclusive_lock
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def open_writer(
     with room(path):
         path.mkdir(parents=True, exist_ok=True)
     busy = f"another process is writing {path}: wait until it is done"
-    with only_process(path / LOCK, busy), room(path):
+    with exclusive_lock(path / LOCK, busy), room(path):
         lost = has_lost_header(path)
         if not lost and not (path / HEADER).exists():
             begin_generation(path, 1, about).close()

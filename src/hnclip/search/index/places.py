@@ -6,8 +6,8 @@ import json
 import os
 from pathlib import Path
 
+from hnclip.core import ImageSource
 from hnclip.data.pictures import FileImage, TarImage
-from hnclip.data.records import ImageSource
 
 
 def place_of(image: ImageSource, root: Path | None) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hnclip.data.records import BadPicture, ImageSource, Problem
+from hnclip.core import ImageSource, InvalidImage, Problem
 from hnclip.search.index.catalogue import (
     ASKED,
     content_hash,
@@ -187,14 +187,14 @@ class Index:
         """The bytes of the item's picture, exactly as they were indexed.
 
         Raises:
-            BadPicture: it is gone, or other bytes lie there now, whatever they are.
+            InvalidImage: it is gone, or other bytes lie there now, whatever they are.
         """
         source = self.source(item)
         if source is None:
-            raise BadPicture("missing image", f"{item.name} is no file of its own")
+            raise InvalidImage("missing image", f"{item.name} is no file of its own")
         content = source.read()
         if content_hash(content) != self._picture(item.row, "content")[0]:
-            raise BadPicture("missing image", f"{item.name} has changed since it was indexed: index it again")
+            raise InvalidImage("missing image", f"{item.name} has changed since it was indexed: index it again")
         return content
 
     def tokens(self, rows: Sequence[int]) -> np.ndarray | None:

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hnclip.data.records import Problem
-from hnclip.files import writing
+from hnclip.core import Problem
 from hnclip.search.index.catalogue import (
     State,
     explained,
@@ -44,6 +43,7 @@ from hnclip.search.index.layout import (
 )
 from hnclip.search.index.lives import bear_item, bury_rows, end_items, rows_of
 from hnclip.search.index.vectors import append, first_bad, row_files, to_bf16, whole_rows, write_at
+from hnclip.util.files import transaction
 
 
 class IndexWriter:
@@ -152,7 +152,7 @@ class IndexWriter:
                 images_slack=max(old.images_slack, image_slack),
                 captions_slack=max(old.captions_slack, caption_slack),
             )
-            with writing(self._database):
+            with transaction(self._database):
                 self._many(
                     "INSERT INTO pictures VALUES (?, ?, ?, ?, ?, ?)",
                     (
@@ -185,7 +185,7 @@ class IndexWriter:
         """Say anew what the index is about: the folder has moved, or another engine is to search it. Readers learn of
         it as of any other change."""
         state = replace(self.state, version=self.state.version + 1)
-        with room(self.path), explained(self.path), writing(self._database):
+        with room(self.path), explained(self.path), transaction(self._database):
             self._database.execute("UPDATE about SET text = ?", (about.to_json(),))
             write_state(self._database, state)
         self.about, self.state = about, state

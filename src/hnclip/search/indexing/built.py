@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hnclip.analysis.near_duplicates import shorten
-from hnclip.data.records import Problem
+from hnclip.core import Problem
 from hnclip.search.indexing.run import Counts
-from hnclip.search.shards import counted
+from hnclip.util.text import counted
 
 SHOWN = 5  # problems that people are shown
 

@@ -8,8 +8,8 @@ from threading import Lock
 
 from torch import Tensor
 
+from hnclip.core import InvalidImage, Problem, upright_shape
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.records import BadPicture, Problem, upright_shape
 from hnclip.search.index.catalogue import content_hash
 from hnclip.search.index.changes import Known
 from hnclip.search.index.thumbnails import thumbnail
@@ -68,7 +68,7 @@ class Pictures:
         """
         self._source, self._known, self._transform = source, known, transform
         self._taken, self._busy = contents, set[bytes]()
-        self._failed: dict[bytes, tuple[str, BadPicture]] = {}  # by content: the key of whoever had it, and why
+        self._failed: dict[bytes, tuple[str, InvalidImage]] = {}  # by content: the key of whoever had it, and why
         self._lock = Lock()
 
     def look(self, number: int) -> Seen | Unusable:
@@ -80,7 +80,7 @@ class Pictures:
             if before is not None and (before.stamp, before.place) == (stamp, entry.place):
                 return Seen(number, entry, stamp, before.content, None)
             return self._read(number, entry, stamp)
-        except BadPicture as error:
+        except InvalidImage as error:
             return unusable(entry, error, stamp)
         except MemoryError:
             return _unusable(entry, "oversized image", "there is not enough memory to decode it")
@@ -124,19 +124,19 @@ class Pictures:
             raise
 
 
-def _reason(error: Exception) -> BadPicture:
+def _reason(error: Exception) -> InvalidImage:
     """The same without its traceback, which would keep the picture in memory."""
-    kind = error.kind if isinstance(error, BadPicture) else "unusual image"
-    return BadPicture(kind, str(error) or type(error).__name__)
+    kind = error.kind if isinstance(error, InvalidImage) else "unusual image"
+    return InvalidImage(kind, str(error) or type(error).__name__)
 
 
-def _copied(first: str, error: BadPicture, entry: Entry) -> BadPicture:
+def _copied(first: str, error: InvalidImage, entry: Entry) -> InvalidImage:
     """What is wrong with a copy of a picture that could not be decoded, by the copy's own name."""
     message = str(error).replace(first, entry.image.key)
-    return BadPicture(error.kind, message if entry.image.key in message else f"{entry.name}: {message}")
+    return InvalidImage(error.kind, message if entry.image.key in message else f"{entry.name}: {message}")
 
 
-def unusable(entry: Entry, error: BadPicture, stamp: str = "") -> Unusable:
+def unusable(entry: Entry, error: InvalidImage, stamp: str = "") -> Unusable:
     """
     Args:
         stamp: if it could be read, and what was read is bad.

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hnclip.data.records import BadPicture, Problem
+from hnclip.core import InvalidImage, Problem
 from hnclip.data.threads import in_order
 from hnclip.search.index.catalogue import texts_hash
 from hnclip.search.index.changes import Known
@@ -102,7 +102,7 @@ def _as_it_was(entry: Entry, known: Mapping[str, Known], problems: Noted) -> boo
         return None
     try:
         stamp = entry.stamp()
-    except BadPicture:
+    except InvalidImage:
         return None
     if before is None:
         return False if bad is not None and bad[1] == stamp else None
@@ -126,7 +126,7 @@ def _out_of_reach(name: str, item: Known, root: Path | None) -> Unusable | None:
         return None
     try:
         image.stamp()
-    except BadPicture as error:
+    except InvalidImage as error:
         found = unusable(Entry(name, image, item.place, ()), error)
         return found if found.out_of_reach else None
     return None

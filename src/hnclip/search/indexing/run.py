@@ -12,9 +12,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from hnclip.core import ViewEmbeddings
+from hnclip.core import Problem, ViewEmbeddings
 from hnclip.data.readers.cells import bad_text
-from hnclip.data.records import Problem
 from hnclip.data.texts import TextTransform
 from hnclip.evaluate.retrieval import encode_captions
 from hnclip.models.dual_encoder import DualEncoder

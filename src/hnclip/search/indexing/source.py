@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hnclip.config import ReadConfig
+from hnclip.core import ImageSource, Problem, Record
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.data.pictures import FileImage, TarImage, is_image_name
 from hnclip.data.readers.cells import bad_text
 from hnclip.data.readers.folder import has_captioned_pictures
 from hnclip.data.readers.locate import files_below
 from hnclip.data.readers.paths import is_data_name
-from hnclip.data.records import DataSet, ImageSource, Problem, Record
+from hnclip.data.records import DataSet
 from hnclip.data.sources import SCENES, open_data
 from hnclip.search.index.layout import HEADER, read_header
 from hnclip.search.index.places import file_place, place_of
@@ -30,7 +31,7 @@ class Entry:
     captions: tuple[str, ...]
 
     def stamp(self) -> str:
-        """What changes when the picture may have changed; BadPicture if there is none."""
+        """What changes when the picture may have changed; InvalidImage if there is none."""
         if isinstance(self.image, FileImage | TarImage):
             return self.image.stamp()  # its path is the place's matter: the folder may move
         return f"{self.image.key} {self.image.stamp()}"

@@ -14,8 +14,8 @@ from hashlib import blake2b
 
 from PIL import Image, UnidentifiedImageError
 
+from hnclip.core import InvalidImage
 from hnclip.data.pictures import FileImage, TarImage
-from hnclip.data.records import BadPicture
 from hnclip.search.index.reader import Index, Item
 from hnclip.search.serve.failures import Refused
 
@@ -76,7 +76,7 @@ def original(index: Index, number: int) -> Shown:
     item, _ = _file(index, number)
     try:
         content = index.content(item)
-    except (BadPicture, OSError) as error:
+    except (InvalidImage, OSError) as error:
         raise Refused(410) from error
     kind = ""
     # Pillow's plugins raise whatever they stumble over.
@@ -109,7 +109,7 @@ def _file(index: Index, number: int) -> tuple[Item, int]:
         size = source.size if isinstance(source, TarImage) else 0 if found is None else found.st_size
         if found is None or not stat.S_ISREG(found.st_mode) or size > LARGEST:
             raise Refused(410)
-    except (BadPicture, OSError) as error:
+    except (InvalidImage, OSError) as error:
         raise Refused(410) from error
     return item, size
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 
 from hnclip.config import TrainConfig
-from hnclip.data.records import BadPicture, Record
+from hnclip.core import InvalidImage, Record
 from hnclip.data.texts import TextTransform
 from hnclip.studies.findings import Findings
 from hnclip.studies.identity import Trained
@@ -69,5 +69,5 @@ def _shared(names: Sequence[Sequence[Hashable]]) -> set[int]:
 def _content(record: Record) -> Hashable:
     try:
         return blake2b(record.image.read(), digest_size=16).digest()
-    except (BadPicture, OSError):
+    except (InvalidImage, OSError):
         return record.image.key

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hnclip.config import TrainConfig
-from hnclip.files import replace_file
 from hnclip.measure import machine
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective
@@ -20,8 +19,9 @@ from hnclip.studies.paper_rows import MISSING
 from hnclip.studies.parts import Shown, TablePart
 from hnclip.studies.plan import Place
 from hnclip.studies.step_time import StepTime, measure_steps
-from hnclip.train.device import pick_device
 from hnclip.train.run_views import needed_views
+from hnclip.util.device import find_device
+from hnclip.util.files import replace_file
 
 PEER = "HN-CLIP"
 TURNS, MANY = 5, 25  # the second where a step is quick, and a passing disturbance weighs much
@@ -103,7 +103,7 @@ def step_times(configs: Mapping[str, TrainConfig], directory: Path) -> dict[str,
         directory: where times are kept.
     """
     first = next(iter(configs.values()))
-    here = machine(pick_device(first.device))
+    here = machine(find_device(first.device))
     content = ({name: str(run_identity(config)) for name, config in configs.items()}, here)
     path = directory / f"step-times-{sha256(repr(content).encode()).hexdigest()[:10]}.json"
     if path.exists():

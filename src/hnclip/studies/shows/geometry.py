@@ -24,21 +24,22 @@ from hnclip.analysis.hardness import Buckets, batch_similarity, buckets, negativ
 from hnclip.analysis.near_duplicates import near_duplicate_rows
 from hnclip.analysis.shown import CompanionRow
 from hnclip.config import TrainConfig
+from hnclip.core import Record
 from hnclip.data.batches import numbers
 from hnclip.data.images import flat_picture
-from hnclip.data.records import Record
 from hnclip.diagnose.epoch import first_epoch
 from hnclip.diagnose.material import Material
 from hnclip.evaluate.protocol import open_task
 from hnclip.evaluate.published import published_statistics
 from hnclip.evaluate.retrieval import encode_captions
-from hnclip.files import file_name, replace_file
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.studies.findings import Findings
 from hnclip.studies.identity import Trained, model_fingerprint, training_fingerprint
 from hnclip.studies.matched import open_start
 from hnclip.studies.paper_rows import BENCHMARKS
 from hnclip.studies.parts import FigurePart, Part, Shown, TablePart
+from hnclip.util.files import replace_file
+from hnclip.util.text import slugify
 
 ROWS = 2  # near-duplicates that are shown of each domain
 THUMBNAIL = 480  # pixels: as large as a figure shows a picture
@@ -100,7 +101,7 @@ def show(findings: Findings) -> Shown:
     for name, one in found.items():
         parts.append(
             FigurePart(
-                file_name("geometry-pairs", name),
+                slugify("geometry-pairs", name),
                 f"Near-duplicate captions: {name}",
                 near_duplicate_figure(one.near),
                 "Captions around the 90 % quantile of the hardest companions, beside their nearest; shared words on a "

@@ -9,7 +9,6 @@ from hnclip.analysis.figures import Example, retrieval_figure
 from hnclip.data.cache import cache_directory
 from hnclip.evaluate.protocol import open_task, usable
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
-from hnclip.files import file_name
 from hnclip.studies.findings import Findings
 from hnclip.studies.notes import missing_note, versions_note
 from hnclip.studies.paper_rows import MISSING
@@ -17,6 +16,7 @@ from hnclip.studies.parts import FigurePart, Part, Shown, TablePart
 from hnclip.studies.plan import Job
 from hnclip.studies.shows.gaps import nothing_yet
 from hnclip.studies.study import Domain
+from hnclip.util.text import slugify
 
 EXAMPLES = 4
 
@@ -49,7 +49,7 @@ def show(findings: Findings) -> Shown:
                 continue
             figures.append(
                 FigurePart(
-                    file_name("retrievals", *([row.name] if len(rows) > 1 else []), domain.name),
+                    slugify("retrievals", *([row.name] if len(rows) > 1 else []), domain.name),
                     f"Retrievals that differ: {domain.name}",
                     retrieval_figure(found.examples),
                     f"Captions for which {names[0]} and {names[1]} disagree at rank 1, taken from both sides in turn, "

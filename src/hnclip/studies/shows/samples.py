@@ -8,7 +8,6 @@ from statistics import mean
 from typing import NamedTuple
 
 from hnclip.analysis.figures import sample_efficiency_figure
-from hnclip.files import file_name
 from hnclip.studies.findings import Column, Findings
 from hnclip.studies.notes import missing_note, versions_note
 from hnclip.studies.paper_rows import MISSING, paper_rows
@@ -16,6 +15,7 @@ from hnclip.studies.parts import FigurePart, Part, Shown, TablePart
 from hnclip.studies.shows.gaps import nothing_yet
 from hnclip.studies.statistics import level
 from hnclip.studies.study import Study
+from hnclip.util.text import slugify
 
 TABLE = "A9"
 LAST = (
@@ -53,7 +53,7 @@ def show(findings: Findings) -> Shown:
         reference = None if need is None else (f"{need.rival}, all data", need.value)
         parts.append(
             FigurePart(
-                file_name("samples", column.name),
+                slugify("samples", column.name),
                 f"Sample efficiency: {column.name}",
                 sample_efficiency_figure(
                     {
