@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
 from hnclip.objectives.registry import MethodChoice, apply_method
@@ -129,7 +128,7 @@ def structxlip() -> TrainConfig:
     return _released("structxlip", lr=5e-6, weight_decay=0.05, accumulate=1)
 
 
-def demo(global_loss: str = "hn", out: Path = Path("runs/train")) -> TrainConfig:
+def demo(global_loss: Literal["hn", "infonce"] = "hn") -> TrainConfig:
     """The embedded default: the bundled model on `scenes/park`, minutes on two cores.
 
     Same objective settings and micro-batches as the paper. The epochs are what a few minutes hold; the learning rate is
@@ -141,7 +140,7 @@ def demo(global_loss: str = "hn", out: Path = Path("runs/train")) -> TrainConfig
         objective = ObjectiveConfig(global_loss="infonce", token_weight=0.0)
     else:
         objective = ObjectiveConfig(gamma=0.5, token_weight=1.0)
-    return TrainConfig(out=out, objective=objective, optim=OptimConfig(epochs=4, lr=3e-4, precision="fp32"))
+    return TrainConfig(objective=objective, optim=OptimConfig(epochs=4, lr=3e-4, precision="fp32"))
 
 
 def miniature() -> TrainConfig:
@@ -151,10 +150,10 @@ def miniature() -> TrainConfig:
     return replace(small, data="scenes/park/small", optim=replace(small.optim, epochs=2, accumulate=2))
 
 
-def tiny(out: Path = Path("runs/tiny")) -> TrainConfig:
+def tiny() -> TrainConfig:
     """The demo in a few seconds, to see that everything runs."""
-    small = demo(out=out)
-    return replace(small, limit=64, optim=replace(small.optim, epochs=2, micro_batch=8, accumulate=2), save_every=2)
+    small = demo()
+    return replace(small, limit=64, optim=replace(small.optim, epochs=2, micro_batch=8, accumulate=2))
 
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
