@@ -11,6 +11,7 @@ size in a process of its own, and that size over the formula. The features are t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from loss_cost import rank_cost
 
 from hnclip.losses import hard_negative_loss, tiled_hard_negative_loss
 from hnclip.measure import Report, machine, peak_memory
+
+log = logging.getLogger("hnclip.bench")
 
 LOSSES = {"eager": hard_negative_loss, "tiled": tiled_hard_negative_loss}
 COLUMNS = {
@@ -85,10 +88,10 @@ def measured(row: dict[str, Any], width: int, device: str) -> dict[str, Any]:
     return row
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     rows = [predicted(n, options.width, world, options.device) for world in options.worlds for n in options.pairs]
     for pairs in options.checked:
-        say(f"measuring one of {options.checked_world} processes with {pairs:,} pairs")
+        log.info(f"measuring one of {options.checked_world} processes with {pairs:,} pairs")
         row = predicted(pairs, options.width, options.checked_world, options.device)
         rows.append(measured(row, options.width, options.device))
     rows = [row | {name[:-6]: row[name] / 1e9 for name in row if name.endswith("_bytes")} for row in rows]

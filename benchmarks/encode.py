@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ from hnclip.search.embeddings import open_embeddings
 from hnclip.search.encode import Encoder
 from hnclip.search.shards import claim
 
+log = logging.getLogger("hnclip.bench")
+
 SHARD = 64
 LOOP, ONE, HALF, TWO = "loop", "one", "half", "two"
 
@@ -56,11 +59,11 @@ class Options:
     """Of one process; two partitions have half of them each."""
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     with tempfile.TemporaryDirectory() as place, ExitStack() as open_processes:
         folder = Path(place)
         data = make_data(folder / "data", options.records)
-        say("making the model")
+        log.info("making the model")
         name = options.model or make_model(folder / "model", options)
         given = {"data": str(data), "model": name, "batch": options.batch, "threads": options.threads}
         half = {**given, "threads": max(1, options.threads // 2)}
@@ -70,7 +73,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
             HALF: [half],
             TWO: [{**half, "partition": f"{number}/2"} for number in range(2)],
         }
-        say("opening model and data in 5 processes")
+        log.info("opening model and data in 5 processes")
         processes = {way: [Worker(plan) for plan in parts] for way, parts in plans.items()}
         for workers in processes.values():
             for worker in workers:
@@ -81,7 +84,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
         def begin() -> None:
             nonlocal turn
             turn += 1
-            say(f"turn {turn} of {options.turns + 1}")
+            log.info(f"turn {turn} of {options.turns + 1}")
 
         def work(way: str) -> None:
             together(processes[way], folder / f"{way}-{turn}")

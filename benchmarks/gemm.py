@@ -5,12 +5,14 @@ Everything else that is measured here is made of such products; other benchmarks
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass
 
 import torch
 
 from hnclip.measure import Report, gemm_timing, machine
+
+log = logging.getLogger("hnclip.bench")
 
 EMULATED = 512  # the largest bf16 product that is tried where bf16 is emulated, a hundred times slower
 
@@ -26,10 +28,10 @@ class Options:
     """Repetitions; the median counts."""
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     rows = []
     for size in options.sizes:
-        say(f"{size} × {size}")
+        log.info(f"{size} × {size}")
         full = gemm_timing(torch.float32, options.device, size=size, turns=options.turns)
         rate = full.per_second(2 * size**3 / 1e9)
         small = min(size, EMULATED)

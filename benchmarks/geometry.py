@@ -10,6 +10,7 @@ one process. Memory is the rise of the peak resident size, vectors excluded, eac
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from hnclip.analysis.geometry import caption_geometry
 from hnclip.measure import Report, machine, peak_memory, threads, time_ways
+
+log = logging.getLogger("hnclip.bench")
 
 WIDTH = 512
 MATRIX_UP_TO = 20_000  # captions; 100,000 would need 40 GB
@@ -87,10 +90,10 @@ def measure(captions: int, turns: int) -> dict[str, Any]:
     return row
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     with threads(1):
         rows = []
         for captions in options.captions:
-            say(f"{captions:,} captions")
+            log.info(f"{captions:,} captions")
             rows.append(measure(captions, options.turns))
         return Report("geometry", COLUMNS, rows, machine())

@@ -14,6 +14,7 @@ the same fit through the count of operations or numbers that the algorithm needs
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import tempfile
@@ -30,6 +31,8 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessException
 
 from hnclip.measure import Report, Timing, exponent, machine, peak_memory, rise, time_ways
+
+log = logging.getLogger("hnclip.bench")
 
 Group = Literal["batch", "length", "gallery", "processes"]
 Law = Callable[[float], float]
@@ -188,14 +191,14 @@ def jobs(options: Options) -> list[Job]:
     ]
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     curves: list[Curve] = []
     for group in dict.fromkeys(options.only):
-        say(f"against {AXES[group]}")
+        log.info(f"against {AXES[group]}")
         if group == "processes":
             curves.append(process_curve(options))
         else:
-            curves += measure([job for job in jobs(options) if job.group == group], options, say)
+            curves += measure([job for job in jobs(options) if job.group == group], options)
     notes = [
         f"{size} process{'' if size == 1 else 'es'}: {options.pairs / timing.median:,.0f} pairs per second"
         for curve in curves
@@ -206,7 +209,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
     return Report("growth", COLUMNS, [curve.to_row() for curve in curves], machine(options.device), notes, drawn)
 
 
-def measure(group: Sequence[Job], options: Options, say: Callable[[str], None]) -> list[Curve]:
+def measure(group: Sequence[Job], options: Options) -> list[Curve]:
     points = [
         (job, size, {**job.arguments, "size": size, "device": options.device}) for job in group for size in job.sizes
     ]
@@ -214,7 +217,7 @@ def measure(group: Sequence[Job], options: Options, say: Callable[[str], None]) 
     # Without a turn for warming up: every work has run at a small size, and the largest take long.
     timings = time_ways(ways, turns=options.turns, warmup=0, device=options.device)
     del ways  # the inputs make room for the processes that measure memory
-    say("  memory")
+    log.info("memory")
     memory = {
         f"{job.name}, {size}": peak_memory(__file__, job.work.__name__, **arguments) for job, size, arguments in points
     }

@@ -9,9 +9,10 @@ every file and reads none.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from hnclip.models.load import load
 from hnclip.options import Opening
 from hnclip.search.build import build_index
 from hnclip.search.options import IndexOptions
+
+log = logging.getLogger("hnclip.bench")
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,19 @@ class Options:
     """Of the encoder."""
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     with tempfile.TemporaryDirectory() as place, threads(options.threads):
         folder = Path(place)
-        say(f"writing {options.pictures} pictures")
+        log.info(f"writing {options.pictures} images")
         files = make_pictures(folder / "pictures", options.pictures)
-        say("making the model")
+        log.info("making the model")
         name = options.model or make_model(folder / "model", options)
         model = load(name).eval()
         pixels = load_pictures([FileImage(file) for file in files], model.image_transform, cache=None).pixels
         decoding = decoding_time(files, model)
         taken: dict[str, list[float]] = {"encoder": [], "index": [], "again": []}
         for turn in range(options.turns + 1):
-            say(f"turn {turn + 1} of {options.turns + 1}")
+            log.info(f"turn {turn + 1} of {options.turns + 1}")
             seconds = one_turn(model, pixels[:], name, folder, folder / f"{turn}.hnc", options)
             if turn:  # the first one warms up
                 for way, spent in seconds.items():
@@ -115,7 +118,7 @@ def one_turn(
         tokens=options.tokens,
         device="cpu",
     )
-    first, second = (build_index(given, quiet=True) for _ in range(2))
+    first, second = (build_index(given) for _ in range(2))
     if (first.counts.encoded, second.counts.encoded) != (len(pixels), 0):
         raise RuntimeError(f"encoded {first.counts.encoded} and {second.counts.encoded} of {len(pixels)} pictures")
     return {"encoder": encoder, "index": first.working, "again": second.working}

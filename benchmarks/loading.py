@@ -8,12 +8,13 @@ decoding and reading alike. Numbers are medians and quartiles over the turns, by
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from hnclip.data.cache import Pixels, load_pictures
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.pictures import FileImage, TarImage, is_image_name
 from hnclip.measure import Report, machine, threads, time_ways
+
+log = logging.getLogger("hnclip.bench")
 
 BATCH = 128
 
@@ -78,11 +81,11 @@ def fill(images: Sequence[ImageSource], transform: ImageTransform, directory: Pa
     return found.pixels
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     images = find_pictures(options.photos)[: options.limit]
     if not images:
         raise ValueError(f"{options.photos} holds no pictures")
-    say(f"{len(images):,} pictures, {options.turns} turns")
+    log.info(f"{len(images):,} images, {options.turns} turns")
     with threads(1), tempfile.TemporaryDirectory() as directory:
         return measure(images, ImageTransform(options.size), options.workers, options.turns, Path(directory))
 

@@ -19,6 +19,7 @@ contrastive loss, and DisCo-CLIP has no package.
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,8 @@ from torch import Tensor, nn
 
 from hnclip.losses import clip_loss, hard_negative_loss, tiled_hard_negative_loss
 from hnclip.measure import Report, gemm_rate, load_file, machine, peak_memory, time_ways
+
+log = logging.getLogger("hnclip.bench")
 
 Loss = Literal["L_HN", "InfoNCE"]
 Step = Callable[[Sequence[Tensor]], object]
@@ -145,16 +148,16 @@ def work(loss: Loss, way: str, pairs: int, width: int, device: str) -> Callable[
     return lambda: step(leaves)
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     rate = gemm_rate(torch.float32, options.device)
     rows: list[dict[str, Any]] = []
     for pairs in options.pairs:
         for loss in options.losses:
-            say(f"{loss} of {pairs:,} pairs: time")
+            log.info(f"{loss} of {pairs:,} pairs: time")
             leaves = make_leaves(pairs, options.width, options.device)
             ways = {way: partial(make(), leaves) for way, make in WAYS[loss].items()}
             timings = time_ways(ways, turns=options.turns, seconds=options.seconds, device=options.device)
-            say(f"{loss} of {pairs:,} pairs: memory")
+            log.info(f"{loss} of {pairs:,} pairs: memory")
             case = {"loss": loss, "pairs": pairs, "width": options.width}
             memory = {way: peak_memory(__file__, "work", way=way, device=options.device, **case) for way in ways}
             first = next(iter(ways))

@@ -9,7 +9,7 @@ kept and found again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -24,6 +24,8 @@ from hnclip.objectives.registry import METHOD_CHOICES, apply_method
 from hnclip.recipes import demo
 from hnclip.train.loop import train_or_continue
 from hnclip.util.device import find_device
+
+log = logging.getLogger("hnclip.bench")
 
 START = "before training"
 PLAIN = "plain"
@@ -85,22 +87,22 @@ def configurations(options: Options) -> dict[tuple[str, str], TrainConfig]:
     return found
 
 
-def trained(name: str, term: str, config: TrainConfig, runs: Path, say: Callable[[str], None]) -> Path:
+def trained(name: str, term: str, config: TrainConfig, runs: Path) -> Path:
     """The directory of the finished run: begun, continued or found. Other settings are another directory."""
     digest = sha256(to_json(replace(config, out=Path())).encode()).hexdigest()[:10]
     config = replace(config, out=runs / f"{name}-{term}-{digest}")
-    say(f"run: {config.out}")
-    return train_or_continue(config, quiet=True, report=say).out
+    log.info(f"run: {config.out}")
+    return train_or_continue(config).out
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     for name in options.methods:
         if name not in (PLAIN, *METHOD_CHOICES):
             raise ValueError(f"there is no method {name!r}; there are {', '.join((PLAIN, *METHOD_CHOICES))}")
     device = find_device(options.device)
     made = configurations(options)
-    outs = {f"{name} {term}": trained(name, term, config, options.runs, say) for (name, term), config in made.items()}
-    say("evaluating")
+    outs = {f"{name} {term}": trained(name, term, config, options.runs) for (name, term), config in made.items()}
+    log.info("evaluating")
     models = [(START, lambda: load(options.model).to(device))]
     models += [(name, lambda out=out: load(str(out / "last")).to(device)) for name, out in outs.items()]  # type: ignore[misc]
     config = next(iter(made.values()))

@@ -9,6 +9,7 @@ Preparation is done once, for any number of epochs; it is timed on drawn picture
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ from hnclip.objectives.registry import METHOD_CHOICES, apply_method, build_objec
 from hnclip.train.optimizer import build_optimizer
 from hnclip.train.run_views import needed_views
 from hnclip.train.step import Stepper
+
+log = logging.getLogger("hnclip.bench")
 
 PLAIN = "plain"
 HN = "hn_clip"
@@ -150,7 +153,7 @@ def extra_inputs(objective: Objective) -> str:
     return ", ".join(named) or "none"
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     for name in options.methods:
         if name not in (PLAIN, *METHOD_CHOICES):
             raise ValueError(f"there is no method {name!r}; there are {', '.join((PLAIN, *METHOD_CHOICES))}")
@@ -166,15 +169,15 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
     # Before models fill the memory of this process.
     megabytes = {}
     for name in options.methods if options.memory else ():
-        say(f"{name}: memory")
+        log.info(f"{name}: memory")
         megabytes[name] = peak_memory(__file__, "work_of", method=name, **fixed) / 1e6
-    prepared = preparation(options, say) if options.pictures else {}
+    prepared = preparation(options) if options.pictures else {}
     ways, shared = {}, step.build_model(options.model, options.device)
     for name in options.methods:
-        say(f"{name}: building")
+        log.info(f"{name}: building")
         adapted = configuration(name).adapt.method != "full"
         ways[name] = build_way(name, **fixed, shared=None if adapted else shared)
-    say(f"{options.turns} turns of {len(ways)} methods")
+    log.info(f"{options.turns} turns of {len(ways)} methods")
     timings = time_ways(ways, turns=options.turns, device=options.device)
     rows = []
     for name, timing in timings.items():
@@ -209,14 +212,14 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
     return Report("methods", columns, rows, machine(options.device), notes)
 
 
-def preparation(options: Options, say: Callable[[str], None]) -> dict[str, float]:
+def preparation(options: Options) -> dict[str, float]:
     """Milliseconds that each kind of `hnclip prepare` takes for a picture: regions are proposed by the default and
     matched to sentences by the model of the benchmark."""
     from hnclip.data.views.edges import edge_method
     from hnclip.data.views.lexicon import load_filter
     from hnclip.prepare.proposers import proposer
 
-    say(f"preparing {options.pictures} pictures")
+    log.info(f"preparing {options.pictures} images")
     encoder: DualEncoder = step.build_model(options.model, options.device).eval()
     propose, find_edges, shorten = proposer("auto"), edge_method("canny"), load_filter("lexicon")
     generator = torch.Generator().manual_seed(5)

@@ -8,9 +8,9 @@ The file was written a moment ago, so the disk's speed does not show in the seco
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 from hnclip.measure import Report, fresh_result, load_file, machine, resident_peak, restart_peak
+
+log = logging.getLogger("hnclip.bench")
 
 TWIN = Path(__file__).resolve().parents[1] / "tests" / "models" / "openai_twin.py"
 WAYS = {
@@ -110,13 +112,13 @@ def open_and_use(way: str, file: str, megabytes: float) -> dict[str, Any]:
     }
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     rows = []
     with tempfile.TemporaryDirectory() as directory:
-        say("writing the files")
+        log.info("writing the files")
         for file in write(Path(directory), options.megabytes):
             for way in WAYS:
-                say(f"{file.suffix}: {WAYS[way]}")
+                log.info(f"{file.suffix}: {WAYS[way]}")
                 arguments = {"way": way, "file": str(file), "megabytes": options.megabytes}
                 rows.append(fresh_result(__file__, "open_and_use", **arguments))
     return Report("open_checkpoint", COLUMNS, rows, machine())

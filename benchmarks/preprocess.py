@@ -8,8 +8,8 @@ smooth colours with grain, as RGB. The last two sizes are ones that hnclip leave
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.measure import Report, machine, threads, time_ways
+
+log = logging.getLogger("hnclip.bench")
 
 SIZES = ((500, 375), (640, 480), (480, 640), (1500, 1000), (4000, 3000), (300, 225), (1080, 2340))
 COLUMNS = {
@@ -72,10 +74,10 @@ def measure(size: tuple[int, int], seconds: float) -> dict[str, Any]:
     }
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     with threads(1):
         rows = []
         for size in options.sizes:
-            say(f"{size[0]} × {size[1]}")
+            log.info(f"{size[0]} × {size[1]}")
             rows.append(measure(size, options.seconds))
         return Report("preprocess", COLUMNS, rows, machine())

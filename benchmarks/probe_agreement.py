@@ -10,8 +10,9 @@ to the probe. Finished runs are used again, stopped ones are continued.
 
 from __future__ import annotations
 
+import logging
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -32,6 +33,8 @@ from hnclip.recipes import demo
 from hnclip.train.loop import train_or_continue
 from hnclip.train.run_data import RunData, open_run_data
 from hnclip.util.device import find_device
+
+log = logging.getLogger("hnclip.bench")
 
 EPOCHS = ("last", "best")
 COLUMNS = {
@@ -78,19 +81,19 @@ class Options:
     device: str = "auto"
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     rows: list[dict[str, Any]] = []
     for model in options.model:
         for data in options.data:
             base = configuration(options, model, data)
             opened = load(model, context=options.context).to(find_device(options.device))
-            found = open_run_data(base, opened, build_objective(base.objective), quiet=True, report=say)
+            found = open_run_data(base, opened, build_objective(base.objective))
             features = encoded(opened, found)
             scale = float(opened.scale.detach())
             del opened
             for negatives in options.negatives:
                 config = replace(base, optim=replace(base.optim, negatives=negatives))
-                rows += compared(config, found, features, scale, options, say)
+                rows += compared(config, found, features, scale, options)
     return Report("probe_agreement", COLUMNS, rows, machine(find_device(options.device)), notes(rows))
 
 
@@ -132,12 +135,11 @@ def compared(
     features: tuple[Features, Features],
     scale: float,
     options: Options,
-    say: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """One row for each γ."""
     optim = config.optim
     where = {"model": config.model, "data": config.data, "negatives": optim.negatives}
-    say(f"probe: {', '.join(where.values())}")
+    log.info(f"probe: {', '.join(where.values())}")
     settings = ProbeSettings(
         seeds=options.seeds,
         gammas=options.gammas,
@@ -149,9 +151,7 @@ def compared(
 
     def tuned(objective: ObjectiveConfig) -> dict[str, list[Ranks]]:
         """Ranks of the last and the best epoch, one for each seed."""
-        made = [
-            fine_tuned(replace(config, objective=objective, seed=seed), options.runs, say) for seed in options.seeds
-        ]
+        made = [fine_tuned(replace(config, objective=objective, seed=seed), options.runs) for seed in options.seeds]
         return {
             name: [evaluate(load(out / name).to(find_device(config.device)), data.validation).ranks for out in made]
             for name in EPOCHS
@@ -165,18 +165,18 @@ def compared(
         measured = {name: recall_change(hard[name], infonce[name], families) for name in EPOCHS}
         rows.append({**where, **row(fit, measured), **levels(probe.zero_shot, infonce["last"])})
         rows[-1] |= {"probe": probe.to_dict(), "infonce_recall": recalls(infonce), "hn_recall": recalls(hard)}
-        say(f"γ {fit.loss.gamma:g}: predicted {rows[-1]['predicted']}, measured {rows[-1]['last']}")
+        log.info(f"γ {fit.loss.gamma:g}: predicted {rows[-1]['predicted']}, measured {rows[-1]['last']}")
     return rows
 
 
-def fine_tuned(config: TrainConfig, runs: Path, say: Callable[[str], None]) -> Path:
+def fine_tuned(config: TrainConfig, runs: Path) -> Path:
     """The directory of the finished run: begun, continued or found. Other settings are another directory."""
     objective = config.objective
     loss = "infonce" if objective.global_loss == "infonce" else f"hn-{objective.gamma:g}"
     digest = sha256(to_json(replace(config, out=Path())).encode()).hexdigest()[:10]
     config = replace(config, out=runs / f"{loss}-{config.optim.negatives}-seed-{config.seed}-{digest}")
-    say(f"run: {config.out}")
-    return train_or_continue(config, quiet=True, report=say).out
+    log.info(f"run: {config.out}")
+    return train_or_continue(config).out
 
 
 def row(fit: Fit, measured: Mapping[str, Change]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ gradients, and with fsdp weights. The jobs exist side by side and take turns; th
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from typing import Any
 import torch
 
 from hnclip.measure import Report, load_file, machine, time_ways
+
+log = logging.getLogger("hnclip.bench")
 
 
 @dataclass(frozen=True)
@@ -39,16 +42,16 @@ class Options:
     """Repetitions; the median counts."""
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     jobs: dict[str, _Job] = {}
     try:
         for negatives in options.negatives:
             for count in options.processes:
                 for mode in options.modes if count > 1 else ("one",):
                     name = f"{negatives}, {count} {mode}"
-                    say(f"starting {name}")
+                    log.info(f"starting {name}")
                     jobs[name] = _Job(count, mode, negatives, options)
-        say("measuring")
+        log.info("measuring")
         times = time_ways({name: job.step for name, job in jobs.items()}, turns=options.turns)
         rows = []
         for name, job in jobs.items():

@@ -11,6 +11,7 @@ encoding: ranks, metrics with all bootstrap intervals, and caption similarity.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from torch import Tensor
 from hnclip.evaluate import Ranks, recall_at, retrieval_ranks, summarize
 from hnclip.evaluate.companions import caption_similarity
 from hnclip.measure import Report, machine, peak_memory, threads, time_ways
+
+log = logging.getLogger("hnclip.bench")
 
 WIDTH = 768
 NAIVE_UP_TO = 10_000  # pairs; 100,000 would need 160 GB
@@ -113,10 +116,10 @@ def measure(pairs: int, turns: int) -> dict[str, Any]:
     return row
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     with threads(1):
         rows = []
         for pairs in options.pairs:
-            say(f"{pairs:,} pairs")
+            log.info(f"{pairs:,} pairs")
             rows.append(measure(pairs, options.turns))
         return Report("ranks", COLUMNS, rows, machine())

@@ -9,7 +9,8 @@ adds `hnclip.search.rerank.WEIGHT` times the score of words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ from hnclip.models.load import load
 from hnclip.search.rerank import MOST, WEIGHT, token_score
 from hnclip.train.runs import models_of
 from hnclip.util.device import find_device
+
+log = logging.getLogger("hnclip.bench")
 
 BATCH = 32
 BY_COSINE = "cosine"
@@ -63,7 +66,7 @@ class Options:
     device: str = "auto"
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     rows: list[dict[str, Any]] = []
     device = find_device(options.device)
     for name in options.model:
@@ -73,7 +76,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
             found = {}
             for split in ("validation", "test"):
                 records = opened.part(split, validation_share=options.read.validation_share)[: options.limit]
-                say(f"{name} on {len(records):,} {split} records of {data}")
+                log.info(f"{name} on {len(records):,} {split} records of {data}")
                 found[split] = hits_at_one(model, records, options), families(records)
             rows += compared(name, data, found)
     return Report("reranking", COLUMNS, rows, machine(device), notes(rows))

@@ -12,6 +12,7 @@ Faiss take by themselves.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ from hnclip.search.index.layout import ENGINES, Storage
 from hnclip.search.index.reader import Index
 from hnclip.search.index.vectors import row_files
 from hnclip.search.index.writer import IndexWriter
+
+log = logging.getLogger("hnclip.bench")
 
 Name = Literal["exact-bf16", "exact-int8", "faiss-ivf", "faiss-hnsw", "milvus"]
 Search = Callable[[np.ndarray, int], list[Nearest]]
@@ -73,17 +76,17 @@ class Options:
             raise ValueError(f"queries must be at least 2, half of them pictures and half texts; got {self.queries}")
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     rows = []
     for count in options.rows:
         with tempfile.TemporaryDirectory(dir=options.place) as directory:
-            rows += measure(count, options, Path(directory), say)
+            rows += measure(count, options, Path(directory))
     return Report("search_engines", COLUMNS, rows, machine())
 
 
-def measure(count: int, options: Options, directory: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure(count: int, options: Options, directory: Path) -> list[dict[str, Any]]:
     """All engines at one size."""
-    say(f"{count:,} vectors: exact search in float32")
+    log.info(f"{count:,} vectors: exact search in float32")
     everything = np.empty((count, options.width), np.float32)
     at = 0
     for block in synthetic_vectors(count, options.width):
@@ -102,11 +105,11 @@ def measure(count: int, options: Options, directory: Path, say: Callable[[str], 
         storage: Storage = "int8" if name == "exact-int8" else "bf16"
         path = directory / storage
         if not path.exists():
-            say(f"{count:,} vectors: the index, {storage}")
+            log.info(f"{count:,} vectors: the index, {storage}")
             synthetic_index(path, count, options.width, storage=storage)
         engine = "exact" if name.startswith("exact") else name
-        say(f"{count:,} vectors: {name}")
-        with _engine(path, engine, options.uri, say) as (search, costs):
+        log.info(f"{count:,} vectors: {name}")
+        with _engine(path, engine, options.uri) as (search, costs):
             rows.append({**_measured(search, queries, right), **costs, "engine": name})
     return [{"rows": count, **row} for row in rows]
 
@@ -127,14 +130,12 @@ def float32_search(vectors: np.ndarray) -> Search:
 
 
 @contextmanager
-def _engine(
-    path: Path, engine: str, uri: str | None, say: Callable[[str], None]
-) -> Iterator[tuple[Search, dict[str, Any]]]:
+def _engine(path: Path, engine: str, uri: str | None) -> Iterator[tuple[Search, dict[str, Any]]]:
     """An engine at work, and what it takes to have it."""
     start = time.perf_counter()
     writer = IndexWriter(path, 1)
     try:
-        make_engine(writer, engine, uri, say)
+        make_engine(writer, engine, uri)
     finally:
         writer.close()
     made = time.perf_counter() - start

@@ -12,6 +12,7 @@ import http.client
 import io
 import itertools
 import json
+import logging
 import re
 import statistics
 import subprocess
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +32,8 @@ from synthetic_index import synthetic_index
 from hnclip.data.scenes import scene_records
 from hnclip.measure import Report, machine
 from hnclip.models.load import load
+
+log = logging.getLogger("hnclip.bench")
 
 PICTURES = 16  # different ones that are sent
 WARM = 0.25  # of the time, after which memory is looked at for the first time
@@ -67,20 +70,20 @@ class Seen:
     failed: Counter[str] = field(default_factory=Counter)
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     records = list(itertools.islice(scene_records("park", "test", families=100), 400))
     texts = [record.captions[0] for record in records]
     pictures = [_png(record.image.load()) for record in records[:PICTURES]]
     with tempfile.TemporaryDirectory() as place:
         index = options.index
         if index is None:
-            say(f"writing an index of {options.rows:,} rows")
+            log.info(f"writing an index of {options.rows:,} rows")
             index = Path(place) / "made-up.hnc"
             synthetic_index(index, options.rows, load().width)
         started = time.perf_counter()
         with serving(index, options) as (process, port):
             first = _first_answers(port, started, texts[0])
-            say(f"{options.clients} clients ask for {options.seconds:.0f} s")
+            log.info(f"{options.clients} clients ask for {options.seconds:.0f} s")
             seen, memory = _load(process.pid, port, options, texts, pictures)
             alive = process.poll() is None
     if not alive:

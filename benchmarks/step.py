@@ -12,6 +12,7 @@ torch while a step runs, over the measured rate of a plain product of matrices i
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from hnclip.models.speed import compile_blocks, fast_bf16, recompute_activations
 from hnclip.objectives.registry import build_objective
 from hnclip.train.optimizer import build_optimizer
 from hnclip.train.step import Stepper
+
+log = logging.getLogger("hnclip.bench")
 
 CONTEXT = 248
 # Tokens of DOCCI's 5,100 test captions with start and end, cut at 248: every tenth of them.
@@ -228,7 +231,7 @@ def losses_alone(options: Options) -> dict[str, Callable[[], None]]:
     }
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     fixed: dict[str, Any] = {
         "model": options.model,
         "micro_batch": options.micro_batch,
@@ -246,7 +249,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
         megabytes = {way: peak_memory(__file__, "work_of", way=way, **fixed) / 1e6 for way in options.ways}
         rows = [{"way": way, "megabytes": size} for way, size in megabytes.items()]
         return Report("step", {"way": "way", "megabytes": "MB"}, rows, machine(options.device))
-    say("the rate of plain products of matrices")
+    log.info("the rate of plain products of matrices")
     rate = gemm_rate(torch.float32, options.device)
     pairs = options.micro_batch * options.accumulate
     needed = int(build_batch(options.model, pairs).texts["caption"].lengths.sum())
@@ -260,14 +263,14 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
     started: dict[str, float] = {}
     counted: dict[str, tuple[float, int]] = {}
     for way in wanted:
-        say(f"{way}: first step")
+        log.info(f"{way}: first step")
         ways[way] = build_way(way, **fixed, shared=models[way])
         if way != "compile":
             counted[way] = count(ways[way], models[way])
         else:
             started[way] = time_ways({way: ways[way]}, turns=1, warmup=0, device=options.device)[way].median
             ways[way]()  # the second length of captions compiles once more
-    say(f"{options.turns} turns of {len(ways)} ways")
+    log.info(f"{options.turns} turns of {len(ways)} ways")
     timings = time_ways(ways, turns=options.turns, warmup=0, device=options.device)
     peer = timings[wanted[0]]
     rows = []
@@ -286,7 +289,7 @@ def run(options: Options, say: Callable[[str], None]) -> Report:
             full = gemm_rate(torch.bfloat16, options.device) if way == "bf16" else rate
             row["share"] = flops / timing.median / full
         if options.memory and way != "compile":
-            say(f"{way}: memory")
+            log.info(f"{way}: memory")
             row["megabytes"] = peak_memory(__file__, "work_of", way=way, **fixed) / 1e6
         rows.append(row)
     columns = {

@@ -14,6 +14,7 @@ The last rows show what pads cost: the same words in a tensor twice as wide, as 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hnclip.losses import token_loss
 from hnclip.measure import Report, Timing, gemm_rate, machine, peak_memory, time_ways
+
+log = logging.getLogger("hnclip.bench")
 
 SCALE = 20.0
 COLUMNS = {
@@ -187,14 +190,14 @@ def difference(case: Case, device: str) -> float:
     )
 
 
-def measure(case: Case, options: Options, rate: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure(case: Case, options: Options, rate: float) -> list[dict[str, Any]]:
     """The rows of one size."""
     names = [name for name in WAYS if case.eager or name != "eager"]
     given = inputs(case, options.device)
     turns, warmup = (options.turns, 1) if case.eager else (options.large_turns, 0)
     ways = {name: partial(step, name, given) for name in names}
     timings = time_ways(ways, turns=turns, warmup=warmup, device=options.device)
-    say(f"memory of {case.pairs} pairs")
+    log.info(f"memory of {case.pairs} pairs")
     memory = {name: extra_megabytes(name, case, options.device) for name in names}
     return [
         {
@@ -226,16 +229,16 @@ def cost_of_pads(case: Case, options: Options) -> list[dict[str, Any]]:
     ]
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     unknown = [name for name in options.cases if name not in CASES]
     if unknown:
         raise ValueError(f"there is no case {unknown[0]!r}; there are {', '.join(CASES)}")
     rate = gemm_rate(device=options.device)
     rows = []
     for name in options.cases:
-        say(f"time of {CASES[name].pairs} pairs")
-        rows.extend(measure(CASES[name], options, rate, say))
-    say("pads")
+        log.info(f"time of {CASES[name].pairs} pairs")
+        rows.extend(measure(CASES[name], options, rate))
+    log.info("pads")
     rows.extend(cost_of_pads(CASES["micro-batch"], options))
     notes = [
         f"GEMM rate {rate / 1e9:.0f} Gflop/s.",

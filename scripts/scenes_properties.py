@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
 
     runs = {(domain, lr): _config(options, domain, lr) for domain in options.domains for lr in RATES}
-    best = {key: train_or_continue(config, quiet=True).best for key, config in runs.items()}
+    best = {key: train_or_continue(config).best for key, config in runs.items()}
     validation = {lr: mean(best[domain, lr]["mean_R@1"] for domain in options.domains) for lr in RATES}
     chosen = max(RATES, key=validation.__getitem__)
     rows = []

@@ -1,7 +1,7 @@
 """`hnclip bench`: finds the benchmarks of the repository and runs one.
 
 A benchmark is a file of `benchmarks/` with a docstring, a frozen dataclass `Options` and
-`run(options: Options, say: Callable[[str], None]) -> hnclip.measure.Report`.
+`run(options: Options) -> hnclip.measure.Report`; messages go to the logger `hnclip.bench`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Generic, TypeVar
@@ -20,6 +20,8 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from hnclip import __version__
+from hnclip.options import Output
+from hnclip.util.console import configure_logging
 from hnclip.util.files import replace_file
 
 DIRECTORY = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -31,10 +33,9 @@ class Call(Generic[Options]):
     """The options of one benchmark, and those that all have."""
 
     options: Annotated[Options, tyro.conf.arg(name="")]
-    json: bool = False
-    """Print the result as JSON, with the seconds of every turn."""
     out: Path | None = None
-    """Also write that JSON to this file."""
+    """Also write the result as JSON, with the seconds of every turn, to this file."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
 
 def benchmarks() -> dict[str, str]:
@@ -65,16 +66,18 @@ def open_benchmark(name: str) -> ModuleType:
     return load_file(DIRECTORY / f"{name}.py")
 
 
-def run_benchmark(name: str, arguments: Sequence[str], say: Callable[[str], None]) -> str:
+def run_benchmark(name: str, arguments: Sequence[str]) -> str:
     """Run a benchmark with these options of the command line; what is to be printed."""
     module = open_benchmark(name)
     # `Call` of a class that is only known now is no type that mypy could follow.
     kind: Any = Call[module.Options]  # type: ignore[name-defined]
     call = tyro.cli(kind, prog=f"hnclip bench {name}", description=module.__doc__, args=arguments)
+    output = call.output
+    configure_logging(quiet=output.quiet or output.json, log_file=output.log_file)
     if call.out is not None and call.out.is_dir():
         raise ValueError(f"--out {call.out} is a directory; name a file")  # said before the minutes of measuring
     start = time.perf_counter()
-    report = module.run(call.options, say)
+    report = module.run(call.options)
     found = {
         **report.to_dict(),
         "command": shlex.join(["hnclip", "bench", name, *arguments]),
@@ -85,4 +88,4 @@ def run_benchmark(name: str, arguments: Sequence[str], say: Callable[[str], None
     if call.out is not None:
         with replace_file(call.out) as partial:
             partial.write_text(text + "\n", encoding="utf-8")
-    return text if call.json else report.to_text()
+    return text if output.json else report.to_text()

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command needs it, so help answers at once.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import sys
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from hnclip.config import TrainConfig
+
+log = logging.getLogger("hnclip")
 
 HELP = """usage: hnclip COMMAND [options]        hnclip COMMAND --help for the options
 
@@ -73,10 +76,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except (ValueError, OSError, RuntimeError) as error:
         name = "data check" if command == "data" else command
-        print(f"hnclip {name}: {error}", file=sys.stderr)
+        log.error(f"hnclip {name}: {error}")
         return 1
     except KeyboardInterrupt:
-        print(f"hnclip {command}: interrupted; {CONTINUE.get(command, 'nothing was lost')}", file=sys.stderr)
+        log.error(f"hnclip {command}: interrupted; {CONTINUE.get(command, 'nothing was lost')}")
         return 130
 
 
@@ -89,14 +92,12 @@ def _train(arguments: Sequence[str]) -> None:
     if (path := _value(arguments, "--config")) is not None:
         base = from_json(TrainConfig, Path(path).read_text(encoding="utf-8"))
     base = _apply_short_options(base, arguments)
-    options = _parse(Train, "train", arguments, Train(run=base))
+    options = _parse(Train, "train", arguments, default=Train(run=base))
 
     from hnclip.command import eval_command
     from hnclip.train.log import METRICS, read_metrics
     from hnclip.train.loop import CONFIG, resume, train
 
-    report = _warn if options.json or options.quiet else _say
-    quiet = options.quiet or options.json
     if options.resume is not None:
         for flag in ("--recipe", "--config", "--objective", "--global", "--fidelity"):
             if _value(arguments, flag) is not None:
@@ -107,12 +108,12 @@ def _train(arguments: Sequence[str]) -> None:
                 "--resume goes on with the run's own configuration: leave the other options out (--speed.parallel may "
                 "be another)"
             )
-        result = resume(options.resume, parallel=parallel, quiet=quiet, report=report)
+        result = resume(options.resume, parallel=parallel)
     else:
-        result = train(options.run, quiet=quiet, report=report)
-    if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun, the first speaks
+        result = train(options.run)
+    if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun, rank 0 prints the result
         return
-    if options.json:
+    if options.output.json:
         print(json.dumps({**vars(result), "out": str(result.out)}))
         return
     print(f"trained {result.steps} steps in {result.seconds:.0f} s")
@@ -153,8 +154,8 @@ def _eval(arguments: Sequence[str]) -> None:
     from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
     from hnclip.evaluate.render import Report, check_form, to_dict, to_text, write_report
     from hnclip.models.load import load
-    from hnclip.train.log import progress_bar
     from hnclip.train.runs import models_of
+    from hnclip.util.console import progress
     from hnclip.util.device import find_device
 
     for path in options.out:
@@ -168,11 +169,11 @@ def _eval(arguments: Sequence[str]) -> None:
     tasks = [open_task(source, options.split, options.read) for source in _sources(options.data)]
     for task in tasks:
         if task.split == "all" and options.split is None:
-            _say(
+            log.info(
                 f"{task.data.name} declares no splits: all {len(task.records):,} records are used. Of a model that was "
                 "trained on them, --split validation takes only those that training held out."
             )
-    with progress_bar("evaluating, batches", quiet=options.quiet or options.json) as bar:
+    with progress("evaluating, batches") as bar:
         results = evaluate_models(
             models,
             tasks,
@@ -180,12 +181,12 @@ def _eval(arguments: Sequence[str]) -> None:
             batch=options.batch,
             queries=options.queries,
             top=options.top,
-            progress=bar.walk,
+            progress=bar.iterate,
         )
     report = Report(results, comparisons(results), options.paper)
     for path in options.out:
         write_report(path, report)
-    print(json.dumps(to_dict(report)) if options.json else to_text(report))
+    print(json.dumps(to_dict(report)) if options.output.json else to_text(report))
 
 
 def _compare(arguments: Sequence[str]) -> None:
@@ -200,7 +201,7 @@ def _compare(arguments: Sequence[str]) -> None:
         found = compare_queries(read_queries(options.a), read_queries(options.b), ks=options.k)
     except ValueError as error:
         raise ValueError(f"{error} (a is {options.a}, b is {options.b})") from error
-    if options.json:
+    if options.output.json:
         print(json.dumps([comparison.to_dict() for comparison in found]))
         return
     for comparison in found:
@@ -219,7 +220,7 @@ def _data(arguments: Sequence[str]) -> int:
 
     from hnclip.data.check import check_data
     from hnclip.data.sources import open_data
-    from hnclip.train.log import progress_bar
+    from hnclip.util.console import progress
 
     data = open_data(options.data, options.read)
     model = None
@@ -227,15 +228,15 @@ def _data(arguments: Sequence[str]) -> int:
         from hnclip.models.load import load  # and with it transformers, which takes seconds
 
         model = load(options.model, **vars(options.opening))
-    with progress_bar("reading pictures", quiet=options.quiet or options.json) as bar:
+    with progress("reading images") as bar:
         report = check_data(
             data,
             text_transform=None if model is None else model.text_transform,
             image_transform=None if model is None else model.image_transform,
             images=options.images,
-            progress=bar.walk,
+            progress=bar.iterate,
         )
-    print(json.dumps(report.to_dict()) if options.json else report.to_text(options.listed))
+    print(json.dumps(report.to_dict()) if options.output.json else report.to_text(options.listed))
     return 1 if report.errors else 0
 
 
@@ -246,9 +247,8 @@ def _diagnose(arguments: Sequence[str]) -> None:
 
     from hnclip.diagnose import diagnose
 
-    quiet = options.quiet or options.json
-    found = diagnose(options, quiet=quiet, report=_warn if quiet else _say)
-    print(json.dumps(found.to_dict()) if options.json else found.to_text())
+    found = diagnose(options)
+    print(json.dumps(found.to_dict()) if options.output.json else found.to_text())
 
 
 def _sources(given: Sequence[str]) -> list[str]:
@@ -265,18 +265,18 @@ def _convert(arguments: Sequence[str]) -> None:
     from hnclip.models.load import load, save
 
     model = load(options.model, **vars(options.opening))
-    _say(f"recognised: {model.source}")
+    log.info(f"recognised: {model.source}")
     if model.untrained_projections:
-        _say("note: the projections that join the two towers are untrained; hnclip train --model aligns them")
+        log.info("the projections that join the two towers are untrained; hnclip train --model aligns them")
     result = {"model": options.model, "recognised": model.source, "out": str(options.out), "to": options.to}
     if options.to == "hf":
         save(model, options.out)
     else:
         from hnclip.export.to_onnx import export_onnx
 
-        check = export_onnx(model, options.out, layout=options.to, report=_say)
+        check = export_onnx(model, options.out, layout=options.to)
         result |= vars(check)
-    if options.json:
+    if options.output.json:
         print(json.dumps({**result, "context": model.context, "image_size": model.image_size}))
         return
     print(f"written: {options.out}")
@@ -289,9 +289,8 @@ def _index(arguments: Sequence[str]) -> None:
 
     from hnclip.search.build import build_index
 
-    quiet = options.quiet or options.json
-    result = build_index(options, quiet=quiet, report=_warn if quiet else _say)
-    print(json.dumps(result.to_dict()) if options.json else result.to_text())
+    result = build_index(options)
+    print(json.dumps(result.to_dict()) if options.output.json else result.to_text())
 
 
 def _search(arguments: Sequence[str]) -> None:
@@ -302,7 +301,7 @@ def _search(arguments: Sequence[str]) -> None:
     from hnclip.search.ask import ask
 
     answer = ask(options)
-    print(json.dumps(answer.to_dict()) if options.json else answer.to_text())
+    print(json.dumps(answer.to_dict()) if options.output.json else answer.to_text())
 
 
 def _serve(arguments: Sequence[str]) -> None:
@@ -312,7 +311,7 @@ def _serve(arguments: Sequence[str]) -> None:
 
     from hnclip.search.serve.run import serve
 
-    serve(options, report=_warn if options.quiet else _say)
+    serve(options)
 
 
 def _interpolate(arguments: Sequence[str]) -> None:
@@ -329,7 +328,7 @@ def _interpolate(arguments: Sequence[str]) -> None:
     from hnclip.models.load import load, save
     from hnclip.models.model_card import Training
     from hnclip.models.parameters import interpolate, match_base
-    from hnclip.train.log import progress_bar
+    from hnclip.util.console import progress
     from hnclip.util.device import find_device
 
     device = find_device(options.device)
@@ -338,9 +337,9 @@ def _interpolate(arguments: Sequence[str]) -> None:
     match_base(base, tuned)
     best, results = options.alpha[0], {}
     if len(options.alpha) > 1:
-        with progress_bar("encoding batches", quiet=options.quiet or options.json) as bar:
+        with progress("encoding batches") as bar:
             models = ((alpha, interpolate(mixed, base, tuned, alpha)) for alpha in options.alpha)
-            results = sweep(models, options.data, options.read, batch=options.batch, progress=bar.walk)
+            results = sweep(models, options.data, options.read, batch=options.batch, progress=bar.iterate)
         best = max(results, key=lambda alpha: fmean(found["mean_R@1"] for found in results[alpha].values()))
     if options.out is not None:
         interpolate(mixed, base, tuned, best)
@@ -354,7 +353,7 @@ def _interpolate(arguments: Sequence[str]) -> None:
             metrics={f"validation of {data}": found for data, found in results.get(best, {}).items()},
         )
         save(mixed, options.out)
-    if options.json:
+    if options.output.json:
         out = None if options.out is None else str(options.out)
         print(json.dumps({"alpha": best, "out": out, "split": "validation", "results": results}))
         return
@@ -374,9 +373,8 @@ def _encode(arguments: Sequence[str]) -> None:
 
     from hnclip.search.encode import encode
 
-    quiet = options.quiet or options.json
-    result = encode(options, quiet=quiet, report=_warn if quiet else _say)
-    print(json.dumps(result.to_dict()) if options.json else result.to_text())
+    result = encode(options)
+    print(json.dumps(result.to_dict()) if options.output.json else result.to_text())
 
 
 def _prepare(arguments: Sequence[str]) -> int:
@@ -393,9 +391,8 @@ def _prepare(arguments: Sequence[str]) -> int:
 
     from hnclip.prepare.run import prepare
 
-    quiet = options.quiet or options.json
-    result = prepare(options, quiet=quiet, report=_warn if quiet else _say)
-    print(json.dumps(result.to_dict()) if options.json else result.to_text())
+    result = prepare(options)
+    print(json.dumps(result.to_dict()) if options.output.json else result.to_text())
     return 0
 
 
@@ -406,17 +403,16 @@ def _study(arguments: Sequence[str]) -> int:
     if options.name == "list":
         from hnclip.studies.names import listed, listing
 
-        print(json.dumps([study._asdict() for study in listed()]) if options.json else listing())
+        print(json.dumps([study._asdict() for study in listed()]) if options.output.json else listing())
         return 0
 
     from hnclip.studies.command import study
 
-    quiet = options.quiet or options.json
-    done = study(options, quiet=quiet, report=_warn if quiet else _say)
-    if options.json or done.text:
-        print(json.dumps(done.to_dict()) if options.json else done.text)
+    done = study(options)
+    if options.output.json or done.text:
+        print(json.dumps(done.to_dict()) if options.output.json else done.text)
     for failure in done.failures:
-        _say(f"hnclip study: {failure}")
+        log.error(f"hnclip study: {failure}")
     return 1 if done.failures else 0
 
 
@@ -427,16 +423,15 @@ def _demo(arguments: Sequence[str]) -> None:
 
     from hnclip.demo import demo
 
-    quiet = options.quiet or options.json
-    results = demo(options.out, seed=options.seed, quiet=quiet, report=_warn if quiet else _say)
-    print(json.dumps(results.to_dict()) if options.json else results.to_text())
+    results = demo(options.out, seed=options.seed)
+    print(json.dumps(results.to_dict()) if options.output.json else results.to_text())
 
 
 def _bench(arguments: Sequence[str]) -> None:
     from hnclip.bench import benchmarks, run_benchmark
 
     if arguments and arguments[0] not in ("-h", "--help"):
-        print(run_benchmark(arguments[0], arguments[1:], _say))
+        print(run_benchmark(arguments[0], arguments[1:]))
         return
     names = benchmarks()
     print("usage: hnclip bench NAME [options]        hnclip bench NAME --help for the options\n")
@@ -449,11 +444,16 @@ def _check_free(out: Path, replace: bool) -> None:
         raise ValueError(f"{out} exists already; choose another directory or pass --replace")
 
 
-def _parse(kind: type, command: str, arguments: Sequence[str], default: Any = None) -> Any:
+def _parse(kind: type, command: str, arguments: Sequence[str], **extra: Any) -> Any:
+    """The options of a command; sets up its messages."""
     import tyro
 
-    extra = {} if default is None else {"default": default}
-    return tyro.cli(kind, prog=f"hnclip {command}", args=arguments, **extra)
+    from hnclip.util.console import configure_logging
+
+    options = tyro.cli(kind, prog=f"hnclip {command}", args=arguments, **extra)
+    output = options.output
+    configure_logging(quiet=output.quiet or output.json, log_file=output.log_file)
+    return options
 
 
 def _value(arguments: Sequence[str], flag: str, default: Any = None, allowed: Any = None) -> Any:
@@ -465,17 +465,6 @@ def _value(arguments: Sequence[str], flag: str, default: Any = None, allowed: An
             found = value if equals else next(iter(arguments[index + 1 : index + 2]), default)
             return found if allowed is None or found in allowed else default
     return default
-
-
-def _say(text: str) -> None:
-    """Progress goes to standard error; standard output is for results."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def _warn(text: str) -> None:
-    """Say only what must not be overlooked."""
-    if text.startswith("warning:"):
-        _say(text)
 
 
 CONTINUE = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +19,13 @@ from hnclip.evaluate.compare import Comparison, compare_ranks
 from hnclip.evaluate.retrieval import Evaluation, evaluate, group_numbers, prepare_gallery
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
-from hnclip.train.log import progress_bar, read_metrics
+from hnclip.train.log import read_metrics
 from hnclip.train.loop import train_or_continue
 from hnclip.train.step import SATURATED
+from hnclip.util.console import progress
 from hnclip.util.device import find_device
+
+log = logging.getLogger(__name__)
 
 ZERO_SHOT, INFONCE, HN = "zero-shot", "InfoNCE", "HN-CLIP"
 
@@ -56,8 +60,6 @@ def demo(
     out: Path,
     *,
     seed: int = 42,
-    quiet: bool = False,
-    report: Callable[[str], None] = print,
     recipe: Callable[[str, Path], TrainConfig] = demo_recipe,
 ) -> DemoResults:
     """Train both models (or continue, or reuse them), evaluate on the test split and write the report.
@@ -69,12 +71,12 @@ def demo(
     configs = {name: replace(config, seed=seed) for name, config in runs.items()}
     results = {}
     for name, config in configs.items():
-        report(f"{name}: {config.optim.epochs} epochs on {config.data}, {_describe(config)}")
-        results[name] = train_or_continue(config, quiet=quiet, report=report)
+        log.info(f"{name}: {config.optim.epochs} epochs on {config.data}, {_describe(config)}")
+        results[name] = train_or_continue(config)
     data = configs[HN].data
     records = open_records(data, "test")
     models = {ZERO_SHOT: configs[HN].model} | {name: str(config.out / "best") for name, config in configs.items()}
-    evaluations = _evaluate(models, records, configs[HN].device, quiet)
+    evaluations = _evaluate(models, records, configs[HN].device)
     metrics = {name: found.metrics.to_dict() for name, found in evaluations.items()}
     tuned = {name: evaluations[name] for name in (INFONCE, HN)}
     found = DemoResults(
@@ -94,13 +96,13 @@ def _describe(config: TrainConfig) -> str:
     return f"{margin}micro-batch {optim.micro_batch} × {optim.accumulate}, seed {config.seed}"
 
 
-def _evaluate(models: dict[str, str], records: Sequence[Record], device: str, quiet: bool) -> dict[str, Evaluation]:
+def _evaluate(models: dict[str, str], records: Sequence[Record], device: str) -> dict[str, Evaluation]:
     evaluations, gallery = {}, None
-    with progress_bar("test split, batches", quiet=quiet) as bar:
+    with progress("test split, batches") as bar:
         for name, path in models.items():
             model = load(path).to(find_device(device))
             gallery = gallery or prepare_gallery(records, model)  # one tokenizer and picture size for all three
-            evaluations[name] = evaluate(model, gallery, intervals=True, progress=bar.walk)
+            evaluations[name] = evaluate(model, gallery, intervals=True, progress=bar.iterate)
     return evaluations
 
 

@@ -30,6 +30,18 @@ Recipe = Literal[
 
 
 @dataclass(frozen=True)
+class Output:
+    """Messages and results."""
+
+    json: bool = False
+    """Print the result as JSON; messages are then limited to warnings."""
+    quiet: bool = False
+    """Only warnings and errors, no progress."""
+    log_file: Path | None = None
+    """Also append all messages, with time and level, to this file."""
+
+
+@dataclass(frozen=True)
 class Train:
     """Fine-tune a model on image–caption pairs. Every field of the configuration is an option here."""
 
@@ -48,10 +60,7 @@ class Train:
     """Start from a configuration file instead, for example the config.json of an earlier run."""
     resume: Path | None = None
     """Continue the run in this directory from its last checkpoint; its own configuration counts."""
-    json: bool = False
-    """Print the result as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 
 @dataclass(frozen=True)
@@ -96,10 +105,7 @@ class Eval:
     """Pictures or captions encoded at once."""
     device: str = "auto"
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
-    json: bool = False
-    """Print the results as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 
 @dataclass(frozen=True)
@@ -113,8 +119,7 @@ class Compare:
     """File of queries of the model that it is compared with."""
     k: tuple[int, ...] = (1, 5, 10)
     """Lengths of the result list."""
-    json: bool = False
-    """Print the comparison as JSON."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 
 @dataclass(frozen=True)
@@ -132,10 +137,7 @@ class Check:
     """Decode the pictures too."""
     listed: int = 5
     """Examples of each problem; --json has all of them."""
-    json: bool = False
-    """Print the report as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 
 @dataclass(frozen=True)
@@ -174,10 +176,7 @@ class Diagnose:
     """Pictures or captions encoded at once."""
     device: str = "auto"
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
-    json: bool = False
-    """Print what was found as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
         for name in ("batch", "batches"):
@@ -206,8 +205,7 @@ class Convert:
     same in the layout of the immich photo app."""
     replace: bool = False
     """Replace what is in the directory."""
-    json: bool = False
-    """Print the result as JSON."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 
 @dataclass(frozen=True)
@@ -235,10 +233,7 @@ class Interpolate:
     """Pictures or captions encoded at once."""
     device: str = "auto"
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
-    json: bool = False
-    """Print the results as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
         if not self.alpha or not all(0 <= alpha <= 1 for alpha in self.alpha):
@@ -282,10 +277,7 @@ class Encode:
     """Threads of each process or actor; 0 leaves it to torch, and with ray divides the processors among the actors."""
     device: str = "auto"
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
-    json: bool = False
-    """Print the result as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
         part, parts = self.part
@@ -336,10 +328,7 @@ class PrepareRegions:
     """Pictures that are worked on at once before they are encoded; as many as processors when left out."""
     device: str = "auto"
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
-    json: bool = False
-    """Print the result as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
         _at_least_one(self, "batch", "workers")
@@ -371,10 +360,7 @@ class PrepareEdges:
     """Threads; as many as processors when left out."""
     device: str = "auto"
     """Of HED: auto takes an accelerator if there is one; or cpu, cuda, mps …"""
-    json: bool = False
-    """Print the result as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
         _at_least_one(self, "workers")
@@ -398,10 +384,7 @@ class PrepareText:
     the data, when left out."""
     workers: int = 1
     """Captions that are filtered at once, for a filter of your own that waits for a service."""
-    json: bool = False
-    """Print the result as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
         _at_least_one(self, "workers")
@@ -460,10 +443,7 @@ class Study:
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
     threads: int = 0
     """Processor threads of a run; 0 leaves torch's choice. Results are bit-identical only for the same number."""
-    json: bool = False
-    """Print the outcome, or the plan, as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
         if self.threads < 0:
@@ -484,7 +464,4 @@ class Demo:
     out: Path = Path("runs/demo")
     """Where both runs and the report are written."""
     seed: int = 42
-    json: bool = False
-    """Print the results as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -36,9 +36,11 @@ from hnclip.diagnose.material import Material, Source
 from hnclip.diagnose.page import write_page
 from hnclip.models.load import load
 from hnclip.options import Diagnose
-from hnclip.train.log import progress_bar
 from hnclip.train.runs import models_of
+from hnclip.util.console import progress
 from hnclip.util.device import find_device
+
+log = logging.getLogger(__name__)
 
 SHOWN_SUSPECTS = 5
 THUMBNAIL = 480  # pixels: as large as the page or a figure shows a picture
@@ -68,7 +70,7 @@ class Diagnosis:
         return "\n".join([*lines, "", f"report: {self.report}"])
 
 
-def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], None] = print) -> Diagnosis:
+def diagnose(options: Diagnose) -> Diagnosis:
     """Look at the captions of a data set through a model, and write the report.
 
     A part that cannot be had, because pictures are missing or pairs too few, is a gap in the report. Only without two
@@ -78,30 +80,30 @@ def diagnose(options: Diagnose, *, quiet: bool = False, report: Callable[[str], 
     model = load(path, **vars(options.opening)).to(find_device(options.device))
     model.require_trained("a diagnosis")
     config = _config(options, path)
-    source = Source(options, model, quiet=quiet, report=report)
+    source = Source(options, model)
     gaps = Gaps()
     # Before the captions: where a source has no splits, its pictures and captions are encoded together.
     training = gaps.attempt("probe", source.training) if options.probe else None
     captions = source.captions()
-    with progress_bar("comparing captions, tiles", quiet=quiet) as bar:
-        geometry, repeats = _compare(captions, options, bar.walk)
+    with progress("comparing captions, tiles") as bar:
+        geometry, repeats = _compare(captions, options, bar.iterate)
     epoch = gaps.attempt("batches", lambda: first_epoch(captions, config))
     scale = model.scale.item()
     probe = None
     if training is not None:
-        report("training heads on the frozen features")
-        with progress_bar("training heads", quiet=quiet) as bar:
-            probe = gaps.attempt("probe", lambda: _probe(*training, scale, config, bar.walk))
+        log.info("training heads on the frozen features")
+        with progress("training heads") as bar:
+            probe = gaps.attempt("probe", lambda: _probe(*training, scale, config, bar.iterate))
     gradients, fractions = None, {}
     if options.gradients:
         gradients = gaps.attempt(
             "gradients",
-            lambda: gradients_at_start(model, config, batches=options.batches, quiet=quiet, report=report),
+            lambda: gradients_at_start(model, config, batches=options.batches),
         )
 
     def run_on(fraction: float) -> ProbedRun:
         out = options.out / f"fraction-{fraction:g}-{source.state('train')}"
-        return probed_run(config, fraction, out, quiet=quiet, report=report)
+        return probed_run(config, fraction, out)
 
     for fraction in options.fractions:
         name = f"{100 * fraction:g} %"

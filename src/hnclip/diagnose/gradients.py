@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,28 +14,29 @@ from hnclip.models.parameters import train_mode
 from hnclip.models.speed import choose_precision
 from hnclip.objectives.registry import build_objective
 from hnclip.train.gradient_probe import GradientProbe
-from hnclip.train.log import progress_bar, read_metrics
+from hnclip.train.log import read_metrics
 from hnclip.train.loop import train_or_continue
 from hnclip.train.run_data import length_order, open_run_data, own_share
+from hnclip.util.console import progress
+
+log = logging.getLogger(__name__)
 
 EVERY = 5  # optimiser steps between measurements, as in the paper
 
 
-def gradients_at_start(
-    model: DualEncoder, config: TrainConfig, *, batches: int, quiet: bool, report: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def gradients_at_start(model: DualEncoder, config: TrainConfig, *, batches: int) -> list[dict[str, Any]]:
     """Entries as `hnclip train --probe-gradients` writes them, on the first batches of the first epoch, at the weights
     that the model has. All of its parameters count, whatever a run would freeze."""
     optim = replace(config.optim, precision=choose_precision(config.optim.precision, model.device))
     plain = build_objective(ObjectiveConfig(global_loss="infonce", token_weight=0.0))
-    data = open_run_data(config, model, plain, quiet=quiet, report=report)
+    data = open_run_data(config, model, plain)
     pairs, dealt = data.deal(config, 0)
     probe = GradientProbe(model, optim, gamma=config.objective.gamma)
     chosen = dealt.batches[:batches]
     train_mode(model)
     entries = []
-    with progress_bar("measuring gradients, batches", quiet=quiet) as bar:
-        for number in bar.walk(range(len(chosen))):
+    with progress("measuring gradients, batches") as bar:
+        for number in bar.iterate(range(len(chosen))):
             share = own_share(length_order(pairs, chosen[number], optim), optim)
             found = probe.probe(pairs.batch(share.rows), share)
             if not all(math.isfinite(found[name]) for name in ("infonce", "hn", "infonce_norm", "hn_norm")):
@@ -56,16 +57,14 @@ class ProbedRun:
     evaluations: list[dict[str, Any]]
 
 
-def probed_run(
-    config: TrainConfig, fraction: float, out: Path, *, quiet: bool, report: Callable[[str], None]
-) -> ProbedRun:
+def probed_run(config: TrainConfig, fraction: float, out: Path) -> ProbedRun:
     """A run with L_HN on a share of the training pairs, measured on the way, as in the paper's appendix C. One that is
     finished is read, a stopped one goes on.
 
     Args:
         out: of this run alone, for as long as its data and model stay the same.
     """
-    report(f"gradients along a run on {100 * fraction:g} % of the training pairs")
+    log.info(f"gradients along a run on {100 * fraction:g} % of the training pairs")
     run = replace(config, fraction=fraction, probe_gradients=f"every={EVERY}", out=out)
-    train_or_continue(run, quiet=quiet, report=report)
+    train_or_continue(run)
     return ProbedRun(read_metrics(out, "gradients"), read_metrics(out, "evaluation"))

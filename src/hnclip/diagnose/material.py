@@ -6,7 +6,8 @@ and a second one of the same model and data encodes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+import logging
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -26,6 +27,8 @@ from hnclip.options import Diagnose, Encode
 from hnclip.search.embeddings import open_embeddings
 from hnclip.search.encode import encode
 from hnclip.search.fingerprint import model_fingerprint, records_fingerprint
+
+log = logging.getLogger(__name__)
 
 SHARD = 1024  # records that a kill costs
 
@@ -92,8 +95,8 @@ class Material:
 class Source:
     """The data of a diagnosis and the vectors of its splits."""
 
-    def __init__(self, options: Diagnose, model: DualEncoder, *, quiet: bool, report: Callable[[str], None]) -> None:
-        self.options, self.quiet, self.report = options, quiet, report
+    def __init__(self, options: Diagnose, model: DualEncoder) -> None:
+        self.options = options
         self.transform, self.fingerprint = model.text_transform, model_fingerprint(model)
         wanted = {"train", "validation"} if options.split is None else {options.split}
         self.data: DataSet = open_data(options.data, options.read, splits=wanted)
@@ -143,7 +146,7 @@ class Source:
         options = self.options
         only: Literal["both", "captions"] = "both" if pictures else "captions"
         out = self._directory(split, only)
-        self.report(f"encoding the {'pictures and captions' if pictures else 'captions'} of {options.data}, {split}")
+        log.info(f"encoding the {'images and captions' if pictures else 'captions'} of {options.data}, {split}")
         encode(
             Encode(
                 data=options.data,
@@ -158,7 +161,6 @@ class Source:
                 cache=True,  # training will want them
                 device=options.device,
             ),
-            quiet=self.quiet,
         )
         found = open_embeddings(out)
         if found.captions is None:

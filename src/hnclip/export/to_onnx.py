@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import logging
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,8 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.preprocessing import silence_transformers
 from hnclip.util.files import replace_directory
 
+log = logging.getLogger(__name__)
+
 BATCHES = (1, 2, 5)
 _PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
@@ -42,7 +44,6 @@ def export_onnx(
     directory: str | Path,
     *,
     layout: Layout = "onnx",
-    report: Callable[[str], None] = lambda line: None,
 ) -> ExportCheck:
     """Write both towers of a model as ONNX, for programs without torch.
 
@@ -51,7 +52,6 @@ def export_onnx(
 
     Args:
         layout: onnx, or immich; see `hnclip.export.layouts` for the files.
-        report: takes lines for people: what was measured, and what to do with the directory.
 
     Raises:
         ValueError: a tower has no ONNX form or differs from torch by more than `graph.TOLERANCE`, the layout cannot
@@ -83,16 +83,16 @@ def export_onnx(
         file = partial / contract.image_file
         graph.write_graph("image", _ImageTower(twin), image_feeds[-1], file)
         image_error = graph.compare("image", file, image_feeds, image_vectors)
-        report(f"image tower: differs from torch by at most {image_error:.1e}")
+        log.info(f"image tower: differs from torch by at most {image_error:.1e}")
 
         file = partial / contract.text_file
         length = None if contract.fixed else twin.context
         graph.write_graph("text", _TextTower(twin.backbone), text_feeds[-1], file, length=length)
         text_error = graph.compare("text", file, text_feeds, text_vectors)
-        report(f"text tower: differs from torch by at most {text_error:.1e}")
+        log.info(f"text tower: differs from torch by at most {text_error:.1e}")
     if layout == "immich":
         for line in immich_advice(model, dimension):
-            report(line)
+            log.info(line)
     return ExportCheck(image_error, text_error)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hnclip.core import InvalidImage, Problem, Record
@@ -20,13 +21,15 @@ from hnclip.prepare.proposers import proposer
 from hnclip.prepare.work import Work, done_records, load_model, plan
 from hnclip.prepare.workers import Propose, proposing
 from hnclip.search.fingerprint import model_fingerprint
-from hnclip.train.log import progress_bar
+from hnclip.util.console import progress
 from hnclip.util.device import find_device
+
+log = logging.getLogger(__name__)
 
 CROPS = 4  # batches of crops that are encoded, and their records written, together
 
 
-def prepare_regions(options: PrepareRegions, work: Work, *, quiet: bool, report: Callable[[str], None]) -> Outcome:
+def prepare_regions(options: PrepareRegions, work: Work) -> Outcome:
     """Write what the manifest lacks, a few batches of crops at a time: whatever ends the process costs so much."""
     own = [record for record in work.records if record.regions]
     auto = options.proposer == "auto"
@@ -39,8 +42,8 @@ def prepare_regions(options: PrepareRegions, work: Work, *, quiet: bool, report:
         if len(own) < len(work.records):
             lacking = f"{len(work.records) - len(own)} of {len(work.records)} records of {work.data} have none"
             raise ValueError(f"--proposer {TRUTH} takes the regions that the data bring along, but {lacking}")
-        report("regions are those that the data bring along (--proposer truth)")
-        return _true_regions(work, named=not auto, report=report)
+        log.info("regions are those that the data bring along (--proposer truth)")
+        return _true_regions(work, named=not auto)
     # Asked for by name, a proposer works on every record.
     records = [record for record in work.records if not auto or not record.regions]
     if not records:
@@ -60,11 +63,11 @@ def prepare_regions(options: PrepareRegions, work: Work, *, quiet: bool, report:
         named = not auto or options.weights is not None
         todo = plan(writer.manifest, "regions", records, key, named=named, option="--proposer")
         pending = todo.pending
-        report(f"regions by {asked.name}, matched by {model.source}")
+        log.info(f"regions by {asked.name}, matched by {model.source}")
         if todo.note:
-            report(todo.note)
+            log.info(todo.note)
         with (
-            progress_bar("pictures", len(records), len(records) - len(pending), quiet=quiet) as bar,
+            progress("pictures", len(records), len(records) - len(pending)) as bar,
             proposing(asked, workers=workers) as propose,
         ):
             for chunk in _seen(pending, model, options, propose, workers):
@@ -145,13 +148,13 @@ def _sentences(record: Record, options: PrepareRegions) -> list[str]:
     return list(dict.fromkeys(sentences))
 
 
-def _true_regions(work: Work, *, named: bool, report: Callable[[str], None]) -> Outcome:
+def _true_regions(work: Work, *, named: bool) -> Outcome:
     tool = {"name": TRUTH, "version": "as the data have them"}
     with open_writer(work.manifest, data_identity(work.data)) as writer:
         key = writer.tool("regions", tool)
         todo = plan(writer.manifest, "regions", work.records, key, named=named, option="--proposer")
         if todo.note:
-            report(todo.note)
+            log.info(todo.note)
         left = {record.id for record, _ in todo.kept}
         records = [record for record in work.records if record.id not in left]
         entries = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -22,24 +23,26 @@ from hnclip.prepare.manifest import data_identity, mark_of
 from hnclip.prepare.outcome import LISTED, Outcome
 from hnclip.prepare.regions import prepare_regions
 from hnclip.prepare.work import Options, Work, done_records, load_model, open_work, plan
-from hnclip.train.log import progress_bar
+from hnclip.util.console import progress
 from hnclip.util.text import counted
+
+log = logging.getLogger(__name__)
 
 AUTO = "auto"  # whatever is usual, where nobody else has been before
 CHUNK = 256  # records whose captions enter the manifest together
 
 
-def prepare(options: Options, *, quiet: bool = False, report: Callable[[str], None] = lambda text: None) -> Outcome:
+def prepare(options: Options) -> Outcome:
     """Regions, edges or text, by the kind of the options."""
     start = time.monotonic()
     work = open_work(options)
-    report(f"{counted(len(work.records), 'record')} of {work.data}, split {work.split}")
+    log.info(f"{counted(len(work.records), 'record')} of {work.data}, split {work.split}")
     if isinstance(options, PrepareRegions):
-        made = prepare_regions(options, work, quiet=quiet, report=report)
+        made = prepare_regions(options, work)
     elif isinstance(options, PrepareEdges):
-        made = _edges(options, work, quiet, report)
+        made = _edges(options, work)
     else:
-        made = _text(options, work, quiet, report)
+        made = _text(options, work)
     if made.problems and not made.made + made.kept + made.own:
         shown = "\n".join(f"  {found.kind}: {found.where}: {found.detail}" for found in made.problems[:LISTED])
         raise ValueError(f"nothing of {work.data} could be prepared:\n{shown}")
@@ -49,7 +52,7 @@ def prepare(options: Options, *, quiet: bool = False, report: Callable[[str], No
     return replace(made, seconds=time.monotonic() - start, options=tuple(words))
 
 
-def _edges(options: PrepareEdges, work: Work, quiet: bool, report: Callable[[str], None]) -> Outcome:
+def _edges(options: PrepareEdges, work: Work) -> Outcome:
     named = options.method != AUTO or options.weights is not None
     name = ("canny" if options.weights is None else "hed") if options.method == AUTO else options.method
     # Asked for by name, a method works on every record.
@@ -67,16 +70,16 @@ def _edges(options: PrepareEdges, work: Work, quiet: bool, report: Callable[[str
         key = writer.tool("edges", tool)
         todo = plan(writer.manifest, "edges", asked, key, named=named, option="--method")
         if todo.note:
-            report(todo.note)
+            log.info(todo.note)
         pending, kept = {record.id for record in todo.pending}, {record.id for record, _ in todo.kept}
         records = [record for record in asked if record.id not in kept]
         marks = [_mark("edges", record) for record in records]
         # All of them: the cache may lack maps that an earlier call made, or made in the size of another model. After a
         # kill it has those that were made before, and only lines are missing.
         maps = [edges_of(record.image, method) for record in records]
-        with progress_bar("edge maps", quiet=quiet) as bar:
+        with progress("edge maps") as bar:
             cache = cache_directory(options.read.cache)
-            loaded = load_pictures(maps, transform, cache=cache, workers=options.workers, progress=bar.walk)
+            loaded = load_pictures(maps, transform, cache=cache, workers=options.workers, progress=bar.iterate)
         problems = [replace(bad, where=records[index].id) for index, bad in loaded.problems.items()]
         entries = [
             Entry(records[index].id, mark, key, name)
@@ -88,7 +91,7 @@ def _edges(options: PrepareEdges, work: Work, quiet: bool, report: Callable[[str
     return work.outcome("edges", there, len(entries), counts, tool, problems, own=own, note=todo.note)
 
 
-def _text(options: PrepareText, work: Work, quiet: bool, report: Callable[[str], None]) -> Outcome:
+def _text(options: PrepareText, work: Work) -> Outcome:
     name = "lexicon" if options.filter == AUTO else options.filter
     change = load_filter(name)
     tool = {"name": name, "version": filter_version(name)}
@@ -104,7 +107,7 @@ def _text(options: PrepareText, work: Work, quiet: bool, report: Callable[[str],
         key = writer.tool("text", tool)
         todo = plan(writer.manifest, "text", work.records, key, named=options.filter != AUTO, option="--filter")
         if todo.note:
-            report(todo.note)
+            log.info(todo.note)
         pending = todo.pending
         ready: list[Entry] = []
 
@@ -112,9 +115,7 @@ def _text(options: PrepareText, work: Work, quiet: bool, report: Callable[[str],
             writer.add("text", ready)
             ready.clear()
 
-        with progress_bar(
-            "captions of records", len(work.records), len(work.records) - len(pending), quiet=quiet
-        ) as bar:
+        with progress("captions of records", len(work.records), len(work.records) - len(pending)) as bar:
             pool = ThreadPoolExecutor(options.workers)
             try:
                 for made in in_order(pool, filtered, pending, 4 * options.workers):

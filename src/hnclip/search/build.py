@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,19 +26,19 @@ from hnclip.search.indexing.plan import make_plan
 from hnclip.search.indexing.run import Run
 from hnclip.search.indexing.source import IndexSource, data_path, open_index_source
 from hnclip.search.options import IndexOptions
-from hnclip.train.log import progress_bar
 from hnclip.train.runs import models_of
+from hnclip.util.console import progress
 from hnclip.util.device import find_device
 from hnclip.util.text import counted
+
+log = logging.getLogger(__name__)
 
 AHEAD = 2  # batches that are decoded before the encoder asks for them
 DEAD_SHARE = 0.25  # of rows or items: with more of them, and not few, the index is written anew without them
 DEAD_LEAST = 1000
 
 
-def build_index(
-    options: IndexOptions, *, quiet: bool = False, report: Callable[[str], None] = lambda text: None
-) -> Built:
+def build_index(options: IndexOptions) -> Built:
     """Make an index, or bring it up to date with its folder or data: what has not changed is not even read.
 
     Raises:
@@ -53,12 +53,12 @@ def build_index(
     _check_apart(options.out, data_path(options.data))
     check_place(options.out)
     options = _lasting(_checked_engine(options))
-    source = open_index_source(options.data, options.read, split=options.split, report=report)
+    source = open_index_source(options.data, options.read, split=options.split)
     device = find_device(options.device)
     model = load(models_of(options.model)[0][1], **vars(options.opening)).eval().to(device)
     model.require_trained("an index")
     about = _about(options, source, model)
-    report(f"model: {model.source}; data: {counted(len(source), 'picture')} of {source.data}")
+    log.info(f"model: {model.source}; data: {counted(len(source), 'picture')} of {source.data}")
 
     def check(writer: IndexWriter) -> str:
         return _why_not(writer, about, source)
@@ -69,11 +69,11 @@ def build_index(
         if writer.about != now:  # the folder or the model was moved
             writer.set_about(now)
         began = time.monotonic()
-        run = _bring_in(writer, model, source, options, quiet=quiet)
+        run = _bring_in(writer, model, source, options)
         working = time.monotonic() - began
         writer.publish()
-        compacted = _compact(writer, report)
-        _make_engine(writer, options, report)
+        compacted = _compact(writer)
+        _make_engine(writer, options)
         pictures, captions = writer.living()
     return Built(
         out=options.out,
@@ -89,17 +89,15 @@ def build_index(
     )
 
 
-def _bring_in(
-    writer: IndexWriter, model: DualEncoder, source: IndexSource, options: IndexOptions, *, quiet: bool
-) -> Run:
+def _bring_in(writer: IndexWriter, model: DualEncoder, source: IndexSource, options: IndexOptions) -> Run:
     known, problems = dict(writer.known()), writer.problems()
     with decoding_threads(options.workers or processors()) as pool:
         # Pillow warns of odd metadata, picture by picture.
         warnings.filterwarnings("ignore", module="PIL")
-        with progress_bar("comparing", len(source), quiet=quiet) as bar:
+        with progress("comparing", len(source)) as bar:
             plan = make_plan(source, known, problems, pool, bar.advance)
         pictures = Pictures(source, known, writer.contents(), model.image_transform)
-        with progress_bar("pictures and captions", plan.steps, quiet=quiet) as bar:
+        with progress("images and captions", plan.steps) as bar:
             run = Run(writer, model, pictures, known, plan, batch=options.batch, advance=bar.advance)
             try:
                 work = plan.work
@@ -167,7 +165,7 @@ def _same_data(writer: IndexWriter, about: About, source: IndexSource) -> bool:
     return 2 * found >= len(known)
 
 
-def _compact(writer: IndexWriter, report: Callable[[str], None]) -> bool:
+def _compact(writer: IndexWriter) -> bool:
     """Write the index anew if that is worth it."""
     dead = [(writer.dead(kind), getattr(writer.state, kind)) for kind in KINDS]
     if not any(gone >= DEAD_LEAST and gone > DEAD_SHARE * total for gone, total in [*dead, writer.ended()]):
@@ -175,7 +173,7 @@ def _compact(writer: IndexWriter, report: Callable[[str], None]) -> bool:
     try:
         compact(writer)
     except OSError as error:  # nothing is lost, it only takes more room than it needs
-        report(f"warning: what is gone stays in the files for now: {error}")
+        log.warning(f"what is gone stays in the files for now: {error}")
         return False
     return True
 
@@ -225,14 +223,14 @@ def _absolute(name: str) -> str:
     return os.path.abspath(path) if path.exists() else name
 
 
-def _make_engine(writer: IndexWriter, options: IndexOptions, report: Callable[[str], None]) -> None:
+def _make_engine(writer: IndexWriter, options: IndexOptions) -> None:
     """The engine that was asked for, else the index's own; with the URI that it had if none is given."""
     engine = options.engine or writer.about.engine
     uri = options.uri or (writer.about.uri if engine == writer.about.engine else None)
     if engine != "exact":
         from hnclip.search.engines.open import make_engine
 
-        make_engine(writer, engine, uri, report)
+        make_engine(writer, engine, uri)
     about = replace(writer.about, engine=engine, uri=uri)
     if writer.about != about:
         writer.set_about(about)

@@ -6,6 +6,7 @@ reach from one shard into the next, so a shard's bytes do not depend on who make
 
 from __future__ import annotations
 
+import logging
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,10 +43,12 @@ from hnclip.search.shards import (
     write_shard,
 )
 from hnclip.search.sources import open_source
-from hnclip.train.log import progress_bar
 from hnclip.train.runs import models_of
+from hnclip.util.console import progress
 from hnclip.util.device import find_device
 from hnclip.util.text import counted
+
+log = logging.getLogger(__name__)
 
 Advance = Callable[[int], None]
 
@@ -175,7 +178,7 @@ class Encoder:
         return "" if self.options.only == "captions" else pictures_fingerprint(self.records(number))
 
 
-def encode(options: Encode, *, quiet: bool = False, report: Callable[[str], None] = lambda text: None) -> Outcome:
+def encode(options: Encode) -> Outcome:
     """Make the shards of a partition that are not there yet; whoever makes the last one completes the directory."""
     start = time.monotonic()
     if options.engine == "ray":
@@ -188,13 +191,13 @@ def encode(options: Encode, *, quiet: bool = False, report: Callable[[str], None
     encoder = Encoder(options)
     job, out = encoder.job, options.out
     claim(out, job)
-    report(f"model: {job.source}; data: {job.records:,} records of {job.data} in {counted(job.shards, 'shard')}")
+    log.info(f"model: {job.source}; data: {job.records:,} records of {job.data} in {counted(job.shards, 'shard')}")
     part, parts = options.part
     own = range(part, job.shards, parts)
     pending = encoder.pending(own)
     items = {number: _items(encoder.records(number), options) for number in own}
     done = sum(items.values()) - sum(items[number] for number in pending)
-    with progress_bar("pictures and captions", sum(items.values()), done, quiet=quiet) as bar:
+    with progress("images and captions", sum(items.values()), done) as bar:
         if options.engine == "ray":
             for number in ray_shards(options, pending):
                 bar.advance(items[number])

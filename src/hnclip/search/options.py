@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
 from hnclip.config import ReadConfig
-from hnclip.options import Opening
+from hnclip.options import Opening, Output
 from hnclip.search.index.layout import EngineName, Storage
 
 
@@ -49,10 +49,7 @@ class IndexOptions:
     """Threads of the encoder; 0 leaves it to torch."""
     device: str = "auto"
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
-    json: bool = False
-    """Print the result as JSON."""
-    quiet: bool = False
-    """No progress."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if self.batch < 1:
@@ -88,8 +85,7 @@ class SearchOptions:
     """Where the index's model lies now, if it has moved."""
     device: str = "auto"
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
-    json: bool = False
-    """Print the results as JSON."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
@@ -133,8 +129,7 @@ class ServeOptions:
     """Most bytes of a picture."""
     max_pixels: int = 50_000_000
     """Most pixels of a picture."""
-    quiet: bool = False
-    """Nothing but errors."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if not self.host.strip():

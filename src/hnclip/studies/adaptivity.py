@@ -11,9 +11,10 @@ seeds of a cell have the same. The test split is looked at when everything is ch
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -47,7 +48,10 @@ from hnclip.studies.adaptivity_result import (
 from hnclip.studies.frozen_features import Encoding, TextPool, frozen_features
 from hnclip.studies.head_runs import Chosen, HeadRuns, Point, check_size
 from hnclip.studies.tower_heads import HeadSettings, MarginLoss, Negatives
+from hnclip.util.console import progress
 from hnclip.util.device import find_device
+
+log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 
@@ -130,21 +134,18 @@ def with_grids(options: AdaptivityOptions, values: Mapping[str, Any]) -> Adaptiv
     return replace(options, **changed)
 
 
-def adaptivity(options: AdaptivityOptions, *, quiet: bool = False, report: Callable[[str], None] = print) -> Adaptivity:
+def adaptivity(options: AdaptivityOptions) -> Adaptivity:
     """Encode what is not encoded, train what is not trained, choose on validation, measure on test.
 
     Raises:
         ValueError: the data have no test split, or a split is too small or cannot be encoded.
     """
-    tell: Callable[[str], None] = (lambda text: None) if quiet else report
     device = find_device(options.device)
-    splits = open_features(options, device, tell)
-    return cross(splits, options, device=device, report=tell)
+    splits = open_features(options, device)
+    return cross(splits, options, device=device)
 
 
-def open_features(
-    options: AdaptivityOptions, device: torch.device, report: Callable[[str], None]
-) -> dict[str, TowerFeatures]:
+def open_features(options: AdaptivityOptions, device: torch.device) -> dict[str, TowerFeatures]:
     """Features of the three splits, as the towers make them."""
     data = open_data(options.data, options.read, splits=set(SPLITS))
     check_rows(data, largest=options.read.max_bad)
@@ -155,7 +156,7 @@ def open_features(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # joined towers draw projections: nobody uses them, but the cache knows models by weights
         model = load(options.model, **vars(options.opening)).eval().to(device)
-    report(f"model: {model.source}; data: " + ", ".join(f"{name} {len(found):,}" for name, found in records.items()))
+    log.info(f"model: {model.source}; data: " + ", ".join(f"{name} {len(found):,}" for name, found in records.items()))
     return {
         split: frozen_features(
             model,
@@ -164,7 +165,6 @@ def open_features(
             encoding=Encoding(options.text, options.batch),
             name=f"{data.name} ({split})",
             max_bad=0.0 if data.exact else options.read.max_bad,
-            report=report,
         )
         for split, found in records.items()
     }
@@ -175,25 +175,24 @@ def cross(
     options: AdaptivityOptions,
     *,
     device: torch.device = torch.device("cpu"),  # noqa: B008
-    report: Callable[[str], None] = lambda text: None,
 ) -> Adaptivity:
     """The study on features: `adaptivity` behind its towers."""
     started = time.monotonic()
     test = splits["test"]
     check_size("test", test, LEAST_HELD_OUT)  # before the long part
-    runs = HeadRuns(
-        train=splits["train"],
-        validation=splits["validation"],
-        settings=options.heads,
-        seeds=options.seeds,
-        cache=options.out,
-        device=device,
-        report=report,
-        expected=options.runs,
-    )
-    chosen = _choose(runs, options)
+    with progress("training heads", options.runs) as bar:
+        runs = HeadRuns(
+            train=splits["train"],
+            validation=splits["validation"],
+            settings=options.heads,
+            seeds=options.seeds,
+            cache=options.out,
+            device=device,
+            advance=bar.advance,
+        )
+        chosen = _choose(runs, options)
     # From here on nothing is chosen.
-    report(f"measuring {len(chosen)} chosen configurations on {len(test):,} test pictures")
+    log.info(f"measuring {len(chosen)} chosen configurations on {len(test):,} test images")
     ranks = {key: runs.measure(found, test) for key, found in chosen.items()}
     families = test.families.cpu()
     rows = tuple(_row(key, chosen[key], ranks[key]) for key in chosen)

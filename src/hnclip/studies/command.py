@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from hnclip.studies.request import Entry, check_out, entries_of, is_here, parse_
 from hnclip.studies.store import Store
 from hnclip.util.files import replace_file
 
-Report = Callable[[str], None]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Done:
         return {**self.found, "failures": list(self.failures)}
 
 
-def study(options: Options, *, quiet: bool, report: Report) -> Done:
+def study(options: Options) -> Done:
     """Do what the options ask for.
 
     Raises:
@@ -48,13 +49,13 @@ def study(options: Options, *, quiet: bool, report: Report) -> Done:
     """
     shard = None if options.shard is None else parse_shard(options.shard)
     if options.name == ADAPTIVITY:
-        return _adaptivity(options, quiet=quiet, report=report)
+        return _adaptivity(options)
     store = Store(options.out / "runs", any_version=options.any_version)
-    entries = entries_of(options, report)
+    entries = entries_of(options)
     if options.out.exists() and not options.out.is_dir():
         raise ValueError(f"--out {options.out} is a file, not a directory")
     if options.dry_run:
-        found = forecast(entries, store, measure=options.measure, report=report)
+        found = forecast(entries, store, measure=options.measure)
         return Done(found.to_text(), found.to_dict())
     _check_models(entries)
     jobs = plan_entries(entries)
@@ -63,7 +64,7 @@ def study(options: Options, *, quiet: bool, report: Report) -> Done:
         commands = [command_line(options, job) for job in jobs if not store.is_done(job)]
         return Done("\n".join(commands), {"commands": commands})
     check_out(options.out)
-    return _run(options, entries, jobs, store, shard, quiet=quiet, report=report)
+    return _run(options, entries, jobs, store, shard)
 
 
 def _run(
@@ -72,17 +73,14 @@ def _run(
     jobs: Sequence[Job],
     store: Store,
     shard: Shard | None,
-    *,
-    quiet: bool,
-    report: Report,
 ) -> Done:
     wanted = list(jobs)
     if options.run is not None:
         wanted = [_job_named(options.run, jobs)]
     elif shard is not None:
         wanted = shard.of(jobs)
-    _say_other_versions(wanted, store, report)
-    failures = _sentences(execute(wanted, store, expected=_weigh(store), quiet=quiet, report=report))
+    _log_other_versions(wanted, store)
+    failures = _sentences(execute(wanted, store, expected=_weigh(store)))
     if options.run is not None:
         homes = [str(store.home(job)) for job in wanted]
         return Done(f"done: {homes[0]}" if not failures else "", {"runs": homes}, failures)
@@ -93,7 +91,7 @@ def _run(
         return Done(f"{state}: the tables are written when all are", found, failures)
     incomplete = f"\n\nincomplete: {state}" if missing else ""
     if options.name == MINIATURE:
-        return _miniature(options, entries, store, Done(incomplete, found, failures), report)
+        return _miniature(options, entries, store, Done(incomplete, found, failures))
     texts, studies, files = [], [], []
     for one, setting in entries:
         outcome = show(findings_of(one, setting, store, jobs))
@@ -105,10 +103,10 @@ def _run(
     return Done("\n\n".join(texts) + incomplete, {**found, "studies": studies, "files": files}, failures)
 
 
-def _miniature(options: Options, entries: Sequence[Entry], store: Store, done: Done, report: Report) -> Done:
+def _miniature(options: Options, entries: Sequence[Entry], store: Store, done: Done) -> Done:
     from hnclip.studies.miniature_report import PHOTOS_TITLE, judge_miniature, write_document
 
-    result = judge_miniature(store, entries, report)
+    result = judge_miniature(store, entries)
     beside = options.out / ADAPTIVITY / f"{ADAPTIVITY}.md"
     photos = f"{PHOTOS_TITLE}\n\n{beside.read_text(encoding='utf-8').strip()}" if beside.exists() else None
     files = write_document(result, options.docs or options.out / MINIATURE, photos)
@@ -116,7 +114,7 @@ def _miniature(options: Options, entries: Sequence[Entry], store: Store, done: D
     return Done(f"{result.to_text()}\n\nwritten: {files[0]}{done.text}", found, done.failures)
 
 
-def _adaptivity(options: Options, *, quiet: bool, report: Report) -> Done:
+def _adaptivity(options: Options) -> Done:
     from hnclip.studies.adaptivity import AdaptivityOptions, adaptivity, with_grids
 
     for name in ("tests", "recipe", "dry_run", "shard", "commands", "run", "any_version"):
@@ -138,7 +136,7 @@ def _adaptivity(options: Options, *, quiet: bool, report: Report) -> Done:
     if options.seeds:
         asked = replace(asked, seeds=options.seeds)
     asked = with_grids(asked, parse_fields(options.set))
-    result = adaptivity(asked, quiet=quiet, report=report)
+    result = adaptivity(asked)
     made = f"Measured by `{shlex.join(_words(options))}`."
     texts = {"txt": result.to_text(), "md": f"{result.to_markdown()}\n\n{made}", "tex": result.to_latex()}
     texts["json"] = json.dumps(result.to_dict(), indent=2, ensure_ascii=False)
@@ -176,12 +174,10 @@ def _job_named(identity: str, jobs: Sequence[Job]) -> Job:
     )
 
 
-def _say_other_versions(jobs: Sequence[Job], store: Store, report: Report) -> None:
+def _log_other_versions(jobs: Sequence[Job], store: Store) -> None:
     others = sum(not store.is_trained(job) and bool(store.of_other_versions(job)) for job in jobs)
     if others:
-        report(
-            f"note: {others} runs were made by other versions and are made again; --any-version takes them as they are"
-        )
+        log.info(f"{others} runs were made by other versions and are made again; --any-version takes them as they are")
 
 
 def _sentences(failures: Sequence[Failure]) -> tuple[str, ...]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from hnclip.studies.plan import Gallery, Job
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import CONFIG, RESULT
 from hnclip.util.device import find_device
+
+log = logging.getLogger(__name__)
 
 FORWARD = 3.0  # a forward pass alone is taken as a third of one with its backward pass
 PROBING = 2.0  # steps that a measurement of the gradients costs
@@ -150,7 +153,7 @@ def rates_of_store(directory: Path) -> Rates:
     return Rates(training, {model: median(found) for model, found in evaluated.items()})
 
 
-def measured(rates: Rates, jobs: Sequence[Job], report: Callable[[str], None]) -> Rates:
+def measured(rates: Rates, jobs: Sequence[Job]) -> Rates:
     """The same with a timed step for every cost in the plan that has no finished run. What cannot be timed here stays
     unknown, and is said."""
     found = dict(rates.training)
@@ -158,24 +161,22 @@ def measured(rates: Rates, jobs: Sequence[Job], report: Callable[[str], None]) -
         config, cost = job.config, cost_of(job.config)
         if not job.trained or cost in found:
             continue
-        report(f"timing a step: {job.places[next(iter(job.places))][0].row}")
+        log.info(f"timing a step: {job.places[next(iter(job.places))][0].row}")
         try:
-            found[cost] = _timed(config, report)
+            found[cost] = _timed(config)
         except (ValueError, OSError, RuntimeError) as error:
-            report(f"warning: no step of it can be timed here: {error}")
+            log.warning(f"no step of it can be timed here: {error}")
     return Rates(found, rates.evaluation)
 
 
-def _timed(config: TrainConfig, report: Callable[[str], None]) -> Rate:
+def _timed(config: TrainConfig) -> Rate:
     from hnclip.studies.step_time import measure_step
 
     optim = config.optim
     whole = optim.micro_batch if optim.negatives == "micro" else optim.micro_batch * optim.accumulate
     # A large model takes minutes for a whole step of a processor.
     large = config.model != "bundled" and find_device(config.device).type == "cpu"
-    time = measure_step(
-        config, pairs=2 if large else whole, turns=1 if large else 3, report=lambda text: report(f"  {text}")
-    )
+    time = measure_step(config, pairs=2 if large else whole, turns=1 if large else 3)
     source = f"measured step of {time.measured_pairs} pairs on this machine, {time.source}"
     return Rate(time.pairs_per_second, source)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from hnclip.studies.plan import Job
 from hnclip.studies.store import Busy, Store
 from hnclip.util.text import duration
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,6 @@ def execute(
     store: Store,
     *,
     expected: Callable[[Job], float] = lambda job: 1.0,
-    quiet: bool,
-    report: Callable[[str], None],
     wait: float = 10.0,
 ) -> list[Failure]:
     """Train and evaluate what is missing. A run that fails does not stop the others.
@@ -70,18 +71,18 @@ def execute(
             started = time.perf_counter()
             time_left = f", about {duration(spent / done * left)} left" if done else ""
             if str(job.identity) not in told:
-                report(f"run {finished + 1} of {total}{time_left}: {job.title}")
+                log.info(f"run {finished + 1} of {total}{time_left}: {job.title}")
             try:
-                store.do(job, quiet=quiet, report=lambda text: report(f"  {text}"))
+                store.do(job)
             except Busy:
                 if str(job.identity) not in told:
-                    report("  another process is at it")
+                    log.info("another process is working on it")
                     told.add(str(job.identity))
                 busy.append(job)
                 continue
             except (ValueError, OSError, RuntimeError) as error:
                 failures.append(Failure(job, str(error)))
-                report(f"  failed: {error}")
+                log.warning(f"{job.title} failed: {error}")
             finished += 1
             spent += time.perf_counter() - started
             done += expected(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any, Literal
@@ -128,7 +128,7 @@ def _cells(line: Line) -> list[str]:
     return [place.row, place.domain, str(place.seed), epochs, f"{line.pairs:,}", line.state, expected]
 
 
-def forecast(entries: Sequence[Entry], store: Store, *, measure: bool, report: Callable[[str], None]) -> Forecast:
+def forecast(entries: Sequence[Entry], store: Store, *, measure: bool) -> Forecast:
     """Look at a plan without doing anything of it.
 
     Args:
@@ -138,7 +138,7 @@ def forecast(entries: Sequence[Entry], store: Store, *, measure: bool, report: C
     states = [state_of(job, store) for job in jobs]
     rates = rates_of_store(store.directory)
     if measure:
-        rates = measured(rates, [job for job, state in zip(jobs, states) if state != "done"], report)
+        rates = measured(rates, [job for job, state in zip(jobs, states) if state != "done"])
     lines = []
     for job, state in zip(jobs, states):
         left = _left(job, state, store)

@@ -8,8 +8,7 @@ killed process loses the part that it was working on, and parts of several model
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
@@ -28,8 +27,8 @@ from hnclip.data.sound import check_share, readable_records
 from hnclip.evaluate.retrieval import group_numbers
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.search.fingerprint import model_fingerprint, pictures_fingerprint, records_fingerprint
+from hnclip.util.console import progress
 from hnclip.util.files import replace_file
-from hnclip.util.text import duration
 
 TextPool = Literal["own", "mean"]
 PART = 256  # records that a kill costs
@@ -60,7 +59,6 @@ def frozen_features(
     encoding: Encoding = Encoding(),  # noqa: B008, frozen
     name: str = "the data",
     max_bad: float = 0.0,
-    report: Callable[[str], None] = lambda text: None,
 ) -> TowerFeatures:
     """The features of these records, those of them that can be used; encoded only where no part holds them yet.
 
@@ -68,7 +66,6 @@ def frozen_features(
         out: directory of the parts.
         name: of the data, for messages.
         max_bad: largest share of records that may be left out.
-        report: told how far it is, with the time left.
 
     Relations:
         A model of two joined towers has fresh projections, which its fingerprint would see: open it under a fixed
@@ -80,14 +77,13 @@ def frozen_features(
     parts = [records[start : start + PART] for start in range(0, len(records), PART)]
     files = [directory / f"{_key(part, encoding)}.safetensors" for part in parts]
     missing = [number for number, file in enumerate(files) if not file.is_file()]
-    started = time.monotonic()
-    for done, number in enumerate(missing):
-        if done:
-            left = (time.monotonic() - started) / done * (len(missing) - done)
-            report(f"encoding {name}: {len(parts) - len(missing) + done} of {len(parts)} parts, {duration(left)} left")
-        tensors = encode_part(parts[number], model, encoding)
-        with replace_file(files[number]) as partial:
-            save_file(tensors, partial)
+    done = len(records) - sum(len(parts[number]) for number in missing)
+    with progress(f"encoding {name}, records", len(records), done) as bar:
+        for number in missing:
+            tensors = encode_part(parts[number], model, encoding)
+            with replace_file(files[number]) as partial:
+                save_file(tensors, partial)
+            bar.advance(len(parts[number]))
     return _joined(parts, [load_file(file) for file in files], name, max_bad)
 
 

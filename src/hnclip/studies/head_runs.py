@@ -10,7 +10,6 @@ because of all runs a few are chosen, and a run that is trained again is the sam
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -89,7 +88,7 @@ class HeadRuns:
 
     Args:
         train, validation: features as the towers made them, by the same model.
-        report: told after every point of a grid how long the rest will take.
+        advance: called after each point of a grid with the number of its runs and its description.
     """
 
     train: TowerFeatures
@@ -98,14 +97,9 @@ class HeadRuns:
     seeds: tuple[int, ...]
     cache: Path
     device: torch.device = _CPU
-    report: Callable[[str], None] = lambda text: None
-    expected: int = 0
-    """Runs that the report counts with."""
+    advance: Callable[[int, str], None] = lambda done, text: None
     tried: list[Chosen] = field(default_factory=list)
     """Every point that was asked for, at its best epoch."""
-    _done: int = 0
-    _trained: int = 0
-    _seconds: float = 0.0
     _epochs: dict[int, list[list[PairRows]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -133,17 +127,15 @@ class HeadRuns:
             runs = tuple(self.run(point, seed) for seed in self.seeds)
             scores = [fmean(values) for values in zip(*(run.validation for run in runs))]  # one per epoch
             found.append(Chosen(point, scores.index(max(scores)) + 1, max(scores), runs))
-            self._tell(point)
+            self.advance(len(runs), f"{point.negatives}, {point.loss.name}, rate {point.rate:g}")
         self.tried += found
         return max(found, key=lambda chosen: chosen.validation)
 
     def run(self, point: Point, seed: int) -> HeadRun:
         """A run, trained unless it was before."""
         file = self.cache / "runs" / f"{self._key(point, seed)}.json"
-        self._done += 1
         if file.is_file():
             return HeadRun(**{name: tuple(values) for name, values in read_json(file)["run"].items()})
-        started = time.monotonic()
         found = list(self._heads(point, seed, self.settings.epochs))
         run = HeadRun(
             tuple(_recall(heads.ranks(self._validation)) for heads in found),
@@ -153,8 +145,6 @@ class HeadRuns:
         with replace_file(file) as partial:
             content = {**asdict(point), "seed": seed, **asdict(self.settings), "run": asdict(run)}
             partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        self._trained += 1
-        self._seconds += time.monotonic() - started
         return run
 
     def measure(self, chosen: Chosen, test: TowerFeatures) -> list[Ranks]:
@@ -199,15 +189,6 @@ class HeadRuns:
     def _material(self) -> list[str]:
         features = _fingerprint(self.train), _fingerprint(self.validation)
         return [*features, code_fingerprint(_CODE), torch.__version__, self.device.type]
-
-    def _tell(self, point: Point) -> None:
-        if not self._trained:
-            return
-        left = self._seconds / self._trained * max(0, self.expected - self._done)
-        self.report(
-            f"{point.negatives}, {point.loss.name}, rate {point.rate:g}: run {self._done} of {self.expected}, at most "
-            f"{left / 60:.0f} min left"
-        )
 
 
 def check_size(name: str, features: TowerFeatures, least: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from hnclip.studies.study import Study
 from hnclip.tables import markdown_table
 from hnclip.util.files import replace_directory, replace_file
 from hnclip.util.text import duration
+
+log = logging.getLogger(__name__)
 
 DOCUMENT = "miniature.md"
 PHOTOS_TITLE = """## On photographs, with pre-trained towers: what is left for adaptivity
@@ -63,12 +66,12 @@ class Miniature:
 _COUNTED: dict[Verdict, str] = {"holds": "hold", "does not hold": "do not hold", "undecided": "are undecided"}
 
 
-def judge_miniature(store: Store, entries: Sequence[tuple[Study, Setting]], report: Callable[[str], None]) -> Miniature:
+def judge_miniature(store: Store, entries: Sequence[tuple[Study, Setting]]) -> Miniature:
     """Show every study and judge every claim by the runs that there are."""
     jobs = plan_entries(entries)
     outcomes, evidence = [], {}
     for study, setting in entries:
-        report(f"{study.name}: {study.title}")
+        log.info(f"{study.name}: {study.title}")
         findings = findings_of(study, setting, store, jobs)
         outcomes.append(show(findings))
         evidence[study.name] = Evidence(findings, outcomes[-1].to_dict())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from hnclip.studies.names import ALL, MINIATURE, studies_named
 from hnclip.studies.plan import Setting
 from hnclip.studies.study import Domain, Study
 from hnclip.studies.variant import set_fields
+
+log = logging.getLogger(__name__)
 
 Entry = tuple[Study, Setting]
 
@@ -40,7 +43,7 @@ _ELSEWHERE = {
 _FILES = (".pt", ".pth", ".bin", ".safetensors")  # endings of weights
 
 
-def entries_of(options: Options, report: Callable[[str], None]) -> list[Entry]:
+def entries_of(options: Options) -> list[Entry]:
     """The studies, each with its setting."""
     if options.name == MINIATURE:
         return _miniature(options)
@@ -52,7 +55,7 @@ def entries_of(options: Options, report: Callable[[str], None]) -> list[Entry]:
         if crossing and options.name != ALL:
             raise ValueError(f"{names} trains on one domain and tests on another: name two or more with --data")
         if crossing:
-            report(f"note: {names} left out, which need two domains in --data")
+            log.info(f"{names} left out, which need two domains in --data")
         studies = [study for study in studies if study not in crossing]
     return [(study, setting) for study in studies]
 

@@ -4,10 +4,10 @@ or on what is as large where a machine has neither."""
 from __future__ import annotations
 
 import gc
+import logging
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -32,6 +32,8 @@ from hnclip.train.optimizer import optimizer_of
 from hnclip.train.run_views import with_views
 from hnclip.train.step import Stepper
 from hnclip.util.device import find_device
+
+log = logging.getLogger(__name__)
 
 Source = Literal["real data", "synthetic batch", "random weights, synthetic batch"]
 
@@ -106,9 +108,7 @@ class StepTime:
         return cls(**{**values, "turns": tuple(values["turns"])})
 
 
-def measure_step(
-    config: TrainConfig, *, pairs: int | None = None, turns: int = 3, report: Callable[[str], None] = print
-) -> StepTime:
+def measure_step(config: TrainConfig, *, pairs: int | None = None, turns: int = 3) -> StepTime:
     """Time optimiser steps of a configuration, after one that does not count. Nothing is written, not even pictures
     into the cache, and neither random numbers nor threads are others afterwards.
 
@@ -116,12 +116,11 @@ def measure_step(
         pairs: time so many instead of all of a step. With the negatives of the batch the losses, which grow with its
             square, are then too cheap.
         turns: repetitions.
-        report: is told where something else stands in for model or data.
 
     Raises:
         ValueError: the model cannot be opened, and nothing is known that is as large.
     """
-    return measure_steps({"": config}, pairs=pairs, turns=turns, report=report)[""]
+    return measure_steps({"": config}, pairs=pairs, turns=turns)[""]
 
 
 def measure_steps(
@@ -130,7 +129,6 @@ def measure_steps(
     pairs: int | None = None,
     turns: int = 3,
     synthetic: bool = False,
-    report: Callable[[str], None] = print,
 ) -> dict[str, StepTime]:
     """The same of several, which take turns if all of them fit into memory.
 
@@ -145,7 +143,7 @@ def measure_steps(
         waiting: dict[str, _Way] = {}
         used = 0
         for name, config in configs.items():
-            way = _Way(config, pairs, synthetic, partial(_say, report, name))
+            way = _Way(config, pairs, synthetic)
             if waiting and used + way.size > TOGETHER:
                 found |= _timed(waiting, turns)
                 waiting, used = {}, 0
@@ -157,17 +155,13 @@ def measure_steps(
     return found
 
 
-def _say(report: Callable[[str], None], name: str, text: str) -> None:
-    report(f"{name}: {text}" if name else text)
-
-
 class _Way:
     """A configuration, ready to take steps."""
 
-    def __init__(self, config: TrainConfig, pairs: int | None, synthetic: bool, report: Callable[[str], None]) -> None:
+    def __init__(self, config: TrainConfig, pairs: int | None, synthetic: bool) -> None:
         torch.manual_seed(config.seed)
         self.config = config
-        self.model, here = _model(config, report)
+        self.model, here = _model(config)
         device = self.model.device
         choose_trainable(config, self.model)
         objective = build_objective(config.objective)
@@ -180,7 +174,7 @@ class _Way:
         optim = replace(config.optim, precision=choose_precision(config.optim.precision, device))
         self.step_pairs = optim.micro_batch * optim.accumulate
         wanted = min(pairs or self.step_pairs, self.step_pairs)
-        self.batch, self.source = _batch(config, self.model, objective, wanted, here and not synthetic, report)
+        self.batch, self.source = _batch(config, self.model, objective, wanted, here and not synthetic)
         if not here:
             self.source = "random weights, synthetic batch"
         optimizer = optimizer_of(self.model, optim)
@@ -238,14 +232,14 @@ def _first_step(way: _Way) -> int | None:
     return memory
 
 
-def _model(config: TrainConfig, report: Callable[[str], None]) -> tuple[DualEncoder, bool]:
+def _model(config: TrainConfig) -> tuple[DualEncoder, bool]:
     """The model that a run would start from; where it is not here, one of its shape, if that is known."""
     try:
         return open_start(config), True
     except (ValueError, OSError) as error:
         if "longclipl" not in "".join(letter for letter in config.model.lower() if letter.isalnum()):
             raise
-        report(f"{_first(error)}; a model of the shape of Long-CLIP-L with random weights stands in for it")
+        log.info(f"{_first(error)}; a model of the shape of Long-CLIP-L with random weights stands in for it")
         return _random_model(LONG_CLIP_L).to(find_device(config.device)), False
 
 
@@ -287,13 +281,12 @@ def _batch(
     objective: Objective,
     pairs: int,
     real: bool,
-    report: Callable[[str], None],
 ) -> tuple[Batch, Source]:
     if real:
         try:
             return _with_margin_text(config, _real_batch(config, model, objective, pairs), model), "real data"
         except (ValueError, OSError) as error:
-            report(f"{_first(error)}; random pixels and captions of {model.context} tokens stand in for the data")
+            log.info(f"{_first(error)}; random pixels and captions of {model.context} tokens stand in for the data")
     batch = _with_margin_text(config, _synthetic_batch(model, objective, pairs), model)
     return batch, "synthetic batch"
 
@@ -301,7 +294,7 @@ def _batch(
 def _real_batch(config: TrainConfig, model: DualEncoder, objective: Objective, pairs: int) -> Batch:
     """Training pairs from all over the data, in memory."""
     records = Trained.by(config).records()
-    chosen = with_views(config, records[:: max(1, len(records) // pairs)][:pairs], objective, lambda text: None)
+    chosen = with_views(config, records[:: max(1, len(records) // pairs)][:pairs], objective)
     data = prepare(
         chosen,
         model.text_transform,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import sha256
@@ -23,6 +24,8 @@ from hnclip.train.loop import CONFIG, RESULT, train_or_continue
 from hnclip.util.device import find_device
 from hnclip.util.files import exclusive_lock, replace_file
 from hnclip.util.text import slugify
+
+log = logging.getLogger(__name__)
 
 ABOUT = "about.json"  # what a directory holds, for people
 
@@ -85,7 +88,7 @@ class Store:
                 raise Busy(busy) from error
             raise
 
-    def do(self, job: Job, *, quiet: bool, report: Callable[[str], None]) -> None:
+    def do(self, job: Job) -> None:
         """What is left of a run: train it, or go on with it, and evaluate its best epoch."""
         with self.held(job):
             home = self.home(job)
@@ -94,13 +97,13 @@ class Store:
                 if job.matched:
                     config = with_matched_margin(config, self.directory / "measures")
                 _go_on_as_asked(config)
-                train_or_continue(config, quiet=quiet, report=report)
+                train_or_continue(config)
             home.mkdir(parents=True, exist_ok=True)
             self._write_about(job, home)
             if missing := self.missing(job):
                 model = self.open_model(job)
                 for gallery in missing:
-                    report(f"evaluating on {gallery.name}")
+                    log.info(f"evaluating on {gallery.name}")
                     write_result(self.result_path(job, gallery), _evaluated(model, gallery, job.config))
 
     def open_model(self, job: Job) -> DualEncoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -44,13 +45,16 @@ from hnclip.train.distributed import (
 from hnclip.train.evaluation import evaluate_together
 from hnclip.train.grad_cache import Share
 from hnclip.train.gradient_probe import GradientProbe
-from hnclip.train.log import MetricsLog, progress_bar
+from hnclip.train.log import MetricsLog
 from hnclip.train.optimizer import keep_positions, optimizer_of
 from hnclip.train.parallel import Alone, hold
 from hnclip.train.prefetch import ahead
 from hnclip.train.run_data import RunData, batch_sizes, length_order, own_share
 from hnclip.train.step import Found, Stepper
+from hnclip.util.console import progress
 from hnclip.util.files import replace_file
+
+log = logging.getLogger(__name__)
 
 RESULT, LEFT_OUT = "result.json", "left_out.jsonl"
 
@@ -72,7 +76,7 @@ class TrainResult:
 
 
 @dataclass
-class Progress:
+class TrainProgress:
     """How far a run is, for a message about its end."""
 
     out: Path
@@ -101,12 +105,10 @@ class Run:
         model: DualEncoder,
         objective: Objective,
         data: RunData,
-        quiet: bool,
-        report: Callable[[str], None],
-        progress: Progress,
+        progress: TrainProgress,
     ) -> None:
         self.config, self.out, self.base, self.model, self.objective = config, out, base, model, objective
-        self.data, self.quiet, self.report, self.progress = data, quiet, report, progress
+        self.data, self.progress = data, progress
         optim = config.optim
         self.epoch_steps = len(batch_sizes(len(data.pairs), config))
         self.total = progress.total = optim.epochs * self.epoch_steps
@@ -116,8 +118,8 @@ class Run:
             keep_positions(self.optimizer, model, config.adapt.freeze_positions)
         self.stepper = Stepper(model, objective, self.optimizer, optim, total=self.total, parallel=self.parallel)
         if self.stepper.warmup >= self.total:
-            report(
-                f"warning: the warm-up of {self.stepper.warmup} steps is as long as the run of {self.total}, so the "
+            log.warning(
+                f"the warm-up of {self.stepper.warmup} steps is as long as the run of {self.total}, so the "
                 "learning rate never falls: set --optim.warmup to a share, for example 0.05"
             )
         gamma = config.objective.gamma if config.objective.global_loss == "hn" else ObjectiveConfig().gamma
@@ -135,7 +137,7 @@ class Run:
             if self.data.problems and rank() == 0:
                 write_problems(self.out / LEFT_OUT, self.data.problems)
                 found = f"{len(self.data.problems)} problems in the data"
-                self.report(f"warning: {found}; what is left out is listed in {self.out / LEFT_OUT}")
+                log.warning(f"{found}; what is left out is listed in {self.out / LEFT_OUT}")
             self.log = MetricsLog(self.out, length or 0, tensorboard=self.config.tensorboard) if rank() == 0 else None
         try:
             if length is None:
@@ -173,7 +175,7 @@ class Run:
         else:
             torch.manual_seed(seed_of_process(self.config.seed, self.step))
         self.progress.step = self.progress.saved = self.step
-        self.report(f"resuming at step {self.step} of {self.total}")
+        log.info(f"resuming at step {self.step} of {self.total}")
         return state.log_bytes
 
     def _write(self, entry: dict[str, Any]) -> None:
@@ -197,14 +199,14 @@ class Run:
         pairs, dealt = self.data.deal(self.config, epoch)
         first = self.step - epoch * self.epoch_steps
         if dealt.left_out and not first:
-            self.report(
-                f"warning: {len(dealt.left_out)} of {len(pairs)} pairs sit out epoch {epoch + 1}: every batch has the "
-                "same picture or caption already"
+            log.warning(
+                f"{len(dealt.left_out)} of {len(pairs)} pairs sit out epoch {epoch + 1}: every batch has the "
+                "same image or caption already"
             )
         title = f"epoch {epoch + 1}/{self.config.optim.epochs}"
         done = sum(len(rows) for rows in dealt.batches[:first])
         train_mode(self.model)
-        with progress_bar(title, len(pairs), done, quiet=self.quiet) as bar:
+        with progress(title, len(pairs), done) as bar:
             started = time.perf_counter()
             optim = self.config.optim
             shares = [own_share(length_order(pairs, rows, optim), optim) for rows in dealt.batches[first:]]
@@ -286,9 +288,7 @@ class Run:
         self._watch(epoch)
         text, image = metrics["text_to_image"]["R@1"], metrics["image_to_text"]["R@1"]
         name = f"epoch {epoch}/{self.config.optim.epochs}" if epoch else "before training"
-        self.report(
-            f"{name}: validation R@1 text→image {text:.1f}, image→text {image:.1f}{'  (best)' if better else ''}"
-        )
+        log.info(f"{name}: validation R@1 text→image {text:.1f}, image→text {image:.1f}{'  (best)' if better else ''}")
 
     def _watch(self, epoch: int) -> None:
         """Log what is watched; neither `best` nor anything else depends on it."""

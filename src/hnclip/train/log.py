@@ -1,12 +1,9 @@
-"""What a run says while it goes: metrics.jsonl for programs, a progress bar for people, TensorBoard if asked."""
+"""The metrics of a run: metrics.jsonl, and TensorBoard if asked."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,53 +54,3 @@ def read_metrics(run: Path, kind: str) -> list[dict[str, Any]]:
     with (run / METRICS).open(encoding="utf-8") as file:
         entries = [json.loads(line) for line in file]
     return [entry for entry in entries if entry["kind"] == kind]
-
-
-class Bar:
-    """A task of a progress display."""
-
-    def __init__(self, display: Any, task: Any) -> None:
-        self._display, self._task = display, task
-
-    def advance(self, done: int, text: str = "") -> None:
-        self._display.update(self._task, advance=done, text=text)
-
-    def walk(self, steps: range) -> Iterator[int]:
-        """Go through a range; the bar becomes longer by it and moves with it."""
-        total = self._display.tasks[self._task].total
-        self._display.update(self._task, total=total + len(steps))
-        for step in steps:
-            yield step
-            self.advance(1)
-
-
-@contextmanager
-def progress_bar(title: str, total: int = 0, done: int = 0, *, quiet: bool = False) -> Iterator[Bar]:
-    """A bar with what is done, its speed and the time left, on standard error; nothing when `quiet` or when nobody
-    watches a terminal."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    class Rate(ProgressColumn):
-        def render(self, task: Task) -> str:
-            return f"{task.speed:.0f}/s" if task.speed else ""
-
-    console = Console(file=sys.stderr)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        Rate(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[text]}"),
-    )
-    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as display:
-        yield Bar(display, display.add_task(title, total=total, completed=done, text=""))

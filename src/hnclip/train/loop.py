@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -29,18 +30,20 @@ from hnclip.train.distributed import (
     tell_everybody,
     world_size,
 )
-from hnclip.train.epochs import LEFT_OUT, RESULT, Progress, Run, TrainingDiverged, TrainResult
+from hnclip.train.epochs import LEFT_OUT, RESULT, Run, TrainingDiverged, TrainProgress, TrainResult
 from hnclip.train.lost import ends_together
 from hnclip.train.run_data import RunData, open_run_data, with_similarities
 from hnclip.util.device import find_device
 from hnclip.util.files import recover_directory, replace_file
+
+log = logging.getLogger(__name__)
 
 __all__ = ["CONFIG", "LEFT_OUT", "RESULT", "TrainResult", "TrainingDiverged", "resume", "train", "train_or_continue"]
 
 CONFIG = "config.json"
 
 
-def train(config: TrainConfig, *, quiet: bool = False, report: Callable[[str], None] = print) -> TrainResult:
+def train(config: TrainConfig) -> TrainResult:
     """Start a run in `config.out`, which must not hold one already. Under `torchrun`, all processes together."""
 
     def begin() -> TrainConfig:
@@ -50,15 +53,13 @@ def train(config: TrainConfig, *, quiet: bool = False, report: Callable[[str], N
             )
         return config
 
-    return _in_a_group(config.out, config.device, begin, quiet, report)
+    return _in_a_group(config.out, config.device, begin)
 
 
 def resume(
     out: Path,
     *,
     parallel: Literal["ddp", "fsdp"] | None = None,
-    quiet: bool = False,
-    report: Callable[[str], None] = print,
 ) -> TrainResult:
     """Continue the run in `out` from its last checkpoint, to the same weights as if it had never stopped.
 
@@ -71,23 +72,21 @@ def resume(
         return config if parallel is None else replace(config, speed=replace(config.speed, parallel=parallel))
 
     device = _saved_config(out).device if (out / CONFIG).exists() else "cpu"
-    return _in_a_group(out, device, begin, quiet, report)
+    return _in_a_group(out, device, begin)
 
 
-def train_or_continue(
-    config: TrainConfig, *, quiet: bool = False, report: Callable[[str], None] = print
-) -> TrainResult:
+def train_or_continue(config: TrainConfig) -> TrainResult:
     """`train`; or, if `config.out` holds this very run, what is left of it. A finished run is read."""
     if not (config.out / CONFIG).exists():
-        return train(config, quiet=quiet, report=report)
+        return train(config)
     saved = _saved_config(config.out)
     if config.optim.precision == "auto":  # what it came to was saved
         config = replace(config, optim=replace(config.optim, precision=saved.optim.precision))
     if saved != config:
         raise ValueError(f"{config.out} holds a run with other settings; choose another --out or delete it")
     if (config.out / RESULT).exists():
-        report(f"using the finished run in {config.out}")
-    return resume(config.out, quiet=quiet, report=report)
+        log.info(f"using the finished run in {config.out}")
+    return resume(config.out)
 
 
 def _saved_config(out: Path) -> TrainConfig:
@@ -100,29 +99,22 @@ def _saved_config(out: Path) -> TrainConfig:
     return from_json(TrainConfig, path.read_text(encoding="utf-8"))
 
 
-def _in_a_group(
-    out: Path, device: str, begin: Callable[[], TrainConfig], quiet: bool, report: Callable[[str], None]
-) -> TrainResult:
-    """Run as one process of the job that `torchrun` started, if it did. The first one holds the directory and is the
-    only one that writes and speaks."""
+def _in_a_group(out: Path, device: str, begin: Callable[[], TrainConfig]) -> TrainResult:
+    """Run as one process of the job that `torchrun` started, if it did. Rank 0 holds the directory and is the only one
+    that writes."""
     with process_group(device), ExitStack() as stack:
-        progress = Progress(out)
-        stack.enter_context(ends_together(progress.where, report))
+        progress = TrainProgress(out)
+        stack.enter_context(ends_together(progress.where))
         with agreement():
             config = begin()
             if rank() == 0:
                 stack.enter_context(only_writer(out))
-        speaks = rank() == 0
-        return _run(config, out, quiet or not speaks, report if speaks else _nobody, progress)
+        return _run(config, out, progress)
 
 
-def _nobody(text: str) -> None:
-    """The other processes found the same."""
-
-
-def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], None], progress: Progress) -> TrainResult:
+def _run(config: TrainConfig, out: Path, progress: TrainProgress) -> TrainResult:
     if (out / RESULT).exists():
-        report(f"{out} is finished already")
+        log.info(f"{out} is finished already")
         return TrainResult(out=out, **json.loads((out / RESULT).read_text(encoding="utf-8")))
     with agreement():
         if rank() == 0:
@@ -140,24 +132,24 @@ def _run(config: TrainConfig, out: Path, quiet: bool, report: Callable[[str], No
     with agreement(patient=True):  # a model may have to be fetched
         base = _base(config)
         model = load(**asdict(base)).to(device)
-        report(f"model: {model.source}")
+        log.info(f"model: {model.source}")
         model.untrained_projections = False  # this run trains them
         choose_trainable(config, model)
         objective = build_objective(config.objective)
         model.readouts.update(build_readouts(objective, model))
-        report(describe_trainable(model))
-        _announce(config, model, objective, report)
+        log.info(describe_trainable(model))
+        _announce(config, model, objective)
         if config.speed.recompute:
             recompute_activations(model)
         if config.speed.compile:
             compile_blocks(model)
-    data = _open_in_turn(config, model, objective, quiet, report)
+    data = _open_in_turn(config, model, objective)
     # Only now: a run that could not start because of its model or data leaves nothing that is in the way of the next.
     with agreement():
         if rank() == 0:
             with replace_file(out / CONFIG) as partial:
                 partial.write_text(to_json(config), encoding="utf-8")
-    return Run(config, out, base, model, objective, data, quiet, report, progress).go()
+    return Run(config, out, base, model, objective, data, progress).go()
 
 
 def _check_processes(config: TrainConfig) -> None:
@@ -171,15 +163,15 @@ def _check_processes(config: TrainConfig) -> None:
         raise ValueError("adapt.freeze_positions needs whole parameters: use --speed.parallel ddp")
 
 
-def _announce(config: TrainConfig, model: DualEncoder, objective: Objective, report: Callable[[str], None]) -> None:
+def _announce(config: TrainConfig, model: DualEncoder, objective: Objective) -> None:
     if (chosen := config.objective).method != "hn_clip":
         weights = ", ".join(f"{name} {weight:g}" for name, weight in term_weights(chosen).items())
-        report(f"{objective.title}, {chosen.fidelity}: global loss {chosen.global_loss}, terms {weights}")
+        log.info(f"{objective.title}, {chosen.fidelity}: global loss {chosen.global_loss}, terms {weights}")
     highest = config.optim.scale_max
     trains = model.backbone.logit_scale.requires_grad
     if trains and highest is not None and model.scale.item() > highest * 1.01:
-        report(
-            f"warning: the inverse temperature {model.scale.item():.1f} will be clamped to {highest:g}; "
+        log.warning(
+            f"the inverse temperature {model.scale.item():.1f} will be clamped to {highest:g}; "
             "raise --optim.scale-max or set it to None to keep it, or fix it with --optim.scale-lr 0"
         )
     if "short" in objective.text_views:
@@ -188,26 +180,24 @@ def _announce(config: TrainConfig, model: DualEncoder, objective: Objective, rep
         whole = config.optim.negatives == "batch"
         pairs = config.optim.micro_batch * (config.optim.accumulate if whole else 1)
         if note := principal_note(pairs):
-            report(f"note: {note}")
+            log.info(note)
     if config.optim.precision != "fp32":
-        report(f"the towers compute in {config.optim.precision}")
+        log.info(f"the towers compute in {config.optim.precision}")
     if is_distributed():
-        report(f"{world_size()} processes, {config.speed.parallel}; every batch is dealt to all of them")
+        log.info(f"{world_size()} processes, {config.speed.parallel}; every batch is dealt to all of them")
 
 
-def _open_in_turn(
-    config: TrainConfig, model: DualEncoder, objective: Objective, quiet: bool, report: Callable[[str], None]
-) -> RunData:
+def _open_in_turn(config: TrainConfig, model: DualEncoder, objective: Objective) -> RunData:
     """The data: by the first process, which fills the picture cache, then by the others, which find it filled."""
     for turn in (True, False):
         with agreement(patient=True):
             if (rank() == 0) == turn:
-                data = open_run_data(config, model, objective, quiet=quiet, report=report)
+                data = open_run_data(config, model, objective)
     with agreement():
         first = tell_everybody(data.fingerprint())
         if data.fingerprint() != first:
             raise ValueError(f"process {rank()} sees other data than process 0: {data.fingerprint()}, there {first}")
-    return with_similarities(data, config, model, quiet=quiet)
+    return with_similarities(data, config, model)
 
 
 def _base(config: TrainConfig) -> BaseModel:

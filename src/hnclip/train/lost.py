@@ -7,6 +7,7 @@ ends a process here, and the first of them to notice speaks for all.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -20,6 +21,8 @@ import torch.distributed as dist
 
 from hnclip.train.distributed import GRACE, fail_together, is_distributed, rank, speaks_first
 
+log = logging.getLogger(__name__)
+
 
 class WorkerLost(RuntimeError):
     """A process of the job is gone or does not answer, or the launcher ends the job."""
@@ -30,18 +33,17 @@ class _Told(BaseException):
 
 
 @contextmanager
-def ends_together(where: Callable[[], str], report: Callable[[str], None]) -> Iterator[None]:
+def ends_together(where: Callable[[], str]) -> Iterator[None]:
     """Turn the loss of another process inside the block into one message for all; alone, do nothing.
 
     Args:
         where: tells how far the run is and how to continue it.
-        report: says what cannot be raised, because the process is blocked.
     """
     if not is_distributed():
         yield
         return
     try:
-        with _sigterm_raises(where, report):
+        with _sigterm_raises(where):
             yield
     except KeyboardInterrupt:
         if rank() == 0:
@@ -72,7 +74,7 @@ def _message(where: str, reason: str) -> str:
 
 
 @contextmanager
-def _sigterm_raises(where: Callable[[], str], report: Callable[[str], None]) -> Iterator[None]:
+def _sigterm_raises(where: Callable[[], str]) -> Iterator[None]:
     """SIGTERM raises `_Told`, or, if the interpreter is blocked in a library and cannot, ends the process itself."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
@@ -88,7 +90,7 @@ def _sigterm_raises(where: Callable[[], str], report: Callable[[str], None]) -> 
                 time.sleep(GRACE)  # a free interpreter has left the block by then
                 if not over.is_set():
                     if speaks_first():
-                        report(f"warning: {_message(where(), 'it was told to end (SIGTERM) while it was blocked')}")
+                        log.error(_message(where(), "it was told to end (SIGTERM) while it was blocked"))
                     os._exit(1)
         os.close(reading)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import zip_longest
@@ -26,8 +27,10 @@ from hnclip.objectives.base import Objective
 from hnclip.train.distributed import agreement, rank, tell_everybody, world_size
 from hnclip.train.evaluation import encode_captions_together
 from hnclip.train.grad_cache import Share, chunk_slices
-from hnclip.train.log import progress_bar
-from hnclip.train.run_views import tell_absent, with_views
+from hnclip.train.run_views import log_absent_views, with_views
+from hnclip.util.console import progress
+
+log = logging.getLogger(__name__)
 
 REACH = 4  # neighbours to choose from, in cluster sizes: some of the nearest are taken already
 
@@ -121,23 +124,21 @@ def own_share(batch: Sequence[int], optim: OptimConfig) -> Share:
     return Share(rows, [slice(a, b) for a, b in zip([0, *stops], stops)], evaluations, processes, idle)
 
 
-def open_run_data(
-    config: TrainConfig, model: DualEncoder, objective: Objective, *, quiet: bool, report: Callable[[str], None]
-) -> RunData:
+def open_run_data(config: TrainConfig, model: DualEncoder, objective: Objective) -> RunData:
     """Open, check and prepare what can be had without the model's weights: the work of one process."""
     data = open_data(config.data, config.read, splits={"train", "validation"})
-    records, validation, unread = _records(config, data, report)
-    records = with_views(config, records, objective, report)
+    records, validation, unread = _records(config, data)
+    records = with_views(config, records, objective)
     cache = cache_directory(config.read.cache)
-    with progress_bar("reading pictures", quiet=quiet) as bar:
+    with progress("reading images") as bar:
         train, held_out = (
-            sound_records(part, model.text_transform, model.image_transform, cache=cache, progress=bar.walk)
+            sound_records(part, model.text_transform, model.image_transform, cache=cache, progress=bar.iterate)
             for part in (records, validation)
         )
     problems = (*train.problems, *held_out.problems)
     total, left = len(records) + len(validation), len(train.records) + len(held_out.records)
     check_share(total - left, total, problems, what="records", largest=config.read.max_bad, name=config.data)
-    with progress_bar("preparing views", quiet=quiet) as bar:
+    with progress("preparing views") as bar:
         pairs = prepare(
             train.records,
             model.text_transform,
@@ -147,25 +148,25 @@ def open_run_data(
             parts=objective.parts,
             grid=model.family.grid(model.backbone, model.image_size),
             cache=cache,
-            progress=bar.walk,
+            progress=bar.iterate,
         )
-    tell_absent(pairs, report)
+    log_absent_views(pairs)
     if not config.objective.mask_duplicates:
         pairs = pairs.all_different()
     gallery = prepare_gallery(held_out.records, model, cache=cache)
-    _tell(config, pairs, gallery, model.context, report)
+    _log_data(config, pairs, gallery, model.context)
     has_test = "test" in {*data.splits(), *data.absent}
-    watched = None if config.watch is None else _watched(config, model, cache, quiet)
+    watched = None if config.watch is None else _watched(config, model, cache)
     return RunData(pairs, gallery, (*unread, *problems), has_test, watched=watched)
 
 
-def _watched(config: TrainConfig, model: DualEncoder, cache: Path, quiet: bool) -> Gallery:
+def _watched(config: TrainConfig, model: DualEncoder, cache: Path) -> Gallery:
     """What is evaluated beside validation, all records of it that the model can use."""
     assert config.watch is not None
     data = open_data(config.watch, config.read, splits={"test"})
     records = data.part("test" if data.splits() else "all", validation_share=0.0)
-    with progress_bar("reading pictures", quiet=quiet) as bar:
-        found = sound_records(records, model.text_transform, model.image_transform, cache=cache, progress=bar.walk)
+    with progress("reading images") as bar:
+        found = sound_records(records, model.text_transform, model.image_transform, cache=cache, progress=bar.iterate)
     lost = len(records) - len(found.records)
     check_share(
         lost,
@@ -178,16 +179,16 @@ def _watched(config: TrainConfig, model: DualEncoder, cache: Path, quiet: bool) 
     return prepare_gallery(found.records, model, cache=cache)
 
 
-def with_similarities(data: RunData, config: TrainConfig, model: DualEncoder, *, quiet: bool) -> RunData:
+def with_similarities(data: RunData, config: TrainConfig, model: DualEncoder) -> RunData:
     """The same data with the caption similarities that a run needs beforehand, if any: the work of all processes.
     Before any step, so the similarities are those of the initial encoder, also when a run is resumed."""
     frozen = config.objective.margin_source == "frozen"
     if not (config.cluster or frozen):
         return data
     pairs, neighbours = data.pairs, None
-    with progress_bar("encoding captions, batches", quiet=quiet) as bar:
+    with progress("encoding captions, batches") as bar:
         captions = pairs.texts["caption"]
-        text = encode_captions_together(model, captions, batch=config.evaluate_batch, progress=bar.walk)
+        text = encode_captions_together(model, captions, batch=config.evaluate_batch, progress=bar.iterate)
     if frozen:
         pairs = pairs.with_margin_text(text)
     if config.cluster:
@@ -199,14 +200,12 @@ def with_similarities(data: RunData, config: TrainConfig, model: DualEncoder, *,
     return replace(data, pairs=pairs, neighbours=neighbours)
 
 
-def _records(
-    config: TrainConfig, data: DataSet, report: Callable[[str], None]
-) -> tuple[tuple[Record, ...], tuple[Record, ...], tuple[Problem, ...]]:
+def _records(config: TrainConfig, data: DataSet) -> tuple[tuple[Record, ...], tuple[Record, ...], tuple[Problem, ...]]:
     """Records to train and to validate on, and the problems of rows that could not be read."""
     read = config.read
     check_rows(data, largest=read.max_bad)
     if config.validation is None:
-        train = _training(config, data.part("train", validation_share=read.validation_share), report)
+        train = _training(config, data.part("train", validation_share=read.validation_share))
         validation = data.part("validation", validation_share=read.validation_share)
         if not validation:
             raise ValueError(f"{config.data} has no validation records: name some with --validation")
@@ -214,34 +213,34 @@ def _records(
     other = open_data(config.validation, read, splits={"validation"})
     check_rows(other, largest=read.max_bad)
     return (
-        _training(config, data.part("train", validation_share=0.0), report),
+        _training(config, data.part("train", validation_share=0.0)),
         other.part("validation" if other.splits() else "all", validation_share=0.0),
         (*data.problems, *other.problems),
     )
 
 
-def _training(config: TrainConfig, records: Sequence[Record], report: Callable[[str], None]) -> tuple[Record, ...]:
+def _training(config: TrainConfig, records: Sequence[Record]) -> tuple[Record, ...]:
     """Those of the training records that the run takes."""
     chosen = fraction_of(records, config.fraction)
     if config.fraction < 1:
-        report(f"{100 * config.fraction:g} % of the training pairs, by their ids: {len(chosen)} of {len(records)}")
+        log.info(f"{100 * config.fraction:g} % of the training pairs, by their ids: {len(chosen)} of {len(records)}")
     return chosen[: config.limit]
 
 
-def _tell(config: TrainConfig, pairs: PairData, gallery: Gallery, context: int, report: Callable[[str], None]) -> None:
+def _log_data(config: TrainConfig, pairs: PairData, gallery: Gallery, context: int) -> None:
     captions = len(pairs.owner)
-    several = f" with {captions} captions, one of each picture in an epoch," if captions > len(pairs) else ""
+    several = f" with {captions} captions, one of each image in an epoch," if captions > len(pairs) else ""
     source = config.data if config.validation is None else f"{config.data} and {config.validation}"
     first = "the first " if config.limit is not None and len(pairs) >= config.limit else ""
-    report(f"{first}{len(pairs)} training pairs{several} and {len(gallery.records)} validation pictures from {source}")
+    log.info(f"{first}{len(pairs)} training pairs{several} and {len(gallery.records)} validation images from {source}")
     for view, count in pairs.truncated.items():
         if count:
-            report(f"warning: {count} of {len(pairs.texts[view])} training texts ({view}) are cut at {context} tokens")
+            log.warning(f"{count} of {len(pairs.texts[view])} training texts ({view}) are cut at {context} tokens")
     if shared := _shared_pictures(pairs, gallery):
-        report(f"warning: {shared} of {len(gallery.records)} validation pictures are training pictures too")
+        log.warning(f"{shared} of {len(gallery.records)} validation images are training images too")
     if gallery.truncated:
         cut = f"{gallery.truncated} of {len(gallery.captions)}"
-        report(f"warning: {cut} validation captions are cut at {context} tokens")
+        log.warning(f"{cut} validation captions are cut at {context} tokens")
 
 
 def _shared_pictures(pairs: PairData, gallery: Gallery) -> int:

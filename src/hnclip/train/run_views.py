@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from hnclip.data.batches import PairData
 from hnclip.data.cache import cache_directory
 from hnclip.objectives.base import Objective
 from hnclip.prepare.lines import Kind
+
+log = logging.getLogger(__name__)
 
 
 def needed_views(objective: Objective) -> set[Kind]:
@@ -30,9 +33,7 @@ def needed_views(objective: Objective) -> set[Kind]:
     return needs
 
 
-def with_views(
-    config: TrainConfig, records: Sequence[Record], objective: Objective, report: Callable[[str], None]
-) -> tuple[Record, ...]:
+def with_views(config: TrainConfig, records: Sequence[Record], objective: Objective) -> tuple[Record, ...]:
     """The same records with all that the objective looks at. Of the manifest of `hnclip prepare` first, then what the
     source has of its own; edges and filtered captions that nobody has are made here, by the defaults of `prepare`.
 
@@ -52,7 +53,7 @@ def with_views(
     found = list(records)
     if path.exists():
         found, prepared = apply_manifest(records, path, needs)
-        report(prepared.to_text())
+        log.info(prepared.to_text())
         for kind in sorted(needs):
             # Otherwise a default would silently take the place of what somebody prepared.
             if prepared.stale[kind] and not (prepared.found[kind] or prepared.own[kind]):
@@ -65,14 +66,14 @@ def with_views(
 
         method = edge_method("canny")
         found = [replace(record, edges=edges_of(record.image, method)) for record in found]
-        report(f"edges are made here: {method.name}, {method.version}")
+        log.info(f"edges are made here: {method.name}, {method.version}")
     if "text" in needs and not any(record.filtered for record in found):
         from hnclip.data.views.lexicon import load_filter
 
         name = "blunt:structxlip_colours" if config.objective.fidelity == "official" else "lexicon"
         shorten = load_filter(name)
         found = [replace(record, filtered=tuple(shorten(text) for text in record.captions)) for record in found]
-        report(f"captions are filtered here: {name}")
+        log.info(f"captions are filtered here: {name}")
     if "regions" in needs:
         count = sum(bool(record.regions) for record in found)
         if not count:
@@ -81,16 +82,16 @@ def with_views(
                 f"hnclip prepare regions {config.data} first, with the same --read options; if that found none, with "
                 "another --model or --proposer"
             )
-        report(f"{count} of {len(found)} training records have regions")
+        log.info(f"{count} of {len(found)} training records have regions")
     return tuple(found)
 
 
-def tell_absent(pairs: PairData, report: Callable[[str], None]) -> None:
-    """Say which views and parts not all pairs have: their terms count over those that have them."""
+def log_absent_views(pairs: PairData) -> None:
+    """Log which views and parts not all pairs have: their terms count over those that have them."""
     for view, present in pairs.present.items():
-        report(f"view {view}: {int(present.sum())} of {len(present)} have it")
+        log.info(f"view {view}: {int(present.sum())} of {len(present)} have it")
     for view, parts in pairs.parts.items():
         # Patches are marked, tokens counted from and to.
         there = (parts.any(-1) if parts.dtype == torch.bool else parts[..., 1] > parts[..., 0]).any(1)  # [rows]
         if not there.all():
-            report(f"parts of view {view}: {int(there.sum())} of {len(there)} have them")
+            log.info(f"parts of view {view}: {int(there.sum())} of {len(there)} have them")

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +53,8 @@ class _StderrHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name != _progress.name or not sys.stderr.isatty():  # a terminal shows the bar instead
-            print(self.format(record), file=sys.stderr, flush=True)
+            with suppress(OSError, ValueError):  # standard error is closed
+                print(self.format(record), file=sys.stderr, flush=True)
 
 
 class _ConsoleFormatter(logging.Formatter):

@@ -6,9 +6,9 @@ Rows are kept in 8 bits a number: the engine only proposes, and the gallery scor
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import secrets
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from hnclip.search.engines.made import Made, Version, again, made_file, read_mad
 from hnclip.search.index.layout import ENGINES, Kind
 from hnclip.search.index.vectors import StoredVectors
 from hnclip.util.files import replace_file
+
+log = logging.getLogger(__name__)
 
 NEEDED = ("file", "bytes")
 LISTS_AT_MOST = 65_536
@@ -69,9 +71,7 @@ def open_faiss(version: Version, kind: Kind, engine: str) -> FaissCandidates | N
     raise ValueError(_unusable(version, made, "is missing", there=False))
 
 
-def make_faiss(
-    version: Version, kind: Kind, vectors: StoredVectors, engine: str, report: Callable[[str], None]
-) -> None:
+def make_faiss(version: Version, kind: Kind, vectors: StoredVectors, engine: str) -> None:
     """Let Faiss know all rows of this kind: add those that are new to what it has, or begin anew where it has nothing
     that can be used, or more rows have come than it was made of.
 
@@ -83,12 +83,12 @@ def make_faiss(
     count, width = vectors.shape
     index, made = _old(faiss, version, kind, engine)
     if made is None or not made.rows <= count <= 2 * made.trained:
-        report(f"making {engine} of {count:,} {kind}")
+        log.info(f"making {engine} of {count:,} {kind}")
         index, parameters = _learned(faiss, vectors, engine)
         made = Made(engine, kind, version.generation, width, 0, count, {"parameters": parameters})
     elif made.rows == count:
         return
-    for _, block in row_blocks(vectors, made.rows, f"{engine} of {kind}", report):
+    for _, block in row_blocks(vectors, made.rows, f"{engine} of {kind}"):
         index.add(block)
     file = made_file(version, kind, engine).with_suffix(f".{secrets.token_hex(4)}")
     with replace_file(file) as partial:

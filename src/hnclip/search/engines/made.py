@@ -7,8 +7,7 @@ alone, and within it they never change: an engine that has fewer of them than th
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,11 +16,11 @@ import numpy as np
 
 from hnclip.search.index.layout import ENGINES, About, Kind
 from hnclip.search.index.vectors import StoredVectors
+from hnclip.util.console import progress
 from hnclip.util.files import read_json, replace_file
 
 FEW = 1_000  # rows; fewer are scanned as quickly as any engine could answer
 BLOCK = 2**27  # bytes of float32 that an engine is given at once
-_SAID_EVERY = 10.0  # seconds
 
 
 class Version(Protocol):
@@ -86,22 +85,15 @@ def again(version: Version, engine: str) -> str:
     return f"make it with\n  {version.about.command(version.path, engine=engine)}"
 
 
-def row_blocks(
-    vectors: StoredVectors, first: int, what: str, report: Callable[[str], None], *, size: int = BLOCK
-) -> Iterator[tuple[int, np.ndarray]]:
-    """Rows from `first` on, some at a time, each time with the number of the first of them; says now and then how far
-    it is.
+def row_blocks(vectors: StoredVectors, first: int, what: str, *, size: int = BLOCK) -> Iterator[tuple[int, np.ndarray]]:
+    """Rows from `first` on, some at a time, each time with the number of the first of them.
 
     Shape:
         blocks [n, D] float32
     """
     count, width = vectors.shape
     step = max(1, size // (4 * width))
-    begun = said = time.monotonic()
-    for start in range(first, count, step):
-        yield start, vectors.rows(slice(start, start + step))
-        now, done = time.monotonic(), min(start + step, count)
-        if now - said >= _SAID_EVERY and done < count:
-            said = now
-            rest = (now - begun) * (count - done) / (done - first)
-            report(f"{what}: {done:,} of {count:,} rows, {rest / 60:.0f} min left")
+    with progress(what, count, first) as bar:
+        for start in range(first, count, step):
+            yield start, vectors.rows(slice(start, start + step))
+            bar.advance(min(step, count - start))

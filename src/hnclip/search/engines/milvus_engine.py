@@ -8,8 +8,8 @@ disk.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,8 @@ from hnclip.search.engines.milvus_server import FILE, Connection, InUse, plain_u
 from hnclip.search.index.layout import ENGINES, Kind
 from hnclip.search.index.vectors import StoredVectors
 from hnclip.util.files import read_json, replace_file
+
+log = logging.getLogger(__name__)
 
 ENGINE = "milvus"
 NEEDED = ("uri", "collection")
@@ -79,9 +81,7 @@ def open_milvus(version: Version, kind: Kind) -> MilvusCandidates | None:
     return None
 
 
-def make_milvus(
-    version: Version, kind: Kind, vectors: StoredVectors, uri: str | None, report: Callable[[str], None]
-) -> None:
+def make_milvus(version: Version, kind: Kind, vectors: StoredVectors, uri: str | None) -> None:
     """Let Milvus know all rows of this kind. Where another process has its file open it is left as it is: what it does
     not know is scanned.
 
@@ -99,10 +99,10 @@ def make_milvus(
     try:
         connection = Connection(place)
     except InUse as error:
-        report(f"milvus of {kind} is not brought up to date, new rows are scanned until it is: {error}")
+        log.info(f"milvus of {kind} is not brought up to date, new rows are scanned until it is: {error}")
         return
     with connection:
-        _fill(connection, version, kind, vectors, uri, report)
+        _fill(connection, version, kind, vectors, uri)
 
 
 def _fill(
@@ -111,7 +111,6 @@ def _fill(
     kind: Kind,
     vectors: StoredVectors,
     uri: str | None,
-    report: Callable[[str], None],
 ) -> None:
     count, width = vectors.shape
     mine = f"hnclip_{_owner(version)}_"
@@ -119,12 +118,12 @@ def _fill(
     made, there = read_made(version, kind, ENGINE, NEEDED), connection.names()
     first = 0
     if name not in there:
-        report(f"making milvus of {count:,} {kind} at {connection.uri}")
+        log.info(f"making milvus of {count:,} {kind} at {connection.uri}")
         connection.make(name, width, INDEX)
     elif made is not None and (made.details["uri"], made.details["collection"]) == (uri, name):
         first = made.rows
     if first < count:
-        for start, block in row_blocks(vectors, first, f"milvus of {kind}", report, size=_MESSAGE):
+        for start, block in row_blocks(vectors, first, f"milvus of {kind}", size=_MESSAGE):
             connection.write(name, [{"row": start + n, "vector": vector} for n, vector in enumerate(block)])
         if (kept := connection.keep(name)) < count:
             raise OSError(f"Milvus at {connection.uri} has {kept:,} of {count:,} {kind}: the same command goes on")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from typing import get_args
 
 from hnclip.search.engines import Candidates
@@ -11,6 +11,8 @@ from hnclip.search.index.layout import KINDS, EngineName, Kind
 from hnclip.search.index.reader import Index
 from hnclip.search.index.vectors import StoredVectors, row_files
 from hnclip.search.index.writer import IndexWriter
+
+log = logging.getLogger(__name__)
 
 ENGINE_NAMES: tuple[str, ...] = get_args(EngineName)
 
@@ -38,14 +40,11 @@ def has_enough(index: Index, kind: Kind) -> bool:
     return len(index.vectors(kind)) >= FEW
 
 
-def make_engine(
-    writer: IndexWriter, engine: str, uri: str | None = None, report: Callable[[str], None] = lambda text: None
-) -> None:
+def make_engine(writer: IndexWriter, engine: str, uri: str | None = None) -> None:
     """Let an engine know all rows of an index; what other engines have stays where it is.
 
     Args:
         uri: of Milvus.
-        report: is told what is going on.
 
     Raises:
         ValueError: its package is missing, or the URI is none.
@@ -59,9 +58,9 @@ def make_engine(
         count: int = getattr(writer.state, kind)
         if count >= FEW:
             files = row_files(writer.directory, kind, writer.about.width, writer.about.storage)
-            _make(writer, kind, StoredVectors(files, count, writer.about.width, 0.0), engine, uri, report)
+            _make(writer, kind, StoredVectors(files, count, writer.about.width, 0.0), engine, uri)
         elif count:
-            report(f"{count:,} {kind} are few enough to be scanned: {engine} is not made of less than {FEW:,}")
+            log.info(f"{count:,} {kind} are few enough to be scanned: {engine} is not made of less than {FEW:,}")
 
 
 def _open(version: Version, kind: Kind, engine: str) -> Candidates | None:
@@ -74,17 +73,15 @@ def _open(version: Version, kind: Kind, engine: str) -> Candidates | None:
     return open_faiss(version, kind, engine)
 
 
-def _make(
-    version: Version, kind: Kind, vectors: StoredVectors, engine: str, uri: str | None, report: Callable[[str], None]
-) -> None:
+def _make(version: Version, kind: Kind, vectors: StoredVectors, engine: str, uri: str | None) -> None:
     if engine == "milvus":
         from hnclip.search.engines.milvus_engine import make_milvus
 
-        make_milvus(version, kind, vectors, uri, report)
+        make_milvus(version, kind, vectors, uri)
     else:
         from hnclip.search.engines.faiss_engine import make_faiss
 
-        make_faiss(version, kind, vectors, engine, report)
+        make_faiss(version, kind, vectors, engine)
 
 
 def _check(engine: str) -> None:

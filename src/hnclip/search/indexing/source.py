@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from hnclip.data.records import DataSet
 from hnclip.data.sources import SCENES, open_data
 from hnclip.search.index.layout import HEADER, read_header
 from hnclip.search.index.places import file_place, place_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,9 @@ class IndexSource:
         return Entry(record.id, record.image, place_of(record.image, self.root), record.captions)
 
 
-def open_index_source(source: str, read: ReadConfig, *, split: str, report: Callable[[str], None]) -> IndexSource:
-    """All pictures of a directory, with captions where `open_data` finds some of the same files; of other data the
-    records of a split.
-
-    Args:
-        report: told why the captions of a folder cannot be read; its pictures are indexed without them.
+def open_index_source(source: str, read: ReadConfig, *, split: str) -> IndexSource:
+    """All images of a directory, with captions where `open_data` finds some of the same files; of other data the
+    records of a split. If the captions of a directory cannot be read, its images are indexed without them.
 
     Raises:
         ValueError: there is not one picture.
@@ -104,7 +104,7 @@ def open_index_source(source: str, read: ReadConfig, *, split: str, report: Call
                 raise
             problems.append(Problem("unreadable row", str(path), f"there are no captions: {error}"))
             why = str(error).partition("\n")[0].rstrip(":")
-            report(f"warning: the pictures are indexed without captions: {why}")
+            log.warning(f"the images are indexed without captions: {why}")
     records = data.part(split, validation_share=read.validation_share)
     found = _folder(path, files, replace(data, problems=(*data.problems, *problems)), records, tuple(hidden))
     chosen = found.files if split == "all" else [name for name in found.files if name in found.captions]

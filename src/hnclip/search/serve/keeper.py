@@ -5,8 +5,9 @@ torch is imported where the model is loaded, not before: the server answers what
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ from hnclip.search.serve.questions import Search
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
     from hnclip.search.find import Finder
+
+log = logging.getLogger(__name__)
 
 PAUSE = 2.0  # seconds between two looks whether there is a newer version
 FIRST = 0.3  # seconds before torch is imported, which holds up all threads: who came first gets the page first
@@ -50,7 +53,7 @@ class View:
 class Keeper:
     """Who holds the current view. `ready` is set when it can be searched, or when `failure` says why it never will."""
 
-    def __init__(self, options: ServeOptions, index: Index, report: Callable[[str], None]) -> None:
+    def __init__(self, options: ServeOptions, index: Index) -> None:
         """
         Args:
             index: an open one; the keeper closes it.
@@ -58,7 +61,6 @@ class Keeper:
         self.options = options
         self.ready = Event()
         self.failure: Exception | None = None
-        self._report = report
         self._view = View(index)
         self._model: tuple[str, DualEncoder] | None = None  # with the fingerprint of the index that it belongs to
         self._lock = Lock()
@@ -124,8 +126,7 @@ class Keeper:
             self._trouble = (told, times + 1 if told == said else 1)
             # Once is no trouble yet: it may be that a writer was about to finish.
             if self._trouble[1] == 2:
-                with suppress(Exception):  # nobody may read what is said any more
-                    self._report(f"warning: the version of the index that was opened is served on: {told}")
+                log.warning(f"the version of the index that was opened is served on: {told}")
         else:
             self._trouble = ("", 0)
 

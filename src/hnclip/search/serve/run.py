@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
 
     from hnclip.search.serve.service import Service
 
+log = logging.getLogger(__name__)
+
 GRACE = 5  # seconds that requests have to finish when the server stops
 LOCAL = ("localhost",)
 
 
-def serve(options: ServeOptions, report: Callable[[str], None]) -> None:
+def serve(options: ServeOptions) -> None:
     """Serve an index until the process is told to stop.
 
     The server listens, and answers what needs no model, before torch is imported.
@@ -47,13 +50,11 @@ def serve(options: ServeOptions, report: Callable[[str], None]) -> None:
         index.close()
         raise
     with listener:
-        service, server = make_server(options, index, listener, token, report)
+        service, server = make_server(options, index, listener, token)
         address = url(options.host, listener)
         if not token and not is_local(listener):
-            report(
-                f"warning: whoever reaches {address} can search and see the pictures: set a token with $HNCLIP_TOKEN"
-            )
-        report(f"serving {options.index} at {address}   Ctrl-C stops it")
+            log.warning(f"whoever reaches {address} can search and see the images: set a token with $HNCLIP_TOKEN")
+        log.info(f"serving {options.index} at {address}   Ctrl-C stops it")
         service.keeper.start(failed=lambda: setattr(server, "should_exit", True))
         try:
             server.run(sockets=[listener])
@@ -61,7 +62,7 @@ def serve(options: ServeOptions, report: Callable[[str], None]) -> None:
             ended = service.close(seconds=2.0)
     if service.keeper.failure is not None:
         raise service.keeper.failure
-    report("stopped")
+    log.info("stopped")
     if not ended:
         # A thread is in the middle of loading or computing. The interpreter cannot end it without a crash; nothing is
         # left to be done.
@@ -70,7 +71,7 @@ def serve(options: ServeOptions, report: Callable[[str], None]) -> None:
 
 
 def make_server(
-    options: ServeOptions, index: Index, listener: socket.socket, token: str | None, report: Callable[[str], None]
+    options: ServeOptions, index: Index, listener: socket.socket, token: str | None
 ) -> tuple[Service, uvicorn.Server]:
     """The server of an open index, on a socket that listens; the service is to be started and closed."""
     import uvicorn
@@ -96,7 +97,7 @@ def make_server(
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
-    service = Service(Keeper(options, index, report), options)
+    service = Service(Keeper(options, index), options)
     config = uvicorn.Config(
         make_app(service, options, token=token, hosts=own_names(options.host, listener, token)),
         http=Protocol,

@@ -109,7 +109,7 @@ def step_times(configs: Mapping[str, TrainConfig], directory: Path) -> dict[str,
     if path.exists():
         saved = json.loads(path.read_text(encoding="utf-8"))["rows"]
         return {name: StepTime.from_dict(values) for name, values in saved.items()}
-    measure = partial(measure_steps, configs, pairs=first.optim.micro_batch, report=lambda text: None)
+    measure = partial(measure_steps, configs, pairs=first.optim.micro_batch)
     found = measure(turns=TURNS)
     synthetic = len({one.source for one in found.values()}) > 1  # some lack what only they need, as regions
     quick = max(one.seconds_per_step for one in found.values()) < QUICK
