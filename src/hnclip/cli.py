@@ -11,7 +11,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, get_args
@@ -85,32 +84,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(arguments: Sequence[str]) -> None:
     from hnclip import recipes
-    from hnclip.config import TrainConfig, from_json
+    from hnclip.config import RunOptions, TrainConfig, from_json
     from hnclip.options import Train
 
-    base = recipes.RECIPES[_value(arguments, "--recipe", "demo", recipes.RECIPES)]()
-    if (path := _value(arguments, "--config")) is not None:
-        base = from_json(TrainConfig, Path(path).read_text(encoding="utf-8"))
-    base = _apply_short_options(base, arguments)
-    options = _parse(Train, "train", arguments, default=Train(run=base))
+    resumed, run = _value(arguments, "--resume"), RunOptions()
+    if resumed is not None:
+        from hnclip.train.loop import saved_config, saved_options
+
+        base, run = saved_config(Path(resumed)), saved_options(Path(resumed))
+    elif (path := _value(arguments, "--config")) is not None:
+        base = _apply_short_options(from_json(TrainConfig, Path(path).read_text(encoding="utf-8")), arguments)
+    else:
+        base = recipes.RECIPES[_value(arguments, "--recipe", "demo", recipes.RECIPES)]()
+        base = _apply_short_options(base, arguments)
+    options = _parse(Train, "train", arguments, default=Train(training=base, run=run))
 
     from hnclip.command import eval_command
     from hnclip.train.log import METRICS, read_metrics
-    from hnclip.train.loop import CONFIG, resume, train
+    from hnclip.train.loop import resume, saved_config, train
 
     if options.resume is not None:
-        for flag in ("--recipe", "--config", "--objective", "--global", "--fidelity"):
-            if _value(arguments, flag) is not None:
-                raise ValueError(f"--resume goes on with the run's own configuration: leave {flag} out")
-        parallel = _value(arguments, "--speed.parallel")  # how many processes hold a model may change on the way
-        if replace(options.run, speed=replace(options.run.speed, parallel=base.speed.parallel)) != base:
+        given = [
+            flag
+            for flag in ("--recipe", "--config", "--objective", "--global", "--fidelity", "--out")
+            if _value(arguments, flag) is not None
+        ]
+        if given or options.training != base:
             raise ValueError(
-                "--resume goes on with the run's own configuration: leave the other options out (--speed.parallel may "
-                "be another)"
+                "--resume continues with the run's own configuration: only --device, --threads, --speed.*, "
+                "--save-every, --evaluate-batch and --tensorboard may change"
             )
-        result = resume(options.resume, parallel=parallel)
+        result = resume(options.resume, options.run)
     else:
-        result = train(options.run)
+        result = train(options.training, options.run)
     if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun, rank 0 prints the result
         return
     if options.output.json:
@@ -119,13 +125,12 @@ def _train(arguments: Sequence[str]) -> None:
     print(f"trained {result.steps} steps in {result.seconds:.0f} s")
     for name, found in (("best", result.best), ("last", result.last)):
         print(f"  {name}: epoch {found['epoch']}, validation R@1 {found['mean_R@1']:.1f}   {result.out / name}")
-    config = from_json(TrainConfig, (result.out / CONFIG).read_text(encoding="utf-8"))
     if measured := read_metrics(result.out, "gradients"):
         from hnclip.analysis.gradient_dynamics import gradient_dynamics
 
         print(f"gradients, in {result.out / METRICS}:\n{gradient_dynamics(measured).to_text()}")
     has_test = read_metrics(result.out, "data")[0]["test_split"]
-    print(f"next: {eval_command(config, result.out, split=None if has_test else 'validation')}")
+    print(f"next: {eval_command(saved_config(result.out), result.out, split=None if has_test else 'validation')}")
 
 
 def _apply_short_options(base: TrainConfig, arguments: Sequence[str]) -> TrainConfig:

@@ -298,8 +298,8 @@ def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
         *groups, last = name.split(".")
         place = content
         for group in groups:
-            place = place.get(group, {}) if isinstance(place, dict) else {}
-        if not isinstance(place, dict) or last not in place:
+            place = place.setdefault(group, {}) if isinstance(place, dict) else None
+        if not isinstance(place, dict):
             raise ValueError(f"there is no field {name}")
         place[last] = value
     return from_json(type(config), json.dumps(content))

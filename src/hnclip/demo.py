@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.analysis.figures import convergence_figure, retrieval_figure, saturation_figure
 from hnclip.analysis.report import Drawing, Section, Table, write_report
-from hnclip.config import TrainConfig
+from hnclip.config import RunOptions, TrainConfig
 from hnclip.core import Record
 from hnclip.data.sources import open_records
 from hnclip.evaluate import format_results, result_rows
@@ -60,23 +60,22 @@ def demo(
     out: Path,
     *,
     seed: int = 42,
-    recipe: Callable[[str, Path], TrainConfig] = demo_recipe,
+    recipe: Callable[[Literal["hn", "infonce"]], TrainConfig] = demo_recipe,
 ) -> DemoResults:
     """Train both models (or continue, or reuse them), evaluate on the test split and write the report.
 
-    The model of each run that is evaluated is its best by validation; the test split chooses nothing. `recipe` gives
-    the configuration for a global loss and a directory.
+    The model of each run that is evaluated is its best by validation; the test split selects nothing. `recipe` gives
+    the configuration for a global loss.
     """
-    runs = {INFONCE: recipe("infonce", out / "infonce"), HN: recipe("hn", out / "hn-clip")}
-    configs = {name: replace(config, seed=seed) for name, config in runs.items()}
+    configs = {INFONCE: replace(recipe("infonce"), seed=seed), HN: replace(recipe("hn"), seed=seed)}
+    runs = {INFONCE: RunOptions(out=out / "infonce"), HN: RunOptions(out=out / "hn-clip")}
     results = {}
     for name, config in configs.items():
         log.info(f"{name}: {config.optim.epochs} epochs on {config.data}, {_describe(config)}")
-        results[name] = train_or_continue(config)
-    data = configs[HN].data
-    records = open_records(data, "test")
-    models = {ZERO_SHOT: configs[HN].model} | {name: str(config.out / "best") for name, config in configs.items()}
-    evaluations = _evaluate(models, records, configs[HN].device)
+        results[name] = train_or_continue(config, runs[name])
+    records = open_records(configs[HN].data, "test")
+    models = {ZERO_SHOT: configs[HN].model} | {name: str(run.out / "best") for name, run in runs.items()}
+    evaluations = _evaluate(models, records, runs[HN].device)
     metrics = {name: found.metrics.to_dict() for name, found in evaluations.items()}
     tuned = {name: evaluations[name] for name in (INFONCE, HN)}
     found = DemoResults(
@@ -85,7 +84,7 @@ def demo(
         epochs={name: int(result.best["epoch"]) for name, result in results.items()},
         report=out / "report.html",
     )
-    _write_report(out, found, configs, tuned, records)
+    _write_report(out, found, configs[HN].data, runs, tuned, records)
     return found
 
 
@@ -109,12 +108,13 @@ def _evaluate(models: dict[str, str], records: Sequence[Record], device: str) ->
 def _write_report(
     out: Path,
     found: DemoResults,
-    configs: dict[str, TrainConfig],
+    data: str,
+    runs: dict[str, RunOptions],
     tuned: dict[str, Evaluation],
     records: Sequence[Record],
 ) -> None:
-    steps = {name: read_metrics(config.out, "step") for name, config in configs.items()}
-    epochs = {name: read_metrics(config.out, "evaluation") for name, config in configs.items()}
+    steps = {name: read_metrics(run.out, "step") for name, run in runs.items()}
+    epochs = {name: read_metrics(run.out, "evaluation") for name, run in runs.items()}
     counts = count_differences(tuned)
     figures = {
         "Saturation over steps": (
@@ -140,7 +140,7 @@ def _write_report(
             "with words, things and backdrops of its own and near-duplicate captions, as CLIP does when it is "
             "fine-tuned. It shows how losses differ in such a setting; it says nothing about how large a gain on "
             "photographs would be.",
-            f"The bundled model was fine-tuned twice on {configs[HN].data}, from the same start, with the same seed "
+            f"The bundled model was fine-tuned twice on {data}, from the same start, with the same seed "
             f"and budget: once with plain InfoNCE, once with HN-CLIP. Shown is retrieval among {len(records)} test "
             "images that come in families of near-duplicates; the epoch of each run was chosen by validation.",
             *found.findings(),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from hnclip.config import Fidelity, GlobalLoss, ReadConfig, TrainConfig
+from hnclip.config import Fidelity, GlobalLoss, ReadConfig, RunOptions, TrainConfig
 from hnclip.objectives.registry import MethodChoice
 
 Recipe = Literal[
@@ -45,7 +45,8 @@ class Output:
 class Train:
     """Fine-tune a model on image–caption pairs. Every field of the configuration is an option here."""
 
-    run: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    training: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    run: Annotated[RunOptions, tyro.conf.arg(name="")]
     recipe: Recipe = "demo"
     """Settings to start from; other options change them. Those named after a method are its released ones; paper/…
     are the paper's own with Long-CLIP-L and the training data of one of its benchmarks."""
@@ -59,7 +60,8 @@ class Train:
     config: Path | None = None
     """Start from a configuration file instead, for example the config.json of an earlier run."""
     resume: Path | None = None
-    """Continue the run in this directory from its last checkpoint; its own configuration counts."""
+    """Continue the run in this directory from its last checkpoint, with its own configuration; --device, --threads,
+    --speed.*, --save-every, --evaluate-batch and --tensorboard may change."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 

@@ -26,7 +26,7 @@ from hnclip.analysis.head_probe import HeadProbe, ProbeSettings, head_probe
 from hnclip.analysis.near_duplicates import near_duplicate_rows, pair_rows
 from hnclip.analysis.saturation import batch_losses
 from hnclip.analysis.shown import CompanionRow
-from hnclip.config import TrainConfig
+from hnclip.config import RunOptions, TrainConfig
 from hnclip.data.cache import Progress
 from hnclip.data.images import flat_picture
 from hnclip.diagnose.epoch import Epoch, first_epoch
@@ -103,7 +103,7 @@ def diagnose(options: Diagnose) -> Diagnosis:
 
     def run_on(fraction: float) -> ProbedRun:
         out = options.out / f"fraction-{fraction:g}-{source.state('train')}"
-        return probed_run(config, fraction, out)
+        return probed_run(config, fraction, RunOptions(out=out, device=options.device))
 
     for fraction in options.fractions:
         name = f"{100 * fraction:g} %"
@@ -150,7 +150,6 @@ def _config(options: Diagnose, model: str) -> TrainConfig:
         model=model,
         data=options.data,
         read=options.read,
-        device=options.device,
         objective=replace(base.objective, global_loss="hn", gamma=options.gamma, parameters={}),
         optim=replace(base.optim, negatives=options.negatives),
     )

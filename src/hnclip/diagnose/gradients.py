@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from hnclip.config import ObjectiveConfig, TrainConfig
+from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
 from hnclip.models.speed import choose_precision
@@ -57,14 +56,13 @@ class ProbedRun:
     evaluations: list[dict[str, Any]]
 
 
-def probed_run(config: TrainConfig, fraction: float, out: Path) -> ProbedRun:
+def probed_run(config: TrainConfig, fraction: float, options: RunOptions) -> ProbedRun:
     """A run with L_HN on a share of the training pairs, measured on the way, as in the paper's appendix C. One that is
     finished is read, a stopped one goes on.
 
     Args:
-        out: of this run alone, for as long as its data and model stay the same.
+        options: `out` must be of this run alone, for as long as its data and model stay the same.
     """
     log.info(f"gradients along a run on {100 * fraction:g} % of the training pairs")
-    run = replace(config, fraction=fraction, probe_gradients=f"every={EVERY}", out=out)
-    train_or_continue(run)
-    return ProbedRun(read_metrics(out, "gradients"), read_metrics(out, "evaluation"))
+    train_or_continue(replace(config, fraction=fraction, probe_gradients=EVERY), options)
+    return ProbedRun(read_metrics(options.out, "gradients"), read_metrics(options.out, "evaluation"))

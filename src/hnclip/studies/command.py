@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hnclip.command import differences
-from hnclip.config import ReadConfig
+from hnclip.config import ReadConfig, RunOptions
 from hnclip.models.load import load
 from hnclip.options import Study as Options
 from hnclip.studies.estimate import FORWARD, counts_of, gallery_size, rates_of_store
@@ -50,7 +50,11 @@ def study(options: Options) -> Done:
     shard = None if options.shard is None else parse_shard(options.shard)
     if options.name == ADAPTIVITY:
         return _adaptivity(options)
-    store = Store(options.out / "runs", any_version=options.any_version)
+    store = Store(
+        options.out / "runs",
+        RunOptions(device=options.device, threads=options.threads),
+        any_version=options.any_version,
+    )
     entries = entries_of(options)
     if options.out.exists() and not options.out.is_dir():
         raise ValueError(f"--out {options.out} is a file, not a directory")
@@ -186,7 +190,7 @@ def _sentences(failures: Sequence[Failure]) -> tuple[str, ...]:
 
 def _weigh(store: Store) -> Callable[[Job], float]:
     """How long runs take in relation to each other, as far as finished ones tell."""
-    rates = rates_of_store(store.directory)
+    rates = rates_of_store(store.directory, store.options)
     known = [rate.pairs_per_second for rate in rates.training.values()]
     usual = sum(known) / len(known) if known else 1.0
 

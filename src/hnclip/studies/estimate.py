@@ -11,14 +11,14 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
-from hnclip.config import ReadConfig, TrainConfig, from_json
+from hnclip.config import ReadConfig, RunOptions, TrainConfig
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.evaluate.protocol import open_task
 from hnclip.models.speed import choose_precision
 from hnclip.studies.identity import Trained
 from hnclip.studies.plan import Gallery, Job
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import CONFIG, RESULT
+from hnclip.train.loop import RESULT, saved_config, saved_options
 from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Cost(NamedTuple):
     threads: int
 
 
-def cost_of(config: TrainConfig) -> Cost:
+def cost_of(config: TrainConfig, options: RunOptions) -> Cost:
     objective, optim, adapt = config.objective, config.optim, config.adapt
     # Losses of B × B scores cost alike beside the towers.
     kind = objective.global_loss if objective.global_loss in ("none", "smoothed") else "pairs"
@@ -57,9 +57,9 @@ def cost_of(config: TrainConfig) -> Cost:
         (adapt.method, adapt.towers, adapt.freeze_image, adapt.freeze_text),
         optim.micro_batch,
         optim.micro_batch * together,
-        choose_precision(optim.precision, find_device(config.device)),  # saved runs have what auto came to
-        config.device,
-        config.threads,
+        choose_precision(optim.precision, find_device(options.device)),  # saved runs have what auto came to
+        options.device,
+        options.threads,
     )
 
 
@@ -86,15 +86,15 @@ class Expected:
 class Rates:
     """Speeds of training by cost, and of evaluation by model: pictures with their caption per second."""
 
-    def __init__(self, training: Mapping[Cost, Rate], evaluation: Mapping[str, float]) -> None:
-        self.training, self.evaluation = dict(training), dict(evaluation)
+    def __init__(self, training: Mapping[Cost, Rate], evaluation: Mapping[str, float], options: RunOptions) -> None:
+        self.training, self.evaluation, self.options = dict(training), dict(evaluation), options
 
     def of(self, config: TrainConfig) -> Rate | None:
         """Of a run, its measurements of gradients included."""
-        rate = self.training.get(cost_of(config))
-        if rate is None or config.probe_every is None:
+        rate = self.training.get(cost_of(config, self.options))
+        if rate is None or not config.probe_gradients:
             return rate
-        return replace(rate, pairs_per_second=rate.pairs_per_second / (1 + PROBING / config.probe_every))
+        return replace(rate, pairs_per_second=rate.pairs_per_second / (1 + PROBING / config.probe_gradients))
 
     def pictures(self, config: TrainConfig) -> float | None:
         """Evaluated per second."""
@@ -127,30 +127,30 @@ class Rates:
         return Expected(left * epochs * counts.pairs / rate.pairs_per_second, pictures / speed)
 
 
-def rates_of_store(directory: Path) -> Rates:
-    """What finished runs tell."""
+def rates_of_store(directory: Path, options: RunOptions) -> Rates:
+    """What finished runs tell, for runs with these options."""
     speeds: dict[Cost, list[float]] = {}
     evaluated: dict[str, list[float]] = {}
     for home in sorted(directory.glob("*")):
         try:
-            config = from_json(TrainConfig, (home / CONFIG).read_text(encoding="utf-8"))
+            config, ran = saved_config(home), saved_options(home)
             seconds = json.loads((home / RESULT).read_text(encoding="utf-8"))["seconds"]
             steps, (data, *_) = read_metrics(home, "step"), read_metrics(home, "data")
             per_pair = fmean(1 / step["pairs_per_second"] for step in steps)
         except (OSError, ValueError, KeyError, ZeroDivisionError):
             continue  # no finished run
-        speeds.setdefault(cost_of(config), []).append(1 / per_pair)
+        speeds.setdefault(cost_of(config, ran), []).append(1 / per_pair)
         waited = sum(step["waited"] for step in steps)
         rest = seconds - waited - per_pair * data["pairs"] * config.optim.epochs
         pictures = (config.optim.epochs + 1) * data["validation_captions"]
         # Of a run that was resumed only the last part was timed, and measured gradients are in the rest too.
-        if rest > 0 and config.probe_every is None and config.watch is None:
+        if rest > 0 and not config.probe_gradients and config.watch is None:
             evaluated.setdefault(config.model, []).append(pictures / rest)
     training = {
         cost: Rate(median(found), "1 finished run" if len(found) == 1 else f"{len(found)} finished runs")
         for cost, found in speeds.items()
     }
-    return Rates(training, {model: median(found) for model, found in evaluated.items()})
+    return Rates(training, {model: median(found) for model, found in evaluated.items()}, options)
 
 
 def measured(rates: Rates, jobs: Sequence[Job]) -> Rates:
@@ -158,25 +158,25 @@ def measured(rates: Rates, jobs: Sequence[Job]) -> Rates:
     unknown, and is said."""
     found = dict(rates.training)
     for job in jobs:
-        config, cost = job.config, cost_of(job.config)
+        config, cost = job.config, cost_of(job.config, rates.options)
         if not job.trained or cost in found:
             continue
         log.info(f"timing a step: {job.places[next(iter(job.places))][0].row}")
         try:
-            found[cost] = _timed(config)
+            found[cost] = _timed(config, rates.options)
         except (ValueError, OSError, RuntimeError) as error:
             log.warning(f"no step of it can be timed here: {error}")
-    return Rates(found, rates.evaluation)
+    return Rates(found, rates.evaluation, rates.options)
 
 
-def _timed(config: TrainConfig) -> Rate:
+def _timed(config: TrainConfig, options: RunOptions) -> Rate:
     from hnclip.studies.step_time import measure_step
 
     optim = config.optim
     whole = optim.micro_batch if optim.negatives == "micro" else optim.micro_batch * optim.accumulate
     # A large model takes minutes for a whole step of a processor.
-    large = config.model != "bundled" and find_device(config.device).type == "cpu"
-    time = measure_step(config, pairs=2 if large else whole, turns=1 if large else 3)
+    large = config.model != "bundled" and find_device(options.device).type == "cpu"
+    time = measure_step(config, options, pairs=2 if large else whole, turns=1 if large else 3)
     source = f"measured step of {time.measured_pairs} pairs on this machine, {time.source}"
     return Rate(time.pairs_per_second, source)
 

@@ -136,7 +136,7 @@ def forecast(entries: Sequence[Entry], store: Store, *, measure: bool) -> Foreca
     """
     jobs = plan_entries(entries, identify=identify_unseen)
     states = [state_of(job, store) for job in jobs]
-    rates = rates_of_store(store.directory)
+    rates = rates_of_store(store.directory, store.options)
     if measure:
         rates = measured(rates, [job for job, state in zip(jobs, states) if state != "done"])
     lines = []

@@ -1,6 +1,6 @@
 """What makes two runs the same run: settings, data, model, and the versions of the code that trains.
 
-Where a run is written, on which device, with how many threads and in which pieces it is saved are not part of it.
+Where and how it runs (`RunOptions`) is not part of it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hnclip.config import Precision, ReadConfig, SpeedConfig, TrainConfig
+from hnclip.config import ReadConfig, TrainConfig
 from hnclip.core import InvalidImage, Record
 from hnclip.data.cache import cache_directory
 from hnclip.data.records import fraction_of
 from hnclip.data.sources import open_data
 from hnclip.models import adapters
-from hnclip.models.speed import choose_precision
-from hnclip.util.device import find_device
 from hnclip.util.files import read_json
 
 _RANKING = tuple(f"evaluate/{name}.py" for name in ("ranks", "metrics", "retrieval"))  # validation chooses by it
@@ -43,7 +41,6 @@ EVALUATION = (*_RANKING, *(f"evaluate/{name}.py" for name in ("protocol", "resul
 LIBRARIES = ("torch", "transformers", "numpy", "pillow")
 
 _PICTURES = 32  # read to tell whether pictures are what they were
-_USUAL = TrainConfig()
 
 
 @dataclass(frozen=True)
@@ -65,15 +62,7 @@ def run_identity(config: TrainConfig, *, matched: bool = False) -> Identity:
     """
     plain = replace(
         config,
-        out=_USUAL.out,
-        device=_USUAL.device,
-        threads=_USUAL.threads,
-        save_every=_USUAL.save_every,
-        evaluate_batch=_USUAL.evaluate_batch,
-        tensorboard=_USUAL.tensorboard,
-        speed=SpeedConfig(),
         read=replace(config.read, cache=None, images=None, prepared=None),
-        optim=replace(config.optim, precision=_precision(config)),
         # By what they hold, not by where they lie:
         model="",
         tokenizer=None,
@@ -89,12 +78,6 @@ def run_identity(config: TrainConfig, *, matched: bool = False) -> Identity:
         "watch": None if config.watch is None else gallery_fingerprint(config.watch, None, config.read),
     }
     return Identity(_short(content), _short(versions()))
-
-
-def _precision(config: TrainConfig) -> Precision:
-    """What `auto` comes to: another number format on another device."""
-    wanted = config.optim.precision
-    return wanted if wanted != "auto" else choose_precision(wanted, find_device(config.device))
 
 
 def model_identity(config: TrainConfig) -> Identity:

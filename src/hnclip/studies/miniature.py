@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hnclip.config import with_fields
 from hnclip.recipes import miniature
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.plan import Setting
 from hnclip.studies.study import Domain, Study
-from hnclip.studies.variant import set_fields
 
 STYLES = ("park", "shelf")
 # Adapters start from nothing and train at a higher rate: of 3e-4, 1e-3, 3e-3 and 1e-2 the best for LoRA with InfoNCE on
@@ -37,7 +37,7 @@ class Special:
 # Both styles for what the paper has, one for the controls. 15 against 127 negatives takes batches of 128, and twice the
 # epochs to have some steps of them; so few steps as there are can all be measured.
 _DIFFERENT = (
-    Special("gradients", {"probe_gradients": "every=1"}),
+    Special("gradients", {"probe_gradients": 1}),
     Special("rivals", styles=("park",)),
     Special("negatives", {"optim.accumulate": 8, "optim.epochs": 4}, styles=("park",)),
     Special("duplicates", size="doubles", styles=("park",)),
@@ -53,5 +53,5 @@ def entries() -> list[tuple[Study, Setting]]:
         entry = different.get(name, Special(name))
         sources = [f"scenes/{style}/{entry.size}" for style in entry.styles]
         domains = tuple(Domain(source, (source,)) for source in sources)
-        found.append((study, Setting(set_fields(miniature(), entry.set), domains, rates=RATES)))  # type: ignore[arg-type]
+        found.append((study, Setting(with_fields(miniature(), entry.set), domains, rates=RATES)))  # type: ignore[arg-type]
     return found

@@ -12,7 +12,7 @@ from hnclip.studies.identity import Identity, model_identity, run_identity
 from hnclip.studies.study import SEEDS, Domain, Study
 from hnclip.studies.variant import Variant, resolve
 
-PROBE = "every=5"  # as the paper measures gradients
+PROBE = 5  # as the paper measures gradients
 
 
 class Gallery(NamedTuple):
@@ -40,7 +40,7 @@ class Job:
     """A run, or the model as it comes, and the galleries that it is evaluated on.
 
     Args:
-        config: of the run; `out` is the store's matter. Of an untrained model only its opening counts.
+        config: of the run. Of an untrained model only its opening counts.
         trained, matched: as of `Variant`.
         places: where it stands, in which studies.
     """
@@ -134,7 +134,7 @@ def _job(
         config = resolve(config, row)
         if row.method is not None and row.method in setting.rates and "optim.lr" not in row.set:
             config = replace(config, optim=replace(config.optim, lr=setting.rates[row.method]))
-        if study.probe and config.probe_gradients is None:
+        if study.probe and not config.probe_gradients:
             config = replace(config, probe_gradients=PROBE)
         if study.watch:
             config = replace(config, watch=domain.galleries[0])

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hnclip.config import ReadConfig, TrainConfig
+from hnclip.config import ReadConfig, TrainConfig, with_fields
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.data.sources import open_data
 from hnclip.models.load import BUNDLED, is_hub_name
+from hnclip.models.speed import choose_precision
 from hnclip.objectives.registry import MethodChoice
 from hnclip.options import Study as Options
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES
@@ -20,7 +21,7 @@ from hnclip.studies import miniature
 from hnclip.studies.names import ALL, MINIATURE, studies_named
 from hnclip.studies.plan import Setting
 from hnclip.studies.study import Domain, Study
-from hnclip.studies.variant import set_fields
+from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +65,16 @@ def _miniature(options: Options) -> list[Entry]:
     given = [f"--{name}" for name in ("model", "data", "tests", "recipe", "set", "seeds") if getattr(options, name)]
     if given:
         raise ValueError(f"the miniature has settings of its own: leave {', '.join(given)} out")
-    return [(study, replace(setting, base=_placed(setting.base, options))) for study, setting in miniature.entries()]
+    return [
+        (study, replace(setting, base=_with_precision(setting.base, options.device)))
+        for study, setting in miniature.entries()
+    ]
 
 
-def _placed(base: TrainConfig, options: Options) -> TrainConfig:
-    return replace(base, device=options.device, threads=options.threads)
+def _with_precision(base: TrainConfig, device: str) -> TrainConfig:
+    """`auto` is another number format on another device, and so another run."""
+    precision = choose_precision(base.optim.precision, find_device(device))
+    return replace(base, optim=replace(base.optim, precision=precision))
 
 
 def recipe_of(options: Options) -> str:
@@ -82,11 +88,11 @@ def setting_of(options: Options) -> Setting:
     """Recipe, domains, seeds and rates."""
     recipe = recipe_of(options)
     base = RECIPES[recipe]()
-    base = replace(_placed(base, options), read=options.read, model=options.model or base.model)
+    base = replace(_with_precision(base, options.device), read=options.read, model=options.model or base.model)
     try:
         chosen = parse_fields(options.set)
         _check_objective(chosen)
-        base = set_fields(base, chosen)
+        base = with_fields(base, chosen)
     except ValueError as error:
         raise ValueError(f"--set: {error}") from error
     domains = domains_of(options.data or (base.data,), options.tests, options.read, paper=_is_paper(recipe))

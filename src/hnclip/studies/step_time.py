@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hnclip.config import TrainConfig
+from hnclip.config import RunOptions, TrainConfig
 from hnclip.core import Batch, TextBatch
 from hnclip.data.batches import pad_texts, prepare
 from hnclip.data.views.parts import PARTS
@@ -108,7 +108,9 @@ class StepTime:
         return cls(**{**values, "turns": tuple(values["turns"])})
 
 
-def measure_step(config: TrainConfig, *, pairs: int | None = None, turns: int = 3) -> StepTime:
+def measure_step(
+    config: TrainConfig, options: RunOptions | None = None, *, pairs: int | None = None, turns: int = 3
+) -> StepTime:
     """Time optimiser steps of a configuration, after one that does not count. Nothing is written, not even pictures
     into the cache, and neither random numbers nor threads are others afterwards.
 
@@ -120,11 +122,12 @@ def measure_step(config: TrainConfig, *, pairs: int | None = None, turns: int = 
     Raises:
         ValueError: the model cannot be opened, and nothing is known that is as large.
     """
-    return measure_steps({"": config}, pairs=pairs, turns=turns)[""]
+    return measure_steps({"": config}, options, pairs=pairs, turns=turns)[""]
 
 
 def measure_steps(
     configs: Mapping[str, TrainConfig],
+    options: RunOptions | None = None,
     *,
     pairs: int | None = None,
     turns: int = 3,
@@ -137,13 +140,13 @@ def measure_steps(
     """
     if pairs is not None and pairs < 2:
         raise ValueError(f"a step of {pairs} pairs has no negatives: time at least 2")
-    first = next(iter(configs.values()))
+    options = options or RunOptions()
     found: dict[str, StepTime] = {}
-    with torch.random.fork_rng(), threads(first.threads or torch.get_num_threads()):
+    with torch.random.fork_rng(), threads(options.threads or torch.get_num_threads()):
         waiting: dict[str, _Way] = {}
         used = 0
         for name, config in configs.items():
-            way = _Way(config, pairs, synthetic)
+            way = _Way(config, options, pairs, synthetic)
             if waiting and used + way.size > TOGETHER:
                 found |= _timed(waiting, turns)
                 waiting, used = {}, 0
@@ -158,17 +161,17 @@ def measure_steps(
 class _Way:
     """A configuration, ready to take steps."""
 
-    def __init__(self, config: TrainConfig, pairs: int | None, synthetic: bool) -> None:
+    def __init__(self, config: TrainConfig, options: RunOptions, pairs: int | None, synthetic: bool) -> None:
         torch.manual_seed(config.seed)
-        self.config = config
-        self.model, here = _model(config)
+        self.speed = options.speed
+        self.model, here = _model(config, options.device)
         device = self.model.device
         choose_trainable(config, self.model)
         objective = build_objective(config.objective)
         self.model.readouts.update(build_readouts(objective, self.model))
-        if config.speed.recompute:
+        if self.speed.recompute:
             recompute_activations(self.model)
-        if config.speed.compile:
+        if self.speed.compile:
             compile_blocks(self.model)
         train_mode(self.model)
         optim = replace(config.optim, precision=choose_precision(config.optim.precision, device))
@@ -226,21 +229,21 @@ def _first_step(way: _Way) -> int | None:
         memory = rise(way.step, device)
     else:
         way.step()
-    if way.config.speed.compile:  # the second length of captions compiles once more
+    if way.speed.compile:  # the second length of captions compiles once more
         way.step()
     synchronize(device)
     return memory
 
 
-def _model(config: TrainConfig) -> tuple[DualEncoder, bool]:
+def _model(config: TrainConfig, device: str) -> tuple[DualEncoder, bool]:
     """The model that a run would start from; where it is not here, one of its shape, if that is known."""
     try:
-        return open_start(config), True
+        return open_start(config, device), True
     except (ValueError, OSError) as error:
         if "longclipl" not in "".join(letter for letter in config.model.lower() if letter.isalnum()):
             raise
         log.info(f"{_first(error)}; a model of the shape of Long-CLIP-L with random weights stands in for it")
-        return _random_model(LONG_CLIP_L).to(find_device(config.device)), False
+        return _random_model(LONG_CLIP_L).to(find_device(device)), False
 
 
 def _first(error: Exception) -> str:

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from hnclip.config import TrainConfig, from_json, to_json
+from hnclip.config import RunOptions, TrainConfig, to_json
 from hnclip.evaluate.protocol import evaluate_task, open_task
 from hnclip.evaluate.result import Result
 from hnclip.models.dual_encoder import DualEncoder
@@ -20,7 +20,7 @@ from hnclip.studies.identity import EVALUATION, code_fingerprint, gallery_finger
 from hnclip.studies.matched import open_start, with_matched_margin
 from hnclip.studies.plan import Gallery, Job
 from hnclip.studies.saved_result import read_result, write_result
-from hnclip.train.loop import CONFIG, RESULT, train_or_continue
+from hnclip.train.loop import CONFIG, RESULT, saved_config, train_or_continue
 from hnclip.util.device import find_device
 from hnclip.util.files import exclusive_lock, replace_file
 from hnclip.util.text import slugify
@@ -38,11 +38,12 @@ class Store:
     """The runs below a directory.
 
     Args:
+        options: where and how runs are executed; each has a directory of its own below `directory`.
         any_version: also take runs that other versions of the code made.
     """
 
-    def __init__(self, directory: Path, *, any_version: bool = False) -> None:
-        self.directory, self.any_version = directory, any_version
+    def __init__(self, directory: Path, options: RunOptions | None = None, *, any_version: bool = False) -> None:
+        self.directory, self.options, self.any_version = directory, options or RunOptions(), any_version
 
     def home(self, job: Job) -> Path:
         """The directory of a run, finished or not. The same data by another path have another label; of other versions
@@ -93,24 +94,27 @@ class Store:
         with self.held(job):
             home = self.home(job)
             if job.trained and not self.is_trained(job):
-                config = replace(job.config, out=home)
+                config = job.config
                 if job.matched:
-                    config = with_matched_margin(config, self.directory / "measures")
-                _go_on_as_asked(config)
-                train_or_continue(config)
+                    config = with_matched_margin(config, self.directory / "measures", self.options.device)
+                _follow_moved_data(home, config)
+                train_or_continue(config, replace(self.options, out=home))
             home.mkdir(parents=True, exist_ok=True)
             self._write_about(job, home)
             if missing := self.missing(job):
                 model = self.open_model(job)
                 for gallery in missing:
                     log.info(f"evaluating on {gallery.name}")
-                    write_result(self.result_path(job, gallery), _evaluated(model, gallery, job.config))
+                    write_result(
+                        self.result_path(job, gallery),
+                        _evaluated(model, gallery, job.config, self.options.evaluate_batch),
+                    )
 
     def open_model(self, job: Job) -> DualEncoder:
         """The best epoch of a run by validation, or the model as it comes."""
         if not job.trained:
-            return open_start(job.config)
-        return load(str(self.home(job) / "best")).to(find_device(job.config.device))
+            return open_start(job.config, self.options.device)
+        return load(str(self.home(job) / "best")).to(find_device(self.options.device))
 
     def result_path(self, job: Job, gallery: Gallery) -> Path:
         splits = ("all", None) if gallery.whole else (None,)  # of a whole gallery also what of it is held out
@@ -141,25 +145,19 @@ class Store:
             partial.write_text(json.dumps(about, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _go_on_as_asked(config: TrainConfig) -> None:
-    """Let a run that was begun with other threads, on another device or from another directory go on as it is asked for
-    now: its identity says that it is the same run. The precision that it came to is kept."""
-    path = config.out / CONFIG
-    if not path.exists():
-        return
-    saved = from_json(TrainConfig, path.read_text(encoding="utf-8"))
-    asked = replace(config, optim=replace(config.optim, precision=saved.optim.precision))
-    if saved != asked:
-        with replace_file(path) as partial:
-            partial.write_text(to_json(asked), encoding="utf-8")
+def _follow_moved_data(home: Path, config: TrainConfig) -> None:
+    """Let a stopped run continue with data or a model of another path: by its identity it is the same run."""
+    if (home / CONFIG).exists() and saved_config(home) != config:
+        with replace_file(home / CONFIG) as partial:
+            partial.write_text(to_json(config), encoding="utf-8")
 
 
-def _evaluated(model: DualEncoder, gallery: Gallery, config: TrainConfig) -> Result:
+def _evaluated(model: DualEncoder, gallery: Gallery, config: TrainConfig, batch: int) -> Result:
     apart = None
     if gallery.whole:
         apart = frozenset(record.id for record in open_task(gallery.source, None, config.read).records)
     task = open_task(gallery.source, "all" if gallery.whole else None, config.read)
-    return evaluate_task("", model, task, config.read, batch=config.evaluate_batch, apart=apart)
+    return evaluate_task("", model, task, config.read, batch=batch, apart=apart)
 
 
 def _label(job: Job) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any
 
-from hnclip.config import GlobalLoss, TrainConfig, convert
+from hnclip.config import GlobalLoss, TrainConfig, with_fields
 from hnclip.objectives.registry import MethodChoice, apply_method, with_global
 
 
@@ -45,39 +45,4 @@ def resolve(base: TrainConfig, variant: Variant) -> TrainConfig:
         config = apply_method(config, variant.method)
     if variant.global_loss is not None:
         config = with_global(config, variant.global_loss)
-    return set_fields(config, variant.set)
-
-
-def set_fields(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
-    """The configuration with fields of these dotted names.
-
-    >>> set_fields(TrainConfig(), {"optim.lr": 1e-4, "seed": 7}).optim.lr
-    0.0001
-    """
-    nested: dict[str, Any] = {}
-    for name, value in values.items():
-        place = nested
-        *groups, last = name.split(".")
-        for group in groups:
-            place = place.setdefault(group, {})
-        place[last] = value
-    return _replaced(config, nested, "")
-
-
-def _replaced(config: Any, values: Mapping[str, Any], prefix: str) -> Any:
-    hints = get_type_hints(type(config))
-    names = {spec.name for spec in fields(config)}
-    changed = {}
-    for name, value in values.items():
-        if name not in names:
-            raise ValueError(
-                f"there is no setting {prefix}{name}; there are {', '.join(prefix + n for n in sorted(names))}"
-            )
-        old = getattr(config, name)
-        if is_dataclass(old):
-            if not isinstance(value, Mapping):
-                raise ValueError(f"{prefix}{name} is a group of settings: name one of them, {prefix}{name}.NAME")
-            changed[name] = _replaced(old, value, f"{prefix}{name}.")
-        else:
-            changed[name] = convert(hints[name], value, f"{prefix}{name}")
-    return replace(config, **changed)
+    return with_fields(config, variant.set)

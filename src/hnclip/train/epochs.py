@@ -7,14 +7,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hnclip.command import train_command
-from hnclip.config import ObjectiveConfig, TrainConfig
+from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig
 from hnclip.core import Batch
 from hnclip.data.batches import PairData
 from hnclip.data.sound import write_problems
@@ -100,19 +100,20 @@ class Run:
     def __init__(
         self,
         config: TrainConfig,
-        out: Path,
+        options: RunOptions,
         base: BaseModel,
         model: DualEncoder,
         objective: Objective,
         data: RunData,
         progress: TrainProgress,
     ) -> None:
-        self.config, self.out, self.base, self.model, self.objective = config, out, base, model, objective
+        self.config, self.options, self.base, self.model, self.objective = config, options, base, model, objective
+        self.out = options.out
         self.data, self.progress = data, progress
         optim = config.optim
         self.epoch_steps = len(batch_sizes(len(data.pairs), config))
         self.total = progress.total = optim.epochs * self.epoch_steps
-        self.parallel: Alone = hold(model, config.speed.parallel)
+        self.parallel: Alone = hold(model, options.speed.parallel)
         self.optimizer = optimizer_of(model, optim)
         if config.adapt.freeze_positions:
             keep_positions(self.optimizer, model, config.adapt.freeze_positions)
@@ -138,7 +139,7 @@ class Run:
                 write_problems(self.out / LEFT_OUT, self.data.problems)
                 found = f"{len(self.data.problems)} problems in the data"
                 log.warning(f"{found}; what is left out is listed in {self.out / LEFT_OUT}")
-            self.log = MetricsLog(self.out, length or 0, tensorboard=self.config.tensorboard) if rank() == 0 else None
+            self.log = MetricsLog(self.out, length or 0, tensorboard=self.options.tensorboard) if rank() == 0 else None
         try:
             if length is None:
                 self._write(self._about_data())
@@ -215,7 +216,7 @@ class Run:
                 self._probe(epoch, batch, share)
                 self._step(epoch, batch, share=share, waited=waited)
                 bar.advance(share.pairs, "" if self.loss is None else f"loss {self.loss:.3f}")
-                if self.step % self.config.save_every == 0 and self.step < (epoch + 1) * self.epoch_steps:
+                if self.step % self.options.save_every == 0 and self.step < (epoch + 1) * self.epoch_steps:
                     self._save()
                 started = time.perf_counter()
             self._read()
@@ -230,8 +231,8 @@ class Run:
 
     def _probe(self, epoch: int, batch: Batch, share: Share) -> None:
         """On every Nth step, measure the gradients on its batch before it is done."""
-        every = self.config.probe_every
-        if every is None or self.step % every:
+        every = self.config.probe_gradients
+        if not every or self.step % every:
             return
         self._read()  # entries in order; and no measurements at weights that are not numbers
         self.optimizer.zero_grad(set_to_none=True)  # of the step before; measuring needs the room
@@ -271,7 +272,7 @@ class Run:
         self.loss = numbers["loss"]
 
     def _evaluate(self, epoch: int) -> None:
-        batch = self.config.evaluate_batch
+        batch = self.options.evaluate_batch
         with self.parallel.encoding():
             metrics = evaluate_together(self.model, self.data.validation, batch=batch).metrics.to_dict()
         self.last = {"epoch": epoch, "mean_R@1": metrics["mean_R@1"]}
@@ -295,7 +296,9 @@ class Run:
         if self.data.watched is None:
             return
         with self.parallel.encoding():
-            found = evaluate_together(self.model, self.data.watched, batch=self.config.evaluate_batch).metrics.to_dict()
+            found = evaluate_together(
+                self.model, self.data.watched, batch=self.options.evaluate_batch
+            ).metrics.to_dict()
         self._write({"kind": "watched", "epoch": epoch, "step": self.step, "data": self.config.watch, **found})
 
     def _save_model(self, model: DualEncoder, name: str, epoch: int, metrics: dict[str, Any]) -> None:
@@ -305,7 +308,7 @@ class Run:
             base=config.model,
             data=f"{config.data}, {len(self.data.pairs)} training pairs",
             objective=asdict(config.objective),
-            command=train_command(replace(config, out=TrainConfig().out)),  # where it lay is nobody's concern
+            command=train_command(config),
             metrics={f"validation of {config.data}, epoch {epoch}": metrics},
         )
         if config.adapt.method == "full":

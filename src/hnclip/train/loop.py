@@ -9,11 +9,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from hnclip.config import TrainConfig, from_json, to_json
+from hnclip.config import RunOptions, TrainConfig, from_json, to_json
 from hnclip.models.adapters import BaseModel, add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
@@ -40,79 +39,79 @@ log = logging.getLogger(__name__)
 
 __all__ = ["CONFIG", "LEFT_OUT", "RESULT", "TrainResult", "TrainingDiverged", "resume", "train", "train_or_continue"]
 
-CONFIG = "config.json"
+CONFIG, OPTIONS = "config.json", "options.json"
 
 
-def train(config: TrainConfig) -> TrainResult:
-    """Start a run in `config.out`, which must not hold one already. Under `torchrun`, all processes together."""
+def train(config: TrainConfig, options: RunOptions | None = None) -> TrainResult:
+    """Start a run in `options.out`, which must not hold one already. Under `torchrun`, all processes together."""
+    options = options or RunOptions()
+    out = options.out
 
     def begin() -> TrainConfig:
-        if (config.out / CONFIG).exists():
-            raise ValueError(
-                f"{config.out} already holds a run; continue it with --resume {config.out}, or choose another --out"
-            )
+        if (out / CONFIG).exists():
+            raise ValueError(f"{out} already holds a run; continue it with --resume {out}, or choose another --out")
         return config
 
-    return _in_a_group(config.out, config.device, begin)
+    return _in_a_group(options, begin)
 
 
-def resume(
-    out: Path,
-    *,
-    parallel: Literal["ddp", "fsdp"] | None = None,
-) -> TrainResult:
+def resume(out: Path, options: RunOptions | None = None) -> TrainResult:
     """Continue the run in `out` from its last checkpoint, to the same weights as if it had never stopped.
 
     Args:
-        parallel: how several processes hold the model from now on; as before when left out.
+        options: where and how it goes on; as it was started if not given.
     """
-
-    def begin() -> TrainConfig:
-        config = _saved_config(out)
-        return config if parallel is None else replace(config, speed=replace(config.speed, parallel=parallel))
-
-    device = _saved_config(out).device if (out / CONFIG).exists() else "cpu"
-    return _in_a_group(out, device, begin)
+    return _in_a_group(replace(options or saved_options(out), out=out), lambda: saved_config(out))
 
 
-def train_or_continue(config: TrainConfig) -> TrainResult:
-    """`train`; or, if `config.out` holds this very run, what is left of it. A finished run is read."""
-    if not (config.out / CONFIG).exists():
-        return train(config)
-    saved = _saved_config(config.out)
-    if config.optim.precision == "auto":  # what it came to was saved
+def train_or_continue(config: TrainConfig, options: RunOptions) -> TrainResult:
+    """Start the run, or continue it if `options.out` holds it. The result of a finished run is read."""
+    out = options.out
+    if not (out / CONFIG).exists():
+        return train(config, options)
+    saved = saved_config(out)
+    if config.optim.precision == "auto":  # saved as what it was resolved to
         config = replace(config, optim=replace(config.optim, precision=saved.optim.precision))
     if saved != config:
-        raise ValueError(f"{config.out} holds a run with other settings; choose another --out or delete it")
-    if (config.out / RESULT).exists():
-        log.info(f"using the finished run in {config.out}")
-    return resume(config.out)
+        raise ValueError(f"{out} holds a run with other settings; choose another --out or delete it")
+    if (out / RESULT).exists():
+        log.info(f"using the finished run in {out}")
+    return resume(out, options)
 
 
-def _saved_config(out: Path) -> TrainConfig:
+def saved_config(out: Path) -> TrainConfig:
+    """The configuration of the run in a directory."""
     path = out / CONFIG
     if not path.exists():
         raise ValueError(
-            f"{out} holds no run to resume: {path} does not exist. A run that was stopped before its first step is "
-            "started again by the same command; pictures that were read stay in the cache"
+            f"{out} holds no run to resume: {path} does not exist. If the run was stopped before its first step, start "
+            "it again with the same command"
         )
     return from_json(TrainConfig, path.read_text(encoding="utf-8"))
 
 
-def _in_a_group(out: Path, device: str, begin: Callable[[], TrainConfig]) -> TrainResult:
+def saved_options(out: Path) -> RunOptions:
+    """The options with which the run in a directory was started or last resumed; its directory may have moved."""
+    path = out / OPTIONS
+    found = from_json(RunOptions, path.read_text(encoding="utf-8")) if path.exists() else RunOptions()
+    return replace(found, out=out)
+
+
+def _in_a_group(options: RunOptions, begin: Callable[[], TrainConfig]) -> TrainResult:
     """Run as one process of the job that `torchrun` started, if it did. Rank 0 holds the directory and is the only one
     that writes."""
-    with process_group(device), ExitStack() as stack:
-        progress = TrainProgress(out)
+    with process_group(options.device), ExitStack() as stack:
+        progress = TrainProgress(options.out)
         stack.enter_context(ends_together(progress.where))
         with agreement():
             config = begin()
             if rank() == 0:
-                stack.enter_context(only_writer(out))
-        return _run(config, out, progress)
+                stack.enter_context(only_writer(options.out))
+        return _run(config, options, progress)
 
 
-def _run(config: TrainConfig, out: Path, progress: TrainProgress) -> TrainResult:
+def _run(config: TrainConfig, options: RunOptions, progress: TrainProgress) -> TrainResult:
+    out = options.out
     if (out / RESULT).exists():
         log.info(f"{out} is finished already")
         return TrainResult(out=out, **json.loads((out / RESULT).read_text(encoding="utf-8")))
@@ -121,11 +120,11 @@ def _run(config: TrainConfig, out: Path, progress: TrainProgress) -> TrainResult
             for name in ("best", "last"):
                 recover_directory(out / name)
             recover_state(out)
-        _check_processes(config)
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        _check_processes(config, options)
+        if options.threads:
+            torch.set_num_threads(options.threads)
         torch.manual_seed(config.seed)
-        device = find_device(config.device)
+        device = find_device(options.device)
     # Decided once, and saved: neither another process nor the machine that a run is resumed on decides otherwise.
     precision = tell_everybody(choose_precision(config.optim.precision, device))
     config = replace(config, optim=replace(config.optim, precision=precision))
@@ -138,32 +137,33 @@ def _run(config: TrainConfig, out: Path, progress: TrainProgress) -> TrainResult
         objective = build_objective(config.objective)
         model.readouts.update(build_readouts(objective, model))
         log.info(describe_trainable(model))
-        _announce(config, model, objective)
-        if config.speed.recompute:
+        _announce(config, options, model, objective)
+        if options.speed.recompute:
             recompute_activations(model)
-        if config.speed.compile:
+        if options.speed.compile:
             compile_blocks(model)
-    data = _open_in_turn(config, model, objective)
+    data = _open_in_turn(config, options, model, objective)
     # Only now: a run that could not start because of its model or data leaves nothing that is in the way of the next.
     with agreement():
         if rank() == 0:
-            with replace_file(out / CONFIG) as partial:
-                partial.write_text(to_json(config), encoding="utf-8")
-    return Run(config, out, base, model, objective, data, progress).go()
+            for name, content in ((OPTIONS, options), (CONFIG, config)):
+                with replace_file(out / name) as partial:
+                    partial.write_text(to_json(content), encoding="utf-8")
+    return Run(config, options, base, model, objective, data, progress).go()
 
 
-def _check_processes(config: TrainConfig) -> None:
+def _check_processes(config: TrainConfig, options: RunOptions) -> None:
     optim, processes = config.optim, world_size()
     if optim.negatives == "micro" and optim.micro_batch < processes:
         raise ValueError(
             f"{processes} processes cannot share micro-batches of {optim.micro_batch} pairs: set --optim.micro-batch "
             f"to {processes} or a multiple of it, or --optim.negatives batch, or use fewer processes"
         )
-    if config.adapt.freeze_positions and is_distributed() and config.speed.parallel == "fsdp":
+    if config.adapt.freeze_positions and is_distributed() and options.speed.parallel == "fsdp":
         raise ValueError("adapt.freeze_positions needs whole parameters: use --speed.parallel ddp")
 
 
-def _announce(config: TrainConfig, model: DualEncoder, objective: Objective) -> None:
+def _announce(config: TrainConfig, options: RunOptions, model: DualEncoder, objective: Objective) -> None:
     if (chosen := config.objective).method != "hn_clip":
         weights = ", ".join(f"{name} {weight:g}" for name, weight in term_weights(chosen).items())
         log.info(f"{objective.title}, {chosen.fidelity}: global loss {chosen.global_loss}, terms {weights}")
@@ -184,11 +184,11 @@ def _announce(config: TrainConfig, model: DualEncoder, objective: Objective) -> 
     if config.optim.precision != "fp32":
         log.info(f"the towers compute in {config.optim.precision}")
     if is_distributed():
-        log.info(f"{world_size()} processes, {config.speed.parallel}; every batch is dealt to all of them")
+        log.info(f"{world_size()} processes, {options.speed.parallel}; each batch is shared among them")
 
 
-def _open_in_turn(config: TrainConfig, model: DualEncoder, objective: Objective) -> RunData:
-    """The data: by the first process, which fills the picture cache, then by the others, which find it filled."""
+def _open_in_turn(config: TrainConfig, options: RunOptions, model: DualEncoder, objective: Objective) -> RunData:
+    """Open the data: rank 0 first, which fills the image cache, then the other ranks."""
     for turn in (True, False):
         with agreement(patient=True):
             if (rank() == 0) == turn:
@@ -197,7 +197,7 @@ def _open_in_turn(config: TrainConfig, model: DualEncoder, objective: Objective)
         first = tell_everybody(data.fingerprint())
         if data.fingerprint() != first:
             raise ValueError(f"process {rank()} sees other data than process 0: {data.fingerprint()}, there {first}")
-    return with_similarities(data, config, model)
+    return with_similarities(data, config, model, batch=options.evaluate_batch)
 
 
 def _base(config: TrainConfig) -> BaseModel:

@@ -179,7 +179,7 @@ def _watched(config: TrainConfig, model: DualEncoder, cache: Path) -> Gallery:
     return prepare_gallery(found.records, model, cache=cache)
 
 
-def with_similarities(data: RunData, config: TrainConfig, model: DualEncoder) -> RunData:
+def with_similarities(data: RunData, config: TrainConfig, model: DualEncoder, *, batch: int) -> RunData:
     """The same data with the caption similarities that a run needs beforehand, if any: the work of all processes.
     Before any step, so the similarities are those of the initial encoder, also when a run is resumed."""
     frozen = config.objective.margin_source == "frozen"
@@ -188,7 +188,7 @@ def with_similarities(data: RunData, config: TrainConfig, model: DualEncoder) ->
     pairs, neighbours = data.pairs, None
     with progress("encoding captions, batches") as bar:
         captions = pairs.texts["caption"]
-        text = encode_captions_together(model, captions, batch=config.evaluate_batch, progress=bar.iterate)
+        text = encode_captions_together(model, captions, batch=batch, progress=bar.iterate)
     if frozen:
         pairs = pairs.with_margin_text(text)
     if config.cluster:

@@ -29,7 +29,7 @@ class Doubles:
 def show(findings: Findings) -> Shown:
     """A table of domains; and a sentence if there are no doubles at all."""
     base = findings.setting.base
-    transform = open_start(base).text_transform
+    transform = open_start(base, findings.store.options.device).text_transform
     found = {domain.name: count_doubles(replace(base, data=domain.data), transform) for domain in findings.domains}
     parts: list[Part] = [
         TablePart(

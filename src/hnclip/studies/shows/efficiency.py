@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from hnclip.config import TrainConfig
+from hnclip.config import RunOptions, TrainConfig
 from hnclip.measure import machine
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective
@@ -49,7 +49,7 @@ def show(findings: Findings) -> Shown:
     domain, seed = findings.domains[0], findings.seeds[0]
     places = {row.name: Place(row.name, domain.name, seed) for row in findings.study.rows}
     configs = {name: findings.jobs[place].config for name, place in places.items() if place in findings.jobs}
-    found = step_times(configs, findings.store.directory / "measures")
+    found = step_times(configs, findings.store.options, findings.store.directory / "measures")
     peer = found.get(PEER) or next(reversed(found.values()))
     body = []
     for name, config in configs.items():
@@ -96,20 +96,20 @@ def extra_inputs(objective: Objective) -> str:
     return ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items() if count) or "none"
 
 
-def step_times(configs: Mapping[str, TrainConfig], directory: Path) -> dict[str, StepTime]:
+def step_times(configs: Mapping[str, TrainConfig], options: RunOptions, directory: Path) -> dict[str, StepTime]:
     """A micro-batch of each, in turns; read where this machine has measured them before.
 
     Args:
         directory: where times are kept.
     """
     first = next(iter(configs.values()))
-    here = machine(find_device(first.device))
+    here = machine(find_device(options.device))
     content = ({name: str(run_identity(config)) for name, config in configs.items()}, here)
     path = directory / f"step-times-{sha256(repr(content).encode()).hexdigest()[:10]}.json"
     if path.exists():
         saved = json.loads(path.read_text(encoding="utf-8"))["rows"]
         return {name: StepTime.from_dict(values) for name, values in saved.items()}
-    measure = partial(measure_steps, configs, pairs=first.optim.micro_batch)
+    measure = partial(measure_steps, configs, options, pairs=first.optim.micro_batch)
     found = measure(turns=TURNS)
     synthetic = len({one.source for one in found.values()}) > 1  # some lack what only they need, as regions
     quick = max(one.seconds_per_step for one in found.values()) < QUICK

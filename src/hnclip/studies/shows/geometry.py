@@ -61,7 +61,7 @@ class _Domain:
 def show(findings: Findings) -> Shown:
     """The paper's figures of caption geometry, all domains together, and its table A1."""
     base = replace(findings.setting.base, seed=findings.seeds[0])
-    model = open_start(base)
+    model = open_start(base, findings.store.options.device)
     found = {}
     for domain in findings.domains:
         config = replace(base, data=domain.data)
@@ -170,7 +170,7 @@ def caption_vectors(
     path = directory / f"captions-{sha256(repr(content).encode()).hexdigest()[:10]}.safetensors"
     if path.exists():
         return load_file(path)["text"]
-    text = encode_captions(model, tokens, batch=config.evaluate_batch)
+    text = encode_captions(model, tokens)
     with replace_file(path) as partial:
         save_file({"text": text}, partial)
     return text

@@ -76,7 +76,7 @@ def _difference(findings: Findings, domain: Domain, jobs: dict[str, Job]) -> _Di
         if records is None:  # of one start, so both can use the same ones
             records = usable(open_task(domain.galleries[0], None, read), model, read).records
         gallery = prepare_gallery(records, model, cache=cache_directory(read.cache))
-        evaluations[name] = evaluate(model, gallery, batch=job.config.evaluate_batch)
+        evaluations[name] = evaluate(model, gallery, batch=findings.store.options.evaluate_batch)
         del model  # before the next one is opened
     assert records is not None
     examples = differing_examples(evaluations, records, limit=EXAMPLES)
