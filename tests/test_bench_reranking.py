@@ -52,7 +52,7 @@ def test_one_setting(caplog) -> None:
 
 def test_with_one_picture_there_is_no_other_order() -> None:
     options = MODULE.Options(data=("scenes/shelf",), weights=(5.0,), limit=8, most=1, device="cpu")
-    rows = MODULE.run(options, lambda text: None).rows
+    rows = MODULE.run(options).rows
     assert len({row["test"] for row in rows}) == 1
 
 

@@ -90,11 +90,11 @@ def test_a_file_has_one_process_at_a_time(
         with other_process(uri):  # this one has let go of it
             caplog.set_level("INFO", logger="hnclip")
             make_engine(writer, "milvus")
-            assert caplog.messages == [
+            assert caplog.messages[-1] == (
                 "milvus of images is not brought up to date, new rows are scanned until it is: "
                 f"{uri} is open in another process, and a file of Milvus can be open in one at a time: wait for it, or "
                 "search with --engine exact, or use a server of Milvus"
-            ]
+            )
             with Index(path) as index, pytest.raises(InUse, match="search with --engine exact"):
                 open_candidates(index, "images", "milvus")
             with gallery(path, "exact") as some:
@@ -110,7 +110,7 @@ def test_a_file_has_one_process_at_a_time(
             make_engine(writer, "milvus")  # and write it meanwhile
             assert written == [30]  # what is new
             assert second.nearest(rows[160:161], 1)[0].rows.tolist() == [160]
-    assert len(caplog.messages) == 1
+    assert sum("not brought up to date" in text for text in caplog.messages) == 1
     with gallery(path, "milvus") as some:
         assert some.candidates is not None
         assert some.candidates.covered == 180

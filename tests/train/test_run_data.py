@@ -305,7 +305,7 @@ def test_a_fraction_is_of_the_training_pairs_alone(
     assert (entry["pairs"], entry["validation_captions"]) == (8, 20)
 
     def pairs(config: TrainConfig, records: list[Record]) -> set[str]:
-        data, _, _ = run_data._records(config, DataSet("scenes/park", tuple(records)), lambda _: None)
+        data, _, _ = run_data._records(config, DataSet("scenes/park", tuple(records)))
         return {record.id for record in data}
 
     assert pairs(brief, scenes) == chosen
