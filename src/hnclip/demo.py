@@ -56,12 +56,7 @@ class DemoResults:
         return [comparison.sentence(HN, INFONCE) for comparison in self.comparisons]
 
 
-def demo(
-    out: Path,
-    *,
-    seed: int = 42,
-    recipe: Callable[[str, Path], TrainConfig] = demo_recipe,
-) -> DemoResults:
+def demo(out: Path, *, seed: int = 42, recipe: Callable[[str, Path], TrainConfig] = demo_recipe) -> DemoResults:
     """Train both models (or continue, or reuse them), evaluate on the test split and write the report.
 
     The model of each run that is evaluated is its best by validation; the test split chooses nothing. `recipe` gives

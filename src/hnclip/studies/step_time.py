@@ -124,11 +124,7 @@ def measure_step(config: TrainConfig, *, pairs: int | None = None, turns: int = 
 
 
 def measure_steps(
-    configs: Mapping[str, TrainConfig],
-    *,
-    pairs: int | None = None,
-    turns: int = 3,
-    synthetic: bool = False,
+    configs: Mapping[str, TrainConfig], *, pairs: int | None = None, turns: int = 3, synthetic: bool = False
 ) -> dict[str, StepTime]:
     """The same of several, which take turns if all of them fit into memory.
 
@@ -276,11 +272,7 @@ def _settings(shape: Shape, tokenizer: Any) -> Any:
 
 
 def _batch(
-    config: TrainConfig,
-    model: DualEncoder,
-    objective: Objective,
-    pairs: int,
-    real: bool,
+    config: TrainConfig, model: DualEncoder, objective: Objective, pairs: int, real: bool
 ) -> tuple[Batch, Source]:
     if real:
         try:

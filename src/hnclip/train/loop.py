@@ -56,11 +56,7 @@ def train(config: TrainConfig) -> TrainResult:
     return _in_a_group(config.out, config.device, begin)
 
 
-def resume(
-    out: Path,
-    *,
-    parallel: Literal["ddp", "fsdp"] | None = None,
-) -> TrainResult:
+def resume(out: Path, *, parallel: Literal["ddp", "fsdp"] | None = None) -> TrainResult:
     """Continue the run in `out` from its last checkpoint, to the same weights as if it had never stopped.
 
     Args:
