@@ -24,6 +24,7 @@ from hnclip.recipes import demo
 from hnclip.tables import markdown_table
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import train_or_continue
+from hnclip.util.console import configure_logging
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 HEADS = ["domain", "model", "validation R@1", "T→I R@1", "T→I R@10", "I→T R@1", "I→T R@10", "similarity", "hardest"]
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--domains", nargs="+", default=sorted(DOMAINS), choices=sorted(DOMAINS))
     parser.add_argument("--threads", type=int, default=0, help="processor threads; 0 leaves torch's choice")
     options = parser.parse_args()
+    configure_logging()
 
     runs = {(domain, lr): _config(options, domain, lr) for domain in options.domains for lr in RATES}
     best = {key: train_or_continue(config).best for key, config in runs.items()}

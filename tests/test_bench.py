@@ -76,6 +76,7 @@ TOY = '''
 More about it.
 """
 from __future__ import annotations
+import logging
 from dataclasses import dataclass
 from hnclip.measure import Report
 from shared_part import WORD
@@ -86,8 +87,8 @@ class Options:
     size: int = 3
     fail: str = ""
 
-def run(options, say):
-    say("at work")
+def run(options):
+    logging.getLogger("hnclip.bench").info("at work")
     if options.fail == "interrupt":
         raise KeyboardInterrupt
     if options.fail:
@@ -179,7 +180,7 @@ def test_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ranks, "NAIVE_UP_TO", 60)
     monkeypatch.setattr(ranks, "peak_memory", peak_memory)
-    beside, alone = ranks.run(ranks.Options(pairs=(50, 70), turns=2), print).to_dict()["rows"]
+    beside, alone = ranks.run(ranks.Options(pairs=(50, 70), turns=2)).to_dict()["rows"]
     assert (beside["times_less_memory"], beside["largest_difference"], beside["naive_megabytes"]) == (3.0, 0, 6.0)
     assert {"naive", "times_as_fast", "naive_megabytes"}.isdisjoint(alone)
     for row in (beside, alone):
@@ -187,7 +188,7 @@ def test_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["all_seconds"] == pytest.approx(sum(parts))
         assert len(row["hnclip"]["seconds"]) == 2
     memory["hnclip"] = 0  # so little that no page was added
-    assert ranks.run(ranks.Options(pairs=(50,)), print).to_dict()["rows"][0]["times_less_memory"] is None
+    assert ranks.run(ranks.Options(pairs=(50,))).to_dict()["rows"][0]["times_less_memory"] is None
 
 
 def test_open_checkpoint_writes_what_both_ways_open(tmp_path: Path) -> None:
@@ -215,7 +216,9 @@ TINY = {
 POWERS = {"eager": 2, "tiled": 1.5, "local_loss": 3, "text_tower": 1, "ranking": 0}
 
 
-def test_growth_draws_what_it_measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_growth_draws_what_it_measures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Every curve but the processes; the bytes are made up, so their exponents are known."""
     growth = open_benchmark("growth")
 
@@ -225,9 +228,9 @@ def test_growth_draws_what_it_measures(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setattr(growth, "peak_memory", peak_memory)
     monkeypatch.setattr(growth, "clip_text", small_text_tower)
-    said: list[str] = []
+    caplog.set_level("INFO", logger="hnclip")
     options = growth.Options(**TINY, only=("gallery", "batch", "length"), figures=tmp_path / "figures")
-    report = growth.run(options, said.append)
+    report = growth.run(options)
     rows = {row["curve"]: row for row in report.to_dict()["rows"]}
     assert list(rows) == ["10 pictures", "as many pictures", "L_HN, eager", "L_HN, tiled", "token loss", "text tower"]
     assert [row["memory_exponent"] for row in rows.values()] == pytest.approx([0, 0, 2, 1.5, 3, 1])
@@ -243,7 +246,7 @@ def test_growth_draws_what_it_measures(monkeypatch: pytest.MonkeyPatch, tmp_path
     for file in report.figures:
         with Image.open(file) as picture:
             assert picture.width == 900
-    assert said[0] == "against captions in the gallery"
+    assert caplog.messages[0] == "against captions in the gallery"
 
 
 def test_expected_memory_is_that_of_large_batches() -> None:
@@ -296,6 +299,6 @@ def test_curve_of_known_numbers() -> None:
 def test_run_benchmark_gives_text_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
     module = open_benchmark("gemm")
     monkeypatch.setattr("hnclip.bench.open_benchmark", lambda _: module)
-    monkeypatch.setattr(module, "run", lambda options, _: Report("gemm", {"d": "d"}, [{"d": options.device}]))
-    assert run_benchmark("gemm", ["--device", "x"], print).splitlines()[-1] == "x"
-    assert json.loads(run_benchmark("gemm", ["--json"], print))["rows"] == [{"d": "cpu"}]
+    monkeypatch.setattr(module, "run", lambda options: Report("gemm", {"d": "d"}, [{"d": options.device}]))
+    assert run_benchmark("gemm", ["--device", "x"]).splitlines()[-1] == "x"
+    assert json.loads(run_benchmark("gemm", ["--json"]))["rows"] == [{"d": "cpu"}]

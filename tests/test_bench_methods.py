@@ -16,7 +16,7 @@ def test_methods_take_a_step_each() -> None:
     module = open_benchmark("methods")
     names = ("plain", "hn_clip", "finelip", "goal", "structxlip", "lora")
     options = module.Options(model="small", micro_batch=2, methods=names, turns=1, memory=False, pictures=1)
-    found = json.loads(json.dumps(module.run(options, lambda _: None).to_dict(), allow_nan=False))
+    found = json.loads(json.dumps(module.run(options).to_dict(), allow_nan=False))
     rows = {row["method"]: row for row in found["rows"]}
     assert tuple(rows) == names
     for row in rows.values():
@@ -34,11 +34,11 @@ def test_methods_take_a_step_each() -> None:
 def test_wrong_names_are_said() -> None:
     module = open_benchmark("methods")
     with pytest.raises(ValueError, match="there is no method 'gaol'"):
-        module.run(module.Options(methods=("plain", "hn_clip", "gaol")), print)
+        module.run(module.Options(methods=("plain", "hn_clip", "gaol")))
     with pytest.raises(ValueError, match="the ratios need plain and hn_clip"):
-        module.run(module.Options(methods=("plain", "goal")), print)
+        module.run(module.Options(methods=("plain", "goal")))
     with pytest.raises(ValueError, match="model must be one of"):
-        module.run(module.Options(model="huge"), print)
+        module.run(module.Options(model="huge"))
 
 
 def test_runs_differ_in_the_method_and_the_global_term_alone() -> None:
@@ -53,7 +53,7 @@ def test_runs_differ_in_the_method_and_the_global_term_alone() -> None:
         assert ("hn" in dict.fromkeys(t for n, t in made if n == name)) is True
 
 
-def test_two_runs_beside_their_start(model_directory: Path, tmp_path: Path) -> None:
+def test_two_runs_beside_their_start(model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pictures = tmp_path / "pictures"
     pictures.mkdir()
     for number in range(60):
@@ -69,7 +69,7 @@ def test_two_runs_beside_their_start(model_directory: Path, tmp_path: Path) -> N
         runs=tmp_path / "runs",
         device="cpu",
     )
-    found = module.run(options, lambda _: None).to_dict()["rows"]
+    found = module.run(options).to_dict()["rows"]
     assert [(row["method"], row["term"]) for row in found] == [
         ("before training", "–"),
         ("plain", "infonce"),
@@ -78,6 +78,6 @@ def test_two_runs_beside_their_start(model_directory: Path, tmp_path: Path) -> N
     assert all(0 <= row["validation_t2i"] <= 100 and 0 <= row["train_i2t"] <= 100 for row in found)
     assert "validation_t2i_change" not in found[0]
     assert found[1]["validation_t2i_change"].count("[") == 1
-    again: list[str] = []
-    module.run(options, again.append)
-    assert sum("using the finished run" in line for line in again) == 2
+    caplog.set_level("INFO", logger="hnclip")
+    module.run(options)
+    assert sum("using the finished run" in line for line in caplog.messages) == 2

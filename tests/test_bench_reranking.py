@@ -34,11 +34,11 @@ def test_orders_are_the_literal_ones() -> None:
         )
 
 
-def test_one_setting() -> None:
+def test_one_setting(caplog) -> None:
     options = MODULE.Options(data=("scenes/park",), weights=(0.1,), limit=8, most=5, device="cpu")
-    said: list[str] = []
-    report = json.loads(json.dumps(MODULE.run(options, said.append).to_dict(), allow_nan=False))
-    assert said == [f"bundled on 8 {split} records of scenes/park" for split in ("validation", "test")]
+    caplog.set_level("INFO", logger="hnclip")
+    report = json.loads(json.dumps(MODULE.run(options).to_dict(), allow_nan=False))
+    assert caplog.messages == [f"bundled on 8 {split} records of scenes/park" for split in ("validation", "test")]
     rows = {row["order"]: row for row in report["rows"]}
     assert list(rows) == ["cosine", "cosine + 0.1·words", "words", "cosine + 0.1·patches", "patches"]
     for row in rows.values():
@@ -52,7 +52,7 @@ def test_one_setting() -> None:
 
 def test_with_one_picture_there_is_no_other_order() -> None:
     options = MODULE.Options(data=("scenes/shelf",), weights=(5.0,), limit=8, most=1, device="cpu")
-    rows = MODULE.run(options, lambda text: None).rows
+    rows = MODULE.run(options).rows
     assert len({row["test"] for row in rows}) == 1
 
 

@@ -142,8 +142,8 @@ def test_a_lora_run_is_an_adapter_that_is_evaluated_merged_and_interpolated(
 
     assert main(["convert", str(run_directory / "best"), str(tmp_path / "merged"), "--json"]) == 0
     output = capsys.readouterr()
-    assert json.loads(output.out)["recognised"] in output.err
-    assert "LoRA" in output.err
+    assert "LoRA" in json.loads(output.out)["recognised"]
+    assert output.err == ""
     merged = load(tmp_path / "merged")
     assert not any("lora" in name for name, _ in merged.named_parameters())
     assert merged.provenance is not None
@@ -180,3 +180,17 @@ def test_a_sweep_prints_a_table(model_directory: Path, capsys: pytest.CaptureFix
     assert "scenes/park, validation split" in printed
     assert "α 0.5" in printed
     assert "best mean R@1: α 0" in printed
+
+
+def test_a_log_file_has_messages_and_errors_also_of_a_quiet_command(
+    tmp_path: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log, out = tmp_path / "hnclip.log", tmp_path / "out"
+    command = ["convert", str(model_directory), str(out), "--quiet", "--log-file", str(log)]
+    assert [main(command), main(command)] == [0, 1]
+    printed = capsys.readouterr()
+    assert printed.out == f"written: {out}\n"
+    assert printed.err.startswith(f"hnclip convert: {out} exists already")
+    first, second = log.read_text().splitlines()
+    assert "INFO hnclip: recognised: CLIP" in first
+    assert "ERROR hnclip: hnclip convert: " in second

@@ -37,7 +37,7 @@ def test_check_train_evaluate_compare(
     options = ["--recipe", "tiny", "--model", model, "--optim.epochs", "2", "--threads", "1"]
     assert main(["train", "--data", data, "--out", str(run), *options, "--read.validation-share", "0.25"]) == 0
     said = capsys.readouterr()
-    assert f"18 training pairs and 6 validation pictures from {data}" in said.err
+    assert f"18 training pairs and 6 validation images from {data}" in said.err
     hint = next(line for line in said.out.splitlines() if line.startswith("next: hnclip "))
     assert "--split validation --read.validation-share 0.25" in hint  # training pairs are not what to evaluate on
     assert main([*shlex.split(hint.removeprefix("next: hnclip ")), "--json"]) == 0

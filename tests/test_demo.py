@@ -40,7 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch, model_directory: Path):
 
 def test_demo_measures_writes_and_can_be_repeated(small, tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    found = demo(out, quiet=True, report=lambda _: None, recipe=small)
+    found = demo(out, recipe=small)
     assert list(found.metrics) == [ZERO_SHOT, INFONCE, HN]
     for metrics in found.metrics.values():
         low, high = metrics["text_to_image"]["R@1_interval"]
@@ -58,7 +58,7 @@ def test_demo_measures_writes_and_can_be_repeated(small, tmp_path: Path) -> None
     assert sum(stored["counts"].values()) == 24
 
     stamp = (out / "hn-clip" / "result.json").stat().st_mtime_ns
-    assert demo(out, quiet=True, report=lambda _: None, recipe=small).metrics == found.metrics
+    assert demo(out, recipe=small).metrics == found.metrics
     assert (out / "hn-clip" / "result.json").stat().st_mtime_ns == stamp  # the finished runs were reused
     with pytest.raises(ValueError, match="other settings"):
-        demo(out, seed=7, quiet=True, report=lambda _: None, recipe=small)
+        demo(out, seed=7, recipe=small)

@@ -30,6 +30,7 @@ from hnclip.export import layouts, to_onnx, tokenizer_files
 from hnclip.export.to_onnx import ExportCheck, export_onnx
 from hnclip.models.load import wrap
 from hnclip.models.preprocessing import read_image_transform
+from hnclip.util.console import configure_logging
 from small_families import PHRASE, bert_tokenizer, gemma_tokenizer, sentencepiece_tokenizer
 
 TOWER = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -118,14 +119,18 @@ class Exported:
         self.model, self.directory, self.lines = model, directory, []
         self.records: list[logging.LogRecord] = []
         listener = logging.Handler(logging.INFO)  # torch hands its own traces around at the level below
-        listener.emit = self.records.append
+        listener.emit = lambda record: (
+            self.lines.append(record.getMessage()) if record.name.startswith("hnclip") else self.records.append(record)
+        )
+        configure_logging(quiet=True)
+        logging.getLogger("hnclip").setLevel(logging.INFO)
         loggers = [logging.getLogger(name) for name in (None, "torch", "onnxscript", "onnx_ir", "transformers")]
         for logger in loggers:
             logger.addHandler(listener)
         levels = [logging.getLogger(name).level for name in ("torch.onnx", "onnxscript")]
         random = torch.get_rng_state()
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
-            self.check = export_onnx(model, directory, layout=layout, report=self.lines.append)
+            self.check = export_onnx(model, directory, layout=layout)
         self.printed = out.getvalue()
         for logger in loggers:
             logger.removeHandler(listener)

@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, get_args
 
+from hnclip.util.console import configure_logging, progress
+
 if TYPE_CHECKING:
     from hnclip.config import TrainConfig
 
@@ -68,6 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         print(f"hnclip: there is no command {command!r}\n\n{HELP}", end="", file=sys.stderr)
         return 2
+    configure_logging()  # until the options are read
     try:
         return COMMANDS[command](rest) or 0
     except BrokenPipeError:  # whoever read the output has seen enough
@@ -160,7 +163,6 @@ def _eval(arguments: Sequence[str]) -> None:
     from hnclip.evaluate.render import Report, check_form, to_dict, to_text, write_report
     from hnclip.models.load import load
     from hnclip.train.runs import models_of
-    from hnclip.util.console import progress
     from hnclip.util.device import find_device
 
     for path in options.out:
@@ -174,7 +176,7 @@ def _eval(arguments: Sequence[str]) -> None:
     tasks = [open_task(source, options.split, options.read) for source in _sources(options.data)]
     for task in tasks:
         if task.split == "all" and options.split is None:
-            log.info(
+            log.warning(
                 f"{task.data.name} declares no splits: all {len(task.records):,} records are used. Of a model that was "
                 "trained on them, --split validation takes only those that training held out."
             )
@@ -225,7 +227,6 @@ def _data(arguments: Sequence[str]) -> int:
 
     from hnclip.data.check import check_data
     from hnclip.data.sources import open_data
-    from hnclip.util.console import progress
 
     data = open_data(options.data, options.read)
     model = None
@@ -333,7 +334,6 @@ def _interpolate(arguments: Sequence[str]) -> None:
     from hnclip.models.load import load, save
     from hnclip.models.model_card import Training
     from hnclip.models.parameters import interpolate, match_base
-    from hnclip.util.console import progress
     from hnclip.util.device import find_device
 
     device = find_device(options.device)
@@ -452,8 +452,6 @@ def _check_free(out: Path, replace: bool) -> None:
 def _parse(kind: type, command: str, arguments: Sequence[str], **extra: Any) -> Any:
     """The options of a command; sets up its messages."""
     import tyro
-
-    from hnclip.util.console import configure_logging
 
     options = tyro.cli(kind, prog=f"hnclip {command}", args=arguments, **extra)
     output = options.output

@@ -40,17 +40,13 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 
 
 def options(data: Path, model: Path, out: Path, **changed: Any) -> Diagnose:
-    given = {"probe": False, "device": "cpu", "quiet": True, "recipe": "tiny", **changed}
+    given = {"probe": False, "device": "cpu", "recipe": "tiny", **changed}
     read = given.pop("read", ReadConfig())
     return Diagnose(data=str(data), opening=Opening(), read=read, model=str(model), out=out, **given)
 
 
-def silent(text: str) -> None:
-    pass
-
-
 def run(*arguments: Any, **changed: Any) -> Any:
-    return diagnose(options(*arguments, **changed), quiet=True, report=silent)
+    return diagnose(options(*arguments, **changed))
 
 
 @pytest.fixture(scope="module")

@@ -113,7 +113,7 @@ def stop_after(given: IndexOptions, commits: int, sign: Path) -> None:
         done += 1
 
     IndexWriter.commit = counted  # type: ignore[method-assign]
-    build_index(given, quiet=True)
+    build_index(given)
 
 
 def opened(model: Path) -> DualEncoder:

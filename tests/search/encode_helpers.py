@@ -64,4 +64,4 @@ def start(target: Callable[..., Any], *arguments: Any) -> BaseProcess:
 
 
 def encode_all(*given: Encode) -> list[Outcome]:
-    return [encode(each, quiet=True) for each in given]
+    return [encode(each) for each in given]

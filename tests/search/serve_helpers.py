@@ -51,7 +51,6 @@ class Served:
 
     app: FastAPI
     service: Service
-    said: list[str]
 
     def client(self, **more: Any) -> TestClient:
         return TestClient(self.app, base_url="http://localhost:8765", raise_server_exceptions=False, **more)
@@ -61,13 +60,12 @@ class Served:
 def served(path: Path, *, token: str | None = None, loaded: bool = True, **options: Any) -> Iterator[Served]:
     """The application on an index; unless it is `loaded` its model never is."""
     chosen = ServeOptions(index=path, **options)
-    said: list[str] = []
-    keeper = Keeper(chosen, Index(path), said.append)
+    keeper = Keeper(chosen, Index(path))
     service = Service(keeper, chosen)
     try:
         if loaded:
             give_model(keeper)
-        yield Served(make_app(service, chosen, token=token, hosts=LOCAL), service, said)
+        yield Served(make_app(service, chosen, token=token, hosts=LOCAL), service)
     finally:
         assert service.close(seconds=30)
 
@@ -87,9 +85,7 @@ class Live:
         """Listen; the model is there as well unless that is to come later."""
         self.listener = listen("127.0.0.1", self.port)
         self.port = self.listener.getsockname()[1]
-        self.service, self.server = make_server(
-            self.options, Index(self.options.index), self.listener, self.token, lambda text: None
-        )
+        self.service, self.server = make_server(self.options, Index(self.options.index), self.listener, self.token)
         prepare(self.service)
         if load:
             self.load()

@@ -358,7 +358,7 @@ def test_models_are_remembered_by_their_absolute_paths(
         wanted = replace(
             options(folder, Path(), tmp_path / "x.hnc"), model=given, opening=Opening(tokenizer=Path("words"))
         )
-        build_index(wanted, quiet=True)
+        build_index(wanted)
         own = about_of(tmp_path / "x.hnc")[0]
         assert (own.model, own.opening["tokenizer"]) == (kept, str(tmp_path / "words"))
         assert asked[-1] == (kept, tmp_path / "words")
@@ -487,7 +487,9 @@ def test_captions_without_a_word_are_listed(make: Make, tmp_path: Path) -> None:
     assert about_of(tmp_path / "x.hnc") == before
 
 
-def test_a_folder_with_a_table_and_one_that_cannot_be_read(make: Make, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_with_a_table_and_one_that_cannot_be_read(
+    make: Make, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for file in folder.rglob("*.txt"):
         file.unlink()
     (folder / "metadata.csv").write_text("file_name,text\na/00.png,a house\nb/01.png,two trees\n")
@@ -495,12 +497,9 @@ def test_a_folder_with_a_table_and_one_that_cannot_be_read(make: Make, folder: P
     (folder / "metadata.csv").unlink()
     (folder / "one.csv").write_text("nothing\n")
     (folder / "two.csv").write_text("nothing\n")
-    told: list[str] = []
-    built = build_index(
-        options(folder, Path("any"), tmp_path / "x.hnc"), report=told.append
-    )  # the model is the fixture's
+    built = build_index(options(folder, Path("any"), tmp_path / "x.hnc"))  # the model is the fixture's
     assert (built.captions, built.pictures) == (0, 11)
-    assert told[0].startswith("warning: the pictures are indexed without captions: ")
+    assert caplog.messages[0].startswith("the images are indexed without captions: ")
 
 
 def test_records_of_other_data_by_their_ids(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,7 +625,7 @@ def test_much_that_is_dead_leaves_the_files(
 
 
 def test_no_room_to_leave_out_what_is_dead_is_no_failure(
-    make: Make, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(build, "DEAD_LEAST", 1)
     make(folder)
@@ -637,10 +636,10 @@ def test_no_room_to_leave_out_what_is_dead_is_no_failure(
         raise OSError("no room")
 
     monkeypatch.setattr(build, "compact", full)
-    told: list[str] = []
-    built = build_index(options(folder, Path("any"), tmp_path / "x.hnc"), report=told.append)
+    caplog.set_level("INFO", logger="hnclip")
+    built = build_index(options(folder, Path("any"), tmp_path / "x.hnc"))
     assert (built.compacted, built.pictures) == (False, 5)
-    assert told[-1].startswith("warning: what is gone stays in the files for now: no room")
+    assert caplog.messages[-1].startswith("what is gone stays in the files for now: no room")
 
 
 def test_a_full_disk_ends_the_run_and_loses_nothing(

@@ -20,7 +20,7 @@ from hnclip.search.encode import encode
 @pytest.fixture(scope="module")
 def encoded(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoded")
-    encode(options(write_table(folder / "data", 8), model_directory, folder / "out"), quiet=True)
+    encode(options(write_table(folder / "data", 8), model_directory, folder / "out"))
     return folder / "out"
 
 
@@ -105,11 +105,11 @@ def test_damage_is_found(name: str, copy: Path) -> None:
 
 def test_a_damaged_shard_is_made_again(model_directory: Path, tmp_path: Path) -> None:
     given = options(write_table(tmp_path / "data", 3), model_directory, tmp_path / "out")
-    encode(given, quiet=True)
+    encode(given)
     file = tmp_path / "out/shards/00000/captions.npy"
     whole = file.read_bytes()
     file.write_bytes(whole[:100])
-    assert encode(given, quiet=True).encoded == 1
+    assert encode(given).encoded == 1
     assert file.read_bytes() == whole
     open_embeddings(tmp_path / "out", check=True)
 

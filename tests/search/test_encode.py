@@ -31,7 +31,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def encoded(table: Path, model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("encoded") / "all"
-    encode(options(table, model_directory, out), quiet=True)
+    encode(options(table, model_directory, out))
     return out
 
 
@@ -83,7 +83,7 @@ def test_half_precision_and_the_picture_cache(
     full = open_embeddings(encoded)
     (table.parent / "03.png").touch()  # not to be read from the cache by its old name
     given = options(table, model_directory, tmp_path / "half", dtype="float16", cache=True, read_cache=str(tmp_path))
-    encode(given, quiet=True)
+    encode(given)
     half = open_embeddings(tmp_path / "half")
     assert full.images is not None
     assert full.captions is not None
@@ -104,16 +104,16 @@ def test_what_is_there_is_not_made_again(
         encode_module, "encode_records", lambda records, *rest: made.append(len(records)) or real(records, *rest)
     )
     out = tmp_path / "out"
-    first = encode(options(table, model_directory, out, partition="1/2"), quiet=True)
+    first = encode(options(table, model_directory, out, partition="1/2"))
     assert (first.encoded, first.kept, first.missing) == (1, 0, (0, 2))
     assert "2 of 3 shards missing (0, 2)" in first.to_text()
     assert f"--shard-size 5 --batch 4 --threads 1 --out {out}" in first.to_text()
     assert made == [5]
-    second = encode(options(table, model_directory, out), quiet=True)
+    second = encode(options(table, model_directory, out))
     assert (second.encoded, second.kept, second.missing) == (2, 1, ())
     assert made == [5, 5, 3]
     before = contents(out)
-    third = encode(options(table, model_directory, out, partition="7/9"), quiet=True)  # more partitions than shards
+    third = encode(options(table, model_directory, out, partition="7/9"))  # more partitions than shards
     assert (third.encoded, third.kept) == (0, 0)
     assert (third.to_dict()["rows"], third.to_dict()["captions"]) == (RECORDS, 25)
     assert "nothing to encode" in third.to_text()
@@ -124,12 +124,12 @@ def test_what_is_there_is_not_made_again(
 def test_a_changed_picture_costs_its_shard(table: Path, model_directory: Path, tmp_path: Path) -> None:
     data = write_table(tmp_path / "data", 7)
     out = tmp_path / "out"
-    encode(options(data, model_directory, out), quiet=True)
+    encode(options(data, model_directory, out))
     before, vectors = contents(out), open_embeddings(out)
     assert vectors.images is not None
     old = vectors.images[6].copy()
     save_picture(data.parent / "06.png", 99)
-    result = encode(options(data, model_directory, out), quiet=True)
+    result = encode(options(data, model_directory, out))
     assert (result.encoded, result.kept) == (1, 1)
     after = contents(out)
     changed = {name for name in before if before[name] != after[name]}
@@ -153,7 +153,7 @@ def test_a_changed_picture_costs_its_shard(table: Path, model_directory: Path, t
 def test_other_options_are_refused(table: Path, encoded: Path, model_directory: Path, changed: dict, said: str) -> None:
     before = contents(encoded)
     with pytest.raises(ValueError, match="choose another directory") as refused:
-        encode(options(table, model_directory, encoded, **changed), quiet=True)
+        encode(options(table, model_directory, encoded, **changed))
     assert said in str(refused.value)
     assert contents(encoded) == before
 
@@ -162,19 +162,19 @@ def test_another_model_and_other_data_are_refused(
     table: Path, encoded: Path, model_directory: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"holds embeddings of model .*weights or transforms differ\), not bundled"):
-        encode(options(table, "bundled", encoded), quiet=True)  # type: ignore[arg-type]
+        encode(options(table, "bundled", encoded))  # type: ignore[arg-type]
     other = table.with_name("other.csv")
     other.write_text(table.read_text(encoding="utf-8").replace("9 0", "9 9"), encoding="utf-8")
     with pytest.raises(ValueError, match=r"as they were then, not those of .*other.csv as they are now"):
-        encode(options(other, model_directory, encoded), quiet=True)
+        encode(options(other, model_directory, encoded))
     other.unlink()
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "dear.txt").write_text("dear")
     with pytest.raises(ValueError, match="holds other files"):
-        encode(options(table, model_directory, tmp_path / "letters"), quiet=True)
+        encode(options(table, model_directory, tmp_path / "letters"))
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot be written"):
-        encode(options(table, model_directory, tmp_path / "file" / "out"), quiet=True)
+        encode(options(table, model_directory, tmp_path / "file" / "out"))
 
 
 def test_before_the_first_shard_the_options_may_change(
@@ -184,8 +184,8 @@ def test_before_the_first_shard_the_options_may_change(
     with monkeypatch.context() as patch:
         patch.setattr(encode_module, "encode_records", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            encode(options(table, model_directory, tmp_path / "out", batch=100), quiet=True)
-    encode(options(table, model_directory, tmp_path / "out"), quiet=True)
+            encode(options(table, model_directory, tmp_path / "out", batch=100))
+    encode(options(table, model_directory, tmp_path / "out"))
     assert open_embeddings(tmp_path / "out").manifest["batch"] == 4
 
 
@@ -193,11 +193,11 @@ def test_two_jobs_that_began_at_once_are_noticed(
     table: Path, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    encode(options(table, model_directory, out, dtype="float16", partition="0/3"), quiet=True)
+    encode(options(table, model_directory, out, dtype="float16", partition="0/3"))
     monkeypatch.setattr(encode_module, "claim", lambda directory, job: None)  # both found the directory empty
     for partition in ("0/1", "1/3"):  # its own shard, and that of another partition
         with pytest.raises(ValueError, match=r"shard 0 of .* is of another model, other data or other options"):
-            encode(options(table, model_directory, out, partition=partition), quiet=True)
+            encode(options(table, model_directory, out, partition=partition))
 
 
 def test_bad_pictures_are_left_out_listed_and_limited(model_directory: Path, tmp_path: Path) -> None:
@@ -205,20 +205,20 @@ def test_bad_pictures_are_left_out_listed_and_limited(model_directory: Path, tmp
     (data.parent / "01.png").write_bytes(b"no picture")
     (data.parent / "07.png").unlink()
     with pytest.raises(ValueError, match=r"1 of 12 records of .* cannot be used, more than the 5.0%"):
-        encode(options(data, model_directory, out, max_bad=0.05), quiet=True)
+        encode(options(data, model_directory, out, max_bad=0.05))
     with pytest.raises(ValueError, match="1 of 12 records"):  # and the same again
-        encode(options(data, model_directory, out, max_bad=0.05), quiet=True)
+        encode(options(data, model_directory, out, max_bad=0.05))
     assert [path.name for path in (out / "shards").iterdir()] == ["00000"]  # there was no need to go on
     for number in range(3):  # no single process lost too many, but all of them together
         part = options(data, model_directory, tmp_path / "parts", max_bad=0.1, partition=f"{number}/3")
         if number < 2:
-            assert encode(part, quiet=True).missing
+            assert encode(part).missing
         else:
             with pytest.raises(ValueError, match="2 of 12 records"):
-                encode(part, quiet=True)
+                encode(part)
     with pytest.raises(ValueError, match=r"it has no manifest.json yet"):
         open_embeddings(tmp_path / "parts")
-    result = encode(options(data, model_directory, out, max_bad=0.2), quiet=True)
+    result = encode(options(data, model_directory, out, max_bad=0.2))
     assert (result.encoded, result.kept, *lost(result)) == (2, 1, 10, 2)
     found = open_embeddings(out, check=True)
     assert [id[:2] for id in found.ids] == [f"{row:02}" for row in range(12) if row not in (1, 7)]
@@ -227,7 +227,7 @@ def test_bad_pictures_are_left_out_listed_and_limited(model_directory: Path, tmp
     assert [(row["kind"], row["where"][:2]) for row in listed] == [("corrupt image", "01"), ("missing image", "07")]
 
     cached = options(data, model_directory, tmp_path / "cached", max_bad=0.2, cache=True, read_cache=str(tmp_path))
-    encode(cached, quiet=True)
+    encode(cached)
     ours, theirs = contents(out), contents(tmp_path / "cached")
     assert {name: ours[name] for name in ours if "shards" in name} == {
         name: theirs[name] for name in theirs if "shards" in name
@@ -235,7 +235,7 @@ def test_bad_pictures_are_left_out_listed_and_limited(model_directory: Path, tmp
 
     save_picture(data.parent / "01.png", 1)
     save_picture(data.parent / "07.png", 7)
-    result = encode(options(data, model_directory, out), quiet=True)
+    result = encode(options(data, model_directory, out))
     assert (result.encoded, result.kept, *lost(result)) == (2, 1, 12, 0)
     assert not (out / "left_out.jsonl").exists()
 
@@ -247,7 +247,7 @@ def test_captions_without_a_word_are_left_out(only: str, model_directory: Path, 
     lines[2:4] = ["01.png,<|endoftext|>", "01.png,a tree"]
     lines[4:7] = ["02.png,<|endoftext|>"]
     data.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    result = encode(options(data, model_directory, tmp_path / "out", max_bad=0.5, only=only), quiet=True)
+    result = encode(options(data, model_directory, tmp_path / "out", max_bad=0.5, only=only))
     found = open_embeddings(tmp_path / "out")
     assert lost(result) == (3, 1)
     assert found.texts[1] == "a tree"
@@ -262,9 +262,9 @@ def test_pictures_alone_need_no_captions(model_directory: Path, tmp_path: Path) 
         save_picture(folder / name, number)
     (folder / "notes.json").write_text("{}")
     with pytest.raises(ValueError, match="without captions by --only images"):
-        encode(options(folder, model_directory, tmp_path / "no"), quiet=True)
+        encode(options(folder, model_directory, tmp_path / "no"))
     assert not (tmp_path / "no").exists()
-    result = encode(options(folder, model_directory, tmp_path / "out", only="images"), quiet=True)
+    result = encode(options(folder, model_directory, tmp_path / "out", only="images"))
     found = open_embeddings(tmp_path / "out", check=True)
     assert result.to_text().endswith(": 3 pictures")
     assert found.ids == ("a.png", "b/one.jpg", "b/one.png")
@@ -273,14 +273,14 @@ def test_pictures_alone_need_no_captions(model_directory: Path, tmp_path: Path) 
     assert found.images is not None
     assert found.images.shape == (3, 32)
     with pytest.raises(ValueError, match="no split 'test'"):
-        encode(options(folder, model_directory, tmp_path / "split", only="images", split="test"), quiet=True)
+        encode(options(folder, model_directory, tmp_path / "split", only="images", split="test"))
 
 
 def test_captions_alone_need_no_pictures(table: Path, encoded: Path, model_directory: Path, tmp_path: Path) -> None:
     copy = tmp_path / "data" / "pairs.csv"
     copy.parent.mkdir()
     copy.write_bytes(table.read_bytes())
-    encode(options(copy, model_directory, tmp_path / "out", only="captions"), quiet=True)
+    encode(options(copy, model_directory, tmp_path / "out", only="captions"))
     found, both = open_embeddings(tmp_path / "out"), open_embeddings(encoded)
     assert found.images is None
     assert found.captions is not None
@@ -331,5 +331,5 @@ def test_the_best_epoch_of_a_run_is_taken(table: Path, model_directory: Path, tm
     run.mkdir()
     (run / "config.json").write_text(json.dumps({"objective": {}, "optim": {}}), encoding="utf-8")
     (run / "best").symlink_to(model_directory)
-    encode(options(table, run, tmp_path / "out", only="captions"), quiet=True)
+    encode(options(table, run, tmp_path / "out", only="captions"))
     assert open_embeddings(tmp_path / "out").manifest["width"] == 32

@@ -41,7 +41,7 @@ def job(table: Path, model_directory: Path) -> Callable[..., Encode]:
 def alone(job: Callable[..., Encode], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What one process writes."""
     out = tmp_path_factory.mktemp("alone") / "out"
-    assert encode(job(out), quiet=True).to_dict()["left_out"] == 2
+    assert encode(job(out)).to_dict()["left_out"] == 2
     return contents(out)
 
 
@@ -96,7 +96,7 @@ def hang(given: Encode, where: str, sign: Path) -> None:
         encode_module.encode_records = lambda records, *rest: (  # type: ignore[assignment]
             forever() if records[0].id.startswith("10") else encode_records(records, *rest)
         )
-    encode(given, quiet=True)
+    encode(given)
 
 
 @pytest.mark.parametrize("where", ["encoding", "writing"])
@@ -116,7 +116,7 @@ def test_a_killed_process_loses_its_shard_only(
         open_embeddings(out)
     assert str(incomplete.value).endswith(f"--shard-size 5 --batch 4 --threads 1 --read.max-bad 0.2 --out {out}")
     before = (out / "shards/00001/images.npy").stat().st_mtime_ns
-    result = encode(job(out), quiet=True)
+    result = encode(job(out))
     assert (result.encoded, result.kept) == (3, 2)
     assert (out / "shards/00001/images.npy").stat().st_mtime_ns == before
     assert contents(out) == alone
@@ -130,7 +130,7 @@ def test_a_process_that_comes_second_keeps_what_is_there(
 
     def others() -> None:
         monkey.undo()
-        encode(job(out), quiet=True)
+        encode(job(out))
 
     real = shards.write_shard
 
@@ -141,7 +141,7 @@ def test_a_process_that_comes_second_keeps_what_is_there(
 
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setattr(encode_module, "write_shard", write)
-        encode(job(out), quiet=True)
+        encode(job(out))
     assert contents(out) == alone
 
     @contextmanager
@@ -168,17 +168,17 @@ def limited(given: Encode, said: Path) -> None:
 
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     try:
-        encode(given, quiet=True)
+        encode(given)
     except OSError as error:
         said.write_text(str(error)[:400])
 
 
 def test_a_full_disk_is_said_and_survived(job: Callable[..., Encode], alone: dict[str, bytes], tmp_path: Path) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
-    encode(job(out, partition="0/5"), quiet=True)
+    encode(job(out, partition="0/5"))
     wait_for(start(limited, job(out), said))
     assert "could not write shard 1 of" in said.read_text()
     assert "the same command goes on" in said.read_text()
     assert {path.name for path in (out / "shards").iterdir()} == {"00000"}
-    encode(job(out), quiet=True)
+    encode(job(out))
     assert contents(out) == alone

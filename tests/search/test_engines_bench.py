@@ -86,11 +86,13 @@ def test_both_kinds_of_queries_are_asked(bench: Any) -> None:
         bench.Options(queries=1)
 
 
-def test_every_engine_is_measured(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_engine_is_measured(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("hnclip.search.engines.open.FEW", 100)
-    said: list[str] = []
+    caplog.set_level("INFO", logger="hnclip")
     options = bench.Options(rows=(400,), width=32, queries=10, place=tmp_path)
-    rows = {row["engine"]: row for row in bench.run(options, said.append).to_dict()["rows"]}
+    rows = {row["engine"]: row for row in bench.run(options).to_dict()["rows"]}
     assert list(rows) == ["float32 in memory (peer)", *options.engines]
     assert rows["float32 in memory (peer)"]["text_recall_100"] == 1
     assert all(row["picture_recall_10"] > 0.9 for row in rows.values())
@@ -101,5 +103,5 @@ def test_every_engine_is_measured(bench: Any, monkeypatch: pytest.MonkeyPatch, t
         assert rows[engine]["engine_megabytes"] > 400 * 32 / 1e6
         assert rows[engine]["made"] > 0
     assert rows["exact-bf16"]["made"] is None
-    assert "400 vectors: milvus" in said
+    assert "400 vectors: milvus" in caplog.messages
     assert list(tmp_path.iterdir()) == []

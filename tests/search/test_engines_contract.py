@@ -124,11 +124,13 @@ def test_threads_share_a_gallery(way: Way, path: Path) -> None:
 @pytest.mark.parametrize(
     "way", ["exact-bf16", "exact-int8", "faiss-ivf", "faiss-hnsw", "milvus", "milvus-server"], indirect=True
 )
-def test_an_index_lives_on(way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_lives_on(
+    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Rows that come later are found before and after the engine learns of them; dead ones never, whatever happens."""
     monkeypatch.setattr("hnclip.search.engines.open.FEW", 100)
     place, rows = tmp_path / "photos.hnc", clusters(600, seed=7)
-    said: list[str] = []
+    caplog.set_level("INFO", logger="hnclip")
 
     step = 25 if way.engine == "milvus" else 5  # each query takes it long
 
@@ -148,27 +150,29 @@ def test_an_index_lives_on(way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     with writing(place, way.engine, way.storage) as writer:
         add(writer, rows[:60])
-        make_engine(writer, way.engine, way.uri, said.append)  # of too few
+        make_engine(writer, way.engine, way.uri)  # of too few
         check([], 0)
         add(writer, rows[60:300])
         check([], 0)  # its engine is not made yet
-        make_engine(writer, way.engine, way.uri, said.append)
+        make_engine(writer, way.engine, way.uri)
         add(writer, rows[300:400])
         remove(writer, dead := [*range(5, 45), 310])
         check(dead, covers(300))
-        make_engine(writer, way.engine, way.uri, said.append)
-        make_engine(writer, way.engine, way.uri, said.append)  # nothing is left to do
+        make_engine(writer, way.engine, way.uri)
+        make_engine(writer, way.engine, way.uri)  # nothing is left to do
         check(dead, covers(400))
         compact(writer)  # a generation in which every row has another number
         check([], 0)
-        make_engine(writer, way.engine, way.uri, said.append)
+        make_engine(writer, way.engine, way.uri)
         add(writer, rows[400:])
         check([], covers(400 - len(dead)))
     if way.engine == "exact":
-        assert said == []
+        assert caplog.messages == []
     else:
-        assert said[0] == f"60 images are few enough to be scanned: {way.engine} is not made of less than 100"
-        assert [line.split(" at ")[0] for line in said[1:]] == [
+        assert (
+            caplog.messages[0] == f"60 images are few enough to be scanned: {way.engine} is not made of less than 100"
+        )
+        assert [line.split(" at ")[0] for line in caplog.messages[1:]] == [
             f"making {way.engine} of 300 images",
             f"making {way.engine} of 359 images",
         ]

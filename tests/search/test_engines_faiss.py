@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from engine_helpers import WIDTH, add, clusters, gallery, writing
 
-from hnclip.search.engines import faiss_engine, made
+from hnclip.search.engines import faiss_engine
 from hnclip.search.engines.faiss_engine import open_faiss
 from hnclip.search.engines.made import Made, made_file, read_made, row_blocks
 from hnclip.search.engines.open import make_engine, open_candidates
@@ -234,16 +234,18 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
         assert (some.candidates.covered, len(some)) == (150, 170)
 
 
-def test_rows_come_in_blocks_and_progress_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_come_in_blocks_and_progress_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = clusters(100)
     with writing(tmp_path / "photos.hnc") as writer:
         add(writer, rows)
         files = row_files(writer.directory, "images", WIDTH, "bf16")
         vectors = StoredVectors(files, 100, WIDTH, 0.0)
-    monkeypatch.setattr(made, "_SAID_EVERY", 0.0)
-    said: list[str] = []
-    blocks = list(row_blocks(vectors, 10, "it", said.append, size=4 * WIDTH * 40))
+    monkeypatch.setattr("hnclip.util.console.INTERVAL", 0.0)
+    caplog.set_level("INFO", logger="hnclip")
+    blocks = list(row_blocks(vectors, 10, "it", size=4 * WIDTH * 40))
     assert [(start, len(block)) for start, block in blocks] == [(10, 40), (50, 40), (90, 10)]
     assert np.array_equal(np.concatenate([block for _, block in blocks]), vectors.rows(slice(10, 100)))
-    assert said == ["it: 50 of 100 rows, 0 min left", "it: 90 of 100 rows, 0 min left"]
-    assert list(row_blocks(vectors, 100, "it", said.append)) == []
+    assert [line.split(",")[0] for line in caplog.messages] == [f"it: {rows} of 100" for rows in (50, 90, 100)]
+    assert list(row_blocks(vectors, 100, "it")) == []

@@ -115,13 +115,13 @@ def test_nothing_to_find(path: Path, rows: np.ndarray) -> None:
 
 
 def test_so_many_rows_are_enough_for_an_engine(
-    rows: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rows: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("hnclip.search.engines.open.FEW", 120)
-    said: list[str] = []
+    caplog.set_level("INFO", logger="hnclip")
     with writing(tmp_path / "photos.hnc", "faiss-ivf") as writer:
         for count, made in ((119, False), (1, True)):
             add(writer, rows[:count])
-            make_engine(writer, "faiss-ivf", None, said.append)
+            make_engine(writer, "faiss-ivf", None)
             assert (read_made(writer, "images", "faiss-ivf") is not None) is made
-    assert said[0].startswith("119 images are few enough to be scanned")
+    assert caplog.messages[0].startswith("119 images are few enough to be scanned")

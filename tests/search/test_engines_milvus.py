@@ -77,21 +77,24 @@ def test_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "geheim" not in str(raised.value)
 
 
-def test_a_file_has_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_has_one_process_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whoever writes meanwhile leaves Milvus as it is, and says so; whoever searches is told what else to do."""
-    path, rows, said = tmp_path / "photos.hnc", apart(180), []
+    path, rows = tmp_path / "photos.hnc", apart(180)
     with writing(path, "milvus") as writer:
         add(writer, rows[:150])
         make_engine(writer, "milvus")
         add(writer, rows[150:])
         uri = str(writer.directory / "engines" / "milvus.db")
         with other_process(uri):  # this one has let go of it
-            make_engine(writer, "milvus", None, said.append)
-            assert said == [
+            caplog.set_level("INFO", logger="hnclip")
+            make_engine(writer, "milvus")
+            assert caplog.messages[-1] == (
                 "milvus of images is not brought up to date, new rows are scanned until it is: "
                 f"{uri} is open in another process, and a file of Milvus can be open in one at a time: wait for it, or "
                 "search with --engine exact, or use a server of Milvus"
-            ]
+            )
             with Index(path) as index, pytest.raises(InUse, match="search with --engine exact"):
                 open_candidates(index, "images", "milvus")
             with gallery(path, "exact") as some:
@@ -104,10 +107,10 @@ def test_a_file_has_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
             monkeypatch.setattr(
                 Connection, "write", lambda self, name, rows: written.append(len(rows)) or honest(self, name, rows)
             )
-            make_engine(writer, "milvus", None, said.append)  # and write it meanwhile
+            make_engine(writer, "milvus")  # and write it meanwhile
             assert written == [30]  # what is new
             assert second.nearest(rows[160:161], 1)[0].rows.tolist() == [160]
-    assert len(said) == 1
+    assert sum("not brought up to date" in text for text in caplog.messages) == 1
     with gallery(path, "milvus") as some:
         assert some.candidates is not None
         assert some.candidates.covered == 180

@@ -19,15 +19,7 @@ from hnclip.search.indexing.source import IndexSource, open_index_source
 
 
 def source_of(data: Path | str, *, split: str = "all", read: ReadConfig | None = None) -> IndexSource:
-    return open_index_source(str(data), read or ReadConfig(), split=split, report=told.append)
-
-
-told: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def nothing_told() -> None:
-    told.clear()
+    return open_index_source(str(data), read or ReadConfig(), split=split)
 
 
 def captions_of(source: IndexSource) -> dict[str, tuple[str, ...]]:
@@ -40,14 +32,14 @@ def write(folder: Path, *names: str) -> None:
         save_picture(folder / name, number)
 
 
-def test_all_pictures_of_a_folder_and_nothing_else(tmp_path: Path) -> None:
+def test_all_pictures_of_a_folder_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, "b.png", "a/deep/c.jpg", ".hidden/d.png", ".e.png")
     (tmp_path / "README.txt").write_text("about these pictures")
     with open_writer(tmp_path / "photos.hnc", about()) as writer:
         commit_all(writer, {"b.png": (1, ("said before",))})
     found = source_of(tmp_path)
     assert captions_of(found) == {"b.png": (), "a/deep/c.jpg": ()}
-    assert (found.data, found.root, found.problems, told) == (str(tmp_path), tmp_path, (), [])
+    assert (found.data, found.root, found.problems, caplog.messages) == (str(tmp_path), tmp_path, (), [])
 
 
 def test_a_relative_folder_and_one_of_the_name_of_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +100,7 @@ def test_pictures_without_captions_may_lie_outside_the_splits(tmp_path: Path) ->
     assert found.problems == ()
 
 
-def test_captions_of_which_none_can_be_read_are_a_problem(tmp_path: Path) -> None:
+def test_captions_of_which_none_can_be_read_are_a_problem(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, "a.png", "b.png")
     for name in "ab":
         (tmp_path / f"{name}.txt").write_bytes("ein Gebäude".encode("latin-1"))
@@ -116,7 +108,7 @@ def test_captions_of_which_none_can_be_read_are_a_problem(tmp_path: Path) -> Non
     assert captions_of(found) == {"a.png": (), "b.png": ()}
     assert [(problem.kind, problem.where) for problem in found.problems] == [("unreadable row", str(tmp_path))]
     assert "a.txt: the caption cannot be used: byte 0xe4 is not UTF-8" in found.problems[0].detail
-    assert [text.partition(":")[0] for text in told] == ["warning"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, folder: Path, error: type[OSError] = PermissionError) -> None:

@@ -20,7 +20,7 @@ def test_an_actor_makes_what_a_process_makes(
 ) -> None:
     data = write_table(tmp_path / "data", 12)
     monkeypatch.chdir(tmp_path)
-    encode(options(data.relative_to(tmp_path), model_directory, Path("local")), quiet=True)
+    encode(options(data.relative_to(tmp_path), model_directory, Path("local")))
     given = options(data.relative_to(tmp_path), model_directory, Path("actors"), engine="ray")
     monkeypatch.chdir("/")
     for numbers in ([2], [0, 1]):
@@ -50,8 +50,8 @@ def test_ray_that_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     data = write_table(tmp_path / "data", 3)
     with pytest.raises(ValueError, match=r"pip install 'hnclip\[scale\]'"):
-        encode(options(data, model_directory, tmp_path / "out", engine="ray"), quiet=True)
-    encode(options(data, model_directory, tmp_path / "out"), quiet=True)  # what was begun can be finished without
+        encode(options(data, model_directory, tmp_path / "out", engine="ray"))
+    encode(options(data, model_directory, tmp_path / "out"))  # what was begun can be finished without
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_actors_share_the_processors(resources: dict[str, float], changed: dict,
 def test_ray_writes_what_one_process_writes(model_directory: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="pip install 'hnclip[scale]'")
     data = write_table(tmp_path / "data", 23)
-    encode(options(data, model_directory, tmp_path / "local"), quiet=True)
-    encode(options(data, model_directory, tmp_path / "ray", partition="1/3"), quiet=True)
+    encode(options(data, model_directory, tmp_path / "local"))
+    encode(options(data, model_directory, tmp_path / "ray", partition="1/3"))
     given = options(data, model_directory, tmp_path / "ray", engine="ray", workers=2)
-    result = encode(given, quiet=True)
+    result = encode(given)
     assert (result.encoded, result.kept) == (3, 2)
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")

@@ -310,7 +310,9 @@ def test_before_the_model_is_there_all_but_searches_is_answered(tmp_path: Path) 
             assert "loaded" in answer.json()["error"]
 
 
-def test_a_newer_version_takes_over_and_who_uses_the_old_one_may_finish(tmp_path: Path) -> None:
+def test_a_newer_version_takes_over_and_who_uses_the_old_one_may_finish(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = make_index(tmp_path, 4)
     with served(path) as found:
         keeper, client = found.service.keeper, found.client()
@@ -332,30 +334,32 @@ def test_a_newer_version_takes_over_and_who_uses_the_old_one_may_finish(tmp_path
         gone = answer["results"][0]["id"]
         assert client.get(f"/api/pictures/{gone}/thumbnail").status_code == 404
         assert len(client.post("/api/search", json={"text": "a tent", "k": 20}).json()["results"]) == 8
-        assert found.said == []
+        assert caplog.messages == []
 
 
-def test_a_broken_index_does_not_end_the_service_and_is_told_once(tmp_path: Path) -> None:
+def test_a_broken_index_does_not_end_the_service_and_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = make_index(tmp_path, 4)
     with served(path) as found:
         keeper, client = found.service.keeper, found.client()
         shutil.move(path, tmp_path / "elsewhere")
         for _ in range(4):
             keeper.look()
-        assert len(found.said) == 1
-        assert found.said[0].startswith("warning:")
-        assert "does not exist" in found.said[0]
+        assert len(caplog.messages) == 1
+        assert caplog.records[0].levelname == "WARNING"
+        assert "does not exist" in caplog.messages[0]
         assert len(client.post("/api/search", json={"text": "a tent"}).json()["results"]) == 4
         assert client.get("/api/pictures/1/thumbnail").status_code == 200
         shutil.move(tmp_path / "elsewhere", path)
         make_index(tmp_path, 6)
         keeper.look()
         assert client.get("/api/index").json()["pictures"] == 6
-        assert len(found.said) == 1
+        assert len(caplog.messages) == 1
 
 
 def test_whatever_is_wrong_with_an_index_is_told_and_the_keeper_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with served(make_index(tmp_path, 3)) as found:
         keeper = found.service.keeper
@@ -368,7 +372,7 @@ def test_whatever_is_wrong_with_an_index_is_told_and_the_keeper_goes_on(
             broken.setattr("hnclip.search.serve.keeper._engines", lambda index: next(iter(())))
             for _ in range(3):
                 keeper.look()
-        assert [said.rpartition(": ")[2] for said in found.said] == ["division by zero", "StopIteration"]
+        assert [said.rpartition(": ")[2] for said in caplog.messages] == ["division by zero", "StopIteration"]
         assert found.client().get("/api/index").json()["pictures"] == 3
         keeper.look()
         assert found.client().get("/api/index").json()["pictures"] == 4

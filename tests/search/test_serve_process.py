@@ -83,21 +83,23 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_sentence(
     assert len(lines) == 3
 
 
-def test_what_is_wrong_is_said_before_anything_is_served(path: Path, tmp_path: Path) -> None:
-    said: list[str] = []
+def test_what_is_wrong_is_said_before_anything_is_served(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="hnclip")
     with pytest.raises(ValueError, match="does not exist"):
-        serve(ServeOptions(index=tmp_path / "nothing.hnc"), said.append)
+        serve(ServeOptions(index=tmp_path / "nothing.hnc"))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="choose another with --port"):
-        serve(ServeOptions(index=path, port=taken.getsockname()[1]), said.append)
+        serve(ServeOptions(index=path, port=taken.getsockname()[1]))
     with pytest.raises(ValueError, match="--host"):
-        serve(ServeOptions(index=path, host="no.such.host.invalid"), said.append)
-    assert said == []
+        serve(ServeOptions(index=path, host="no.such.host.invalid"))
+    assert caplog.messages == []
 
 
 def test_what_has_to_be_installed_is_said(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hnclip.search.serve.run.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'hnclip\[serve\]'"):
-        serve(ServeOptions(index=path), print)
+        serve(ServeOptions(index=path))
 
 
 @pytest.mark.parametrize(

@@ -119,16 +119,15 @@ def counting(monkeypatch) -> list[int]:
     return made
 
 
-def test_what_was_encoded_is_not_encoded_again(directories, tmp_path, monkeypatch) -> None:
+def test_what_was_encoded_is_not_encoded_again(directories, tmp_path, monkeypatch, caplog) -> None:
     monkeypatch.setattr(module, "PART", 4)
     made = counting(monkeypatch)
-    name, shown, said = directories["joined"], records(10), list[str]()
-    first = frozen_features(opened(name), shown, tmp_path, report=said.append)
+    monkeypatch.setattr("hnclip.util.console.INTERVAL", 0.0)
+    caplog.set_level("INFO", logger="hnclip")
+    name, shown = directories["joined"], records(10)
+    first = frozen_features(opened(name), shown, tmp_path)
     assert made == [4, 4, 2]
-    assert [text.split(",")[0] for text in said] == [
-        "encoding the data: 1 of 3 parts",
-        "encoding the data: 2 of 3 parts",
-    ]
+    assert ["4 of 10" in caplog.messages[0], "8 of 10" in caplog.messages[1]] == [True, True]
     again = frozen_features(opened(name), shown, tmp_path)
     assert made == [4, 4, 2]
     assert torch.equal(first.image, again.image)

@@ -121,11 +121,11 @@ def test_runs_of_another_machine_are_noticed(tmp_path) -> None:
         changed.measure(other, TEST)
 
 
-def test_the_time_left_is_said(tmp_path) -> None:
-    said: list[str] = []
-    runs(tmp_path, report=said.append, expected=12).choose(POINTS)
-    assert len(said) == 3
-    assert said[1].startswith("micro, fixed margin 0.1, rate 0.01: run 4 of 12, at most ")
+def test_progress_counts_the_runs_of_every_point(tmp_path) -> None:
+    advanced: list[tuple[int, str]] = []
+    runs(tmp_path, advance=lambda done, text: advanced.append((done, text))).choose(POINTS)
+    assert len(advanced) == 3
+    assert advanced[1] == (2, "micro, fixed margin 0.1, rate 0.01")
 
 
 def test_bad_input_gets_a_sentence(tmp_path) -> None:

@@ -28,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(data: Path, out: Path, **changes: object) -> Path:
     optim = OptimConfig(epochs=2, micro_batch=8, accumulate=1, lr=1e-3, precision="fp32")
     base = TrainConfig(out=out, data=str(data), objective=INFONCE, optim=optim, threads=1, device="cpu")
-    train(replace(base, **changes), quiet=True, report=lambda _: None)  # type: ignore[arg-type]
+    train(replace(base, **changes))  # type: ignore[arg-type]
     return out
 
 

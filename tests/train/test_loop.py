@@ -57,7 +57,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 def silently(config: TrainConfig) -> loop.TrainResult:
-    return train(config, quiet=True, report=lambda _: None)
+    return train(config)
 
 
 def stop_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_stopping_at_any_step_changes_nothing(
     for stop in (1, 2, 3, 5, 8):
         out = tmp_path / f"stopped{stop}"
         stop_at(stop, replace(whole, out=out), monkeypatch)
-        resume(out, quiet=True, report=lambda _: None)
+        resume(out)
         assert_same_weights(tmp_path / "whole", out)
         assert [entry["step"] for entry in read_metrics(out, "step")] == list(range(1, 9))
 
@@ -140,8 +140,8 @@ def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, tmp
         "run_data.open_data = lambda source, read, splits: DataSet(source, tuple(records));"
         "out = Path(sys.argv[1]);"
         "started = (out / 'config.json').exists();"
-        "go = (lambda: loop.resume(out, quiet=True)) if started else "
-        "(lambda: loop.train(from_json(TrainConfig, Path(sys.argv[2]).read_text()), quiet=True));"
+        "go = (lambda: loop.resume(out)) if started else "
+        "(lambda: loop.train(from_json(TrainConfig, Path(sys.argv[2]).read_text())));"
         "print('go', flush=True); go()"
     )
     whole = config_for(model_directory, tmp_path / "whole", save_every=1)
@@ -178,7 +178,7 @@ def test_a_finished_run_is_left_alone(model_directory: Path, tmp_path: Path) -> 
     config = config_for(model_directory, tmp_path / "run")
     first = silently(config)
     stamp = (tmp_path / "run" / "last" / "model.safetensors").stat().st_mtime_ns
-    assert resume(tmp_path / "run", quiet=True, report=lambda _: None) == first
+    assert resume(tmp_path / "run") == first
     assert (tmp_path / "run" / "last" / "model.safetensors").stat().st_mtime_ns == stamp
     with pytest.raises(ValueError, match="already holds a run"):
         silently(config)
@@ -219,7 +219,7 @@ def test_frozen_margins_come_from_the_initial_encoder(model_directory: Path, tmp
 
 
 def test_cut_captions_are_counted_and_said(
-    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def long_ones(source: str, read: object, splits: object) -> DataSet:
         records: list[Record] = []
@@ -229,11 +229,11 @@ def test_cut_captions_are_counted_and_said(
         return DataSet(source, tuple(records))
 
     monkeypatch.setattr(run_data, "open_data", long_ones)
-    said: list[str] = []
+    caplog.set_level("INFO", logger="hnclip")
     base = config_for(model_directory, tmp_path / "run")
-    train(replace(base, optim=replace(base.optim, epochs=1)), quiet=True, report=said.append)
-    assert "warning: 1 of 8 training texts (caption) are cut at 248 tokens" in said
-    assert "warning: 1 of 8 validation captions are cut at 248 tokens" in said
+    train(replace(base, optim=replace(base.optim, epochs=1)))
+    assert "1 of 8 training texts (caption) are cut at 248 tokens" in caplog.messages
+    assert "1 of 8 validation captions are cut at 248 tokens" in caplog.messages
     (entry,) = read_metrics(tmp_path / "run", "data")
     assert entry["truncated"] == {"caption": 1}
     assert entry["validation_truncated"] == 1
@@ -338,7 +338,7 @@ def test_stopping_changes_nothing_when_only_a_part_trains(
     whole = config_for(model_directory, tmp_path / "whole", optim=optim, adapt=ADAPTED[name])
     silently(whole)
     stop_at(3, replace(whole, out=tmp_path / "stopped"), monkeypatch)
-    resume(tmp_path / "stopped", quiet=True, report=lambda _: None)
+    resume(tmp_path / "stopped")
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
     state = load_state(tmp_path / "whole")
     assert state is not None
@@ -366,19 +366,21 @@ def test_stopping_changes_nothing_when_only_a_part_trains(
 
 
 @pytest.mark.parametrize("method", ["lora", "dora"])
-def test_a_run_with_adapters_leaves_adapters(method: str, model_directory: Path, tmp_path: Path) -> None:
+def test_a_run_with_adapters_leaves_adapters(
+    method: str, model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The base does not move, and what is on disk, opened again, is the model that was trained."""
     models: list[DualEncoder] = []
-    said: list[str] = []
+    caplog.set_level("INFO", logger="hnclip")
     base = config_for(model_directory, tmp_path / "run", adapt=AdaptConfig(method=method, rank=2))  # type: ignore[arg-type]
     config = replace(base, optim=replace(base.optim, epochs=1, scale_lr=0.0))
     with pytest.MonkeyPatch.context() as patch:
         original = loop.Run._save_model
         patch.setattr(loop.Run, "_save_model", lambda run, *rest: (models.append(run.model), original(run, *rest)))
-        train(config, quiet=True, report=said.append)
-    assert said[0].startswith("model: CLIP with patches of 16, 2 + 2 layers")
-    assert said[1] == describe_trainable(models[0])
-    assert said[1].endswith("temperature fixed at 14.3")
+        train(config)
+    assert caplog.messages[0].startswith("model: CLIP with patches of 16, 2 + 2 layers")
+    assert caplog.messages[1] == describe_trainable(models[0])
+    assert caplog.messages[1].endswith("temperature fixed at 14.3")
     for name in ("best", "last"):
         files = {file.name for file in (tmp_path / "run" / name).iterdir()}
         assert {"adapter_model.safetensors", "adapter_config.json", "hnclip.json"} <= files
@@ -403,7 +405,7 @@ def test_a_checkpoint_of_other_parts_is_refused_by_name(
     changed = replace(config, adapt=AdaptConfig(freeze_image="all"))
     (tmp_path / "run" / "config.json").write_text(loop.to_json(changed))
     with pytest.raises(ValueError, match=r"tensor backbone\.text_model\.embeddings\."):
-        resume(tmp_path / "run", quiet=True, report=lambda _: None)
+        resume(tmp_path / "run")
 
 
 def test_a_run_that_cannot_start_leaves_nothing_in_the_way(model_directory: Path, tmp_path: Path) -> None:
@@ -439,7 +441,7 @@ def test_a_parameter_without_gradient_is_in_nobodys_way(
     config = config_for(tmp_path / "siglip", tmp_path / "whole")
     silently(config)
     stop_at(3, replace(config, out=tmp_path / "stopped"), monkeypatch)
-    resume(tmp_path / "stopped", quiet=True, report=lambda _: None)
+    resume(tmp_path / "stopped")
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
     state = load_state(tmp_path / "whole")
     assert state is not None
@@ -448,18 +450,20 @@ def test_a_parameter_without_gradient_is_in_nobodys_way(
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_a_short_model_is_stretched_before_it_is_trained(method: str, model_directory: Path, tmp_path: Path) -> None:
+def test_a_short_model_is_stretched_before_it_is_trained(
+    method: str, model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     from transformers import CLIPModel
 
     short = load(model_directory)
     short.backbone.config.text_config.max_position_embeddings = 40
     save(wrap(CLIPModel(short.backbone.config), short.tokenizer), tmp_path / "short")
-    said: list[str] = []
+    caplog.set_level("INFO", logger="hnclip")
     base = config_for(
         tmp_path / "short", tmp_path / "run", context=60, keep=10, ratio=2, adapt=AdaptConfig(method=method)
     )  # type: ignore[arg-type]
-    train(replace(base, optim=replace(base.optim, epochs=1)), quiet=True, report=said.append)
-    assert "stretched from 40 to 60 tokens (keep 10, ratio 2)" in said[0]
+    train(replace(base, optim=replace(base.optim, epochs=1)))
+    assert "stretched from 40 to 60 tokens (keep 10, ratio 2)" in caplog.messages[0]
     assert load(tmp_path / "run" / "last").context == 60
 
 
@@ -479,13 +483,13 @@ def test_the_scale_of_the_start_can_be_chosen_and_kept(method: str, model_direct
 
 @pytest.mark.parametrize(("options", "warned"), [({}, True), ({"scale_max": 200.0}, False), ({"scale_lr": 0.0}, False)])
 def test_a_temperature_beyond_the_clamp_is_announced(
-    options: dict[str, float], warned: bool, model_directory: Path, tmp_path: Path
+    options: dict[str, float], warned: bool, model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = load(model_directory)
     with torch.no_grad():
         model.backbone.logit_scale.fill_(math.log(150))
     save(model, tmp_path / "sharp")
     base = config_for(tmp_path / "sharp", tmp_path / "run")
-    said: list[str] = []
-    train(replace(base, optim=replace(base.optim, epochs=1, **options)), quiet=True, report=said.append)  # type: ignore[arg-type]
-    assert any("inverse temperature 150.0 will be clamped to 100" in line for line in said) == warned
+    caplog.set_level("INFO", logger="hnclip")
+    train(replace(base, optim=replace(base.optim, epochs=1, **options)))  # type: ignore[arg-type]
+    assert any("inverse temperature 150.0 will be clamped to 100" in line for line in caplog.messages) == warned

@@ -71,7 +71,7 @@ def test_it_finds_more_than_before(method: str, term: str, tmp_path: Path, monke
     config = apply_method(replace(base, optim=optim, threads=1), method)  # type: ignore[arg-type]
     if term != "own":
         config = replace(config, objective=replace(config.objective, global_loss=term))  # type: ignore[arg-type]
-    train(config, quiet=True, report=lambda _: None)
+    train(config)
     before, *_, after = (entry["mean_R@1"] for entry in read_metrics(config.out, "evaluation"))
     assert before < 20
     assert after > 2 * before

@@ -94,7 +94,7 @@ def run_config(name: str, model: Path, out: Path) -> TrainConfig:
 
 
 def silently(config: TrainConfig) -> loop.TrainResult:
-    return train(config, quiet=True, report=lambda _: None)
+    return train(config)
 
 
 def work(number: int, folder: Path, model: Path) -> None:
@@ -181,7 +181,7 @@ def test_stopping_changes_no_bit(
         stopping.setattr(loop.Run, "_save", saving)
         with pytest.raises(Stop):
             silently(stopped)
-    resume(stopped.out, quiet=True, report=lambda _: None)
+    resume(stopped.out)
     patch.undo()
     assert steps(whole.out) == steps(stopped.out)
     for name, value in weights(whole.out).items():
@@ -225,20 +225,22 @@ def test_views_are_part_of_what_a_run_has_seen(model_directory: Path, tmp_path: 
         changed = [replace(record, **change) for record in scenes("a").records]
         monkeypatch.setattr(run_data, "open_data", lambda *_, changed=changed, **__: DataSet("b", tuple(changed)))
         objective = build_objective(config.objective)
-        data = run_data.open_run_data(config, load(str(model_directory)), objective, quiet=True, report=lambda _: None)
+        data = run_data.open_run_data(config, load(str(model_directory)), objective)
         marks.add(data.fingerprint())
     assert len(marks) == 3
 
 
-def test_a_warm_up_as_long_as_the_run_is_said(model_directory: Path, tmp_path: Path) -> None:
+def test_a_warm_up_as_long_as_the_run_is_said(
+    model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     patch = small(double=False)
     config = config_for("long_clip", model_directory, tmp_path / "run")
-    said: list[str] = []
-    train(replace(config, optim=replace(config.optim, epochs=1, warmup=200)), quiet=True, report=said.append)
+    caplog.set_level("INFO", logger="hnclip")
+    train(replace(config, optim=replace(config.optim, epochs=1, warmup=200)))
     patch.undo()
-    assert any("warm-up of 200 steps is as long as the run of 2" in line for line in said)
-    assert any("Long-CLIP" in line and "smoothed" in line and "short 1" in line for line in said)
-    assert any(line.startswith("note: ") and "32" in line for line in said)  # PCA of 4 pairs changes nothing
+    assert any("warm-up of 200 steps is as long as the run of 2" in line for line in caplog.messages)
+    assert any("Long-CLIP" in line and "smoothed" in line and "short 1" in line for line in caplog.messages)
+    assert any("PCA_32 of 4" in line for line in caplog.messages)  # PCA of 4 pairs changes nothing
 
 
 def test_probing_gradients_changes_no_bit(model_directory: Path, tmp_path: Path) -> None:

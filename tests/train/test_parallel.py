@@ -80,7 +80,7 @@ def run_config(name: str, model: Path, out: Path) -> TrainConfig:
 
 
 def silently(config: TrainConfig) -> loop.TrainResult:
-    return train(config, quiet=True, report=lambda _: None)
+    return train(config)
 
 
 def until(step: int, go: object) -> None:
@@ -107,7 +107,7 @@ def work(number: int, folder: Path, model: Path) -> dict[str, str]:
             silently(run_config(name, model, folder / f"{world} {name}"))
         for name, mode in (("there", "fsdp"), ("back", "ddp")):  # begun by one process, then by two, then by four
             parallel = mode if world == 2 else {"fsdp": "ddp", "ddp": "fsdp"}[mode]
-            until(world // 2 + 1, lambda n=name, p=parallel: resume(folder / n, parallel=p, report=lambda _: None))
+            until(world // 2 + 1, lambda n=name, p=parallel: resume(folder / n, parallel=p))
         errors = refusals(folder, model)
         patch.undo()
         patch = plain(double=False)
@@ -117,7 +117,7 @@ def work(number: int, folder: Path, model: Path) -> dict[str, str]:
                 silently(whole)
                 stopped = replace(whole, out=folder / f"stopped {mode}")
                 until(2, lambda c=stopped: silently(c))
-                resume(stopped.out, quiet=True, report=lambda _: None)
+                resume(stopped.out)
         patch.undo()
     return errors
 
@@ -163,7 +163,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> dic
         until(1, lambda n=name: silently(config_for(model_directory, folder / n)))
     found = {world: together.run(world, work, folder / f"found{world}", folder, model_directory) for world in (2, 4)}
     for name in ("there", "back"):
-        resume(folder / name, quiet=True, report=lambda _: None)
+        resume(folder / name)
     patch.undo()
     return {"folder": folder, **{str(world): results for world, results in found.items()}}
 

@@ -48,7 +48,7 @@ def hurt(number: int, config: TrainConfig, victim: int, sign: int) -> str:
 
 def go_on(number: int, out: Path | TrainConfig) -> None:
     plain(double=False)
-    resume(out, quiet=True, report=lambda _: None) if isinstance(out, Path) else silently(out)
+    resume(out) if isinstance(out, Path) else silently(out)
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_a_stopped_run_measures_the_same(stop: int, model_directory: Path, tmp_p
     silently(replace(config, save_every=100))  # saving reads what a step found, and so orders the log by itself
     stopped = replace(config, out=tmp_path / "stopped")
     until(stop, lambda: silently(stopped))
-    resume(stopped.out, quiet=True, report=lambda _: None)
+    resume(stopped.out)
     logs = [
         [{**json.loads(line), "pairs_per_second": 0, "waited": 0} for line in text.splitlines()]
         for text in ((run / "metrics.jsonl").read_text() for run in (config.out, stopped.out))
@@ -203,16 +203,18 @@ def test_what_is_missing_is_no_event(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("scenes")
-def test_a_run_is_begun_continued_or_used(model_directory: Path, tmp_path: Path) -> None:
+def test_a_run_is_begun_continued_or_used(
+    model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = small(model_directory, tmp_path / "run")
-    until(2, lambda: train_or_continue(config, quiet=True, report=lambda _: None))
-    said: list[str] = []
-    result = train_or_continue(config, quiet=True, report=said.append)
-    assert any("resuming at step 2 of 3" in line for line in said)
-    assert train_or_continue(config, quiet=True, report=said.append) == result
+    until(2, lambda: train_or_continue(config))
+    caplog.set_level("INFO", logger="hnclip")
+    result = train_or_continue(config)
+    assert any("resuming at step 2 of 3" in line for line in caplog.messages)
+    assert train_or_continue(config) == result
     with pytest.raises(ValueError, match="holds a run with other settings"):
-        train_or_continue(replace(config, seed=1), quiet=True)
+        train_or_continue(replace(config, seed=1))
     older = json.loads(to_json(config))  # of a version without these options
     del older["probe_gradients"], older["fraction"]
     (config.out / loop.CONFIG).write_text(json.dumps(older))
-    assert train_or_continue(config, quiet=True, report=said.append) == result
+    assert train_or_continue(config) == result

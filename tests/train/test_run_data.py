@@ -70,23 +70,22 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     return batches
 
 
-def run(config: TrainConfig) -> list[str]:
-    said: list[str] = []
-    train(config, quiet=True, report=said.append)
-    return said
+@pytest.fixture(autouse=True)
+def messages(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="hnclip")
 
 
 def test_every_epoch_shows_another_caption_of_each_picture(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen
+    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
     use([replace(record, captions=(*record.captions, str(record.short))) for record in scenes])
-    said = run(config)
+    train(config)
     epochs = [{pair for batch in part for pair in batch} for part in (seen[:4], seen[4:])]
     assert [len(epoch) for epoch in epochs] == [32, 32]
     for epoch in epochs:
         assert {picture for picture, _ in epoch} == set(range(32))
     assert not epochs[0] & epochs[1]
-    assert any("32 training pairs with 64 captions, one of each picture in an epoch," in line for line in said)
+    assert any("32 training pairs with 64 captions, one of each image in an epoch," in line for line in caplog.messages)
     (entry,) = read_metrics(config.out, "data")
     assert entry["captions"] == 64
     assert entry["validation_captions"] == 40  # all of them count in evaluation
@@ -98,14 +97,14 @@ def test_a_stopped_run_goes_on_with_the_same_captions_and_batches(
     """In the middle of an epoch, with several captions, clusters and frozen margins."""
     use([replace(record, captions=(*record.captions, str(record.short))) for record in scenes])
     config = replace(config, cluster=3, objective=ObjectiveConfig(margin_source="frozen"))
-    run(config)
+    train(config)
     whole = list(seen)
     seen.clear()
     with monkeypatch.context() as patch:
         patch.setattr(loop.Run, "_save", stop_after(loop.Run._save))
         with pytest.raises(KeyboardInterrupt):
-            run(replace(config, out=config.out.with_name("stopped")))
-    resume(config.out.with_name("stopped"), quiet=True, report=lambda _: None)
+            train(replace(config, out=config.out.with_name("stopped")))
+    resume(config.out.with_name("stopped"))
     assert seen == whole
     first, second = (
         torch.load(config.out.with_name(name) / "checkpoint.pt", weights_only=True) for name in ("run", "stopped")
@@ -130,7 +129,7 @@ def test_no_batch_holds_two_records_of_one_picture_or_caption(
     copied = [replace(scenes[i + 8], id=f"copy-{i}", captions=scenes[i + 16].captions) for i in range(4)]
     shown = [replace(record, image=scenes[40 + i].image) for i, record in enumerate(copied)]
     use([*scenes, *again, *shown])
-    run(config)
+    train(config)
     assert sum(map(len, seen)) == 2 * 40
     for batch in seen:
         pictures, captions = zip(*batch)
@@ -138,16 +137,16 @@ def test_no_batch_holds_two_records_of_one_picture_or_caption(
 
 
 def test_pairs_that_repeat_too_often_sit_out_and_it_is_said(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen
+    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen, caplog: pytest.LogCaptureFixture
 ) -> None:
     use([replace(record, captions=("one for many",)) if i < 6 else record for i, record in enumerate(scenes)])
-    said = run(config)
+    train(config)
     assert sum(map(len, seen)) == 2 * 30  # four batches take four of the six
-    assert sum("2 of 32 pairs sit out epoch" in line for line in said) == 2
+    assert sum("2 of 32 pairs sit out epoch" in line for line in caplog.messages) == 2
 
 
 def test_bad_records_are_left_out_listed_and_counted(
-    config: TrainConfig, scenes: list[Record], use: Callable, tmp_path: Path
+    config: TrainConfig, scenes: list[Record], use: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 broken")
     bad = [
@@ -157,11 +156,11 @@ def test_bad_records_are_left_out_listed_and_counted(
     ]
     use([*bad, *scenes[2:]], (Problem("unreadable row", "line 9", "not JSON"),))
     with pytest.raises(ValueError, match=r"1 of 54 rows of scenes/park cannot be used.*--read\.max-bad"):
-        run(config)
+        train(config)
     with pytest.raises(ValueError, match=r"3 of 53 records of scenes/park cannot be used.*--read\.max-bad"):
-        run(replace(config, read=ReadConfig(max_bad=0.03)))
+        train(replace(config, read=ReadConfig(max_bad=0.03)))
     assert not (config.out / "config.json").exists()
-    said = run(replace(config, read=ReadConfig(max_bad=0.1)))
+    train(replace(config, read=ReadConfig(max_bad=0.1)))
     lines = (config.out / "left_out.jsonl").read_text().splitlines()
     assert [(json.loads(line)["kind"], json.loads(line)["where"]) for line in lines] == [
         ("unreadable row", "line 9"),
@@ -169,7 +168,7 @@ def test_bad_records_are_left_out_listed_and_counted(
         ("missing image", "gone"),
         ("empty caption", "silent"),
     ]
-    assert any(line.startswith("warning: 4 problems in the data") for line in said)
+    assert any(line.startswith("4 problems in the data") for line in caplog.messages)
     (entry,) = read_metrics(config.out, "data")
     assert (entry["pairs"], entry["problems"]) == (30, 4)
 
@@ -178,7 +177,7 @@ def test_a_bad_caption_beside_good_ones_costs_no_record(
     config: TrainConfig, scenes: list[Record], use: Callable
 ) -> None:
     use([replace(record, captions=(*record.captions, " ")) for record in scenes])
-    run(config)
+    train(config)
     (entry,) = read_metrics(config.out, "data")
     assert (entry["pairs"], entry["captions"], entry["problems"]) == (32, 32, 52)
 
@@ -191,12 +190,12 @@ def test_a_run_is_not_resumed_on_other_data(
     with monkeypatch.context() as patch:
         patch.setattr(loop.Run, "_save", stop_after(loop.Run._save))
         with pytest.raises(KeyboardInterrupt):
-            run(config)
+            train(config)
     use(scenes[1:])
     with pytest.raises(ValueError, match=r"has seen 32 pairs, 20 validation.*there are 31 pairs, 20 validation"):
-        resume(config.out, quiet=True, report=lambda _: None)
+        resume(config.out)
     use(scenes)
-    resume(config.out, quiet=True, report=lambda _: None)
+    resume(config.out)
     assert [entry["step"] for entry in read_metrics(config.out, "step")] == list(range(1, 9))
 
 
@@ -212,7 +211,7 @@ def test_copies_under_other_names_never_meet(
             image = FileImage(tmp_path / f"{number}{name}.png")
             copies.append(replace(record, id=f"{number}{name}", image=image, captions=(caption,)))
     use([*copies, *scenes[8:]])
-    run(config)
+    train(config)
     assert sum(map(len, seen)) == 2 * 40
     for batch in seen:
         pictures, captions = zip(*batch)
@@ -224,14 +223,14 @@ def test_a_source_of_its_own_for_validation(config: TrainConfig, scenes: list[Re
     use(unsplit[:32], other=unsplit[32:40], split=scenes[30:])
     for name, pictures in (("other", 8), ("split", 20)):
         out = config.out.with_name(name)
-        run(replace(config, out=out, validation=name))
+        train(replace(config, out=out, validation=name))
         (entry,) = read_metrics(out, "data")
         assert (entry["pairs"], entry["validation_captions"]) == (32, pictures)
 
 
 def test_unsplit_data_hold_out_a_share(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
     use([replace(record, split=None, group=None) for record in scenes])
-    run(replace(config, read=ReadConfig(validation_share=0.25)))
+    train(replace(config, read=ReadConfig(validation_share=0.25)))
     (entry,) = read_metrics(config.out, "data")
     assert (entry["pairs"], entry["validation_captions"]) == (39, 13)
 
@@ -246,15 +245,15 @@ def test_clusters_bring_near_duplicates_into_one_batch(
         return sum(pairs) / len(pairs)
 
     use(scenes)
-    run(config)
+    train(config)
     random = together()
     seen.clear()
-    run(replace(config, out=config.out.with_name("clusters"), cluster=4))
+    train(replace(config, out=config.out.with_name("clusters"), cluster=4))
     assert together() > 2 * random
 
 
 def test_validation_pictures_that_training_shows_too_are_counted(
-    config: TrainConfig, scenes: list[Record], use: Callable, tmp_path: Path
+    config: TrainConfig, scenes: list[Record], use: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Under another name, from another source."""
     copies = []
@@ -264,8 +263,8 @@ def test_validation_pictures_that_training_shows_too_are_counted(
         copies.append(replace(record, id=f"copy{number}", split=None, image=FileImage(tmp_path / f"two{number}.png")))
     files = [replace(r, image=FileImage(tmp_path / f"one{n}.png")) for n, r in enumerate(scenes[:3])]
     use([*files, *scenes[3:32]], other=[*copies, *(replace(record, split=None) for record in scenes[40:])])
-    said = run(replace(config, validation="other"))
-    assert "warning: 3 of 15 validation pictures are training pictures too" in said
+    train(replace(config, validation="other"))
+    assert "3 of 15 validation images are training images too" in caplog.messages
 
 
 def test_like_lengths_come_together_where_negatives_are_the_whole_batchs(prepared: PairData) -> None:
@@ -293,30 +292,32 @@ def test_several_processes_get_short_and_long_captions_alike(
     assert all(b <= a for a, b in zip(first[1:], second))
 
 
-def test_a_fraction_is_of_the_training_pairs_alone(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
+def test_a_fraction_is_of_the_training_pairs_alone(
+    config: TrainConfig, scenes: list[Record], use: Callable, caplog: pytest.LogCaptureFixture
+) -> None:
     """Before the limit, of the training split only, and the same for another seed and another order of the records."""
     use(scenes)
     chosen = {record.id for record in fraction_of(scenes[:32], 0.25)}
     brief = replace(config, optim=replace(config.optim, epochs=1), fraction=0.25)
-    said = run(brief)
-    assert "25 % of the training pairs, by their ids: 8 of 32" in said
+    train(brief)
+    assert "25 % of the training pairs, by their ids: 8 of 32" in caplog.messages
     (entry,) = read_metrics(brief.out, "data")
     assert (entry["pairs"], entry["validation_captions"]) == (8, 20)
 
     def pairs(config: TrainConfig, records: list[Record]) -> set[str]:
-        data, _, _ = run_data._records(config, DataSet("scenes/park", tuple(records)), lambda _: None)
+        data, _, _ = run_data._records(config, DataSet("scenes/park", tuple(records)))
         return {record.id for record in data}
 
     assert pairs(brief, scenes) == chosen
     assert pairs(replace(brief, seed=7), scenes[::-1]) == chosen
     assert pairs(replace(brief, limit=3), scenes) == {record.id for record in fraction_of(scenes[:32], 0.25)[:3]}
     with pytest.raises(ValueError, match="at least 2: raise --fraction"):
-        run(replace(brief, fraction=0.01, out=brief.out.with_name("none")))
+        train(replace(brief, fraction=0.01, out=brief.out.with_name("none")))
 
 
 def test_a_fraction_beside_a_source_for_validation(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
     unsplit = [replace(record, split=None) for record in scenes]
     use(unsplit[:32], other=unsplit[32:40])
-    run(replace(config, validation="other", fraction=0.5, optim=replace(config.optim, epochs=1)))
+    train(replace(config, validation="other", fraction=0.5, optim=replace(config.optim, epochs=1)))
     (entry,) = read_metrics(config.out, "data")
     assert (entry["pairs"], entry["validation_captions"]) == (16, 8)

@@ -89,10 +89,10 @@ def test_a_real_run_before_and_after_its_end(model_directory: Path, tmp_path: Pa
     with monkeypatch.context() as patch:
         patch.setattr(loop.Run, "_step", stopped)
         with pytest.raises(KeyboardInterrupt):
-            loop.train(config, quiet=True, report=lambda _: None)
+            loop.train(config)
     run = str(config.out)
     assert models_of(run) == [(f"{run} (best and last so far, epoch 1)", f"{run}/best")]
-    result = loop.resume(config.out, quiet=True, report=lambda _: None)
+    result = loop.resume(config.out)
     found = models_of(run)
     if result.best["epoch"] == 2:
         assert found == [(f"{run} (best and last, epoch 2)", f"{run}/best")]
@@ -116,7 +116,7 @@ def test_a_run_aligns_two_joined_towers(method: str, tmp_path: Path, monkeypatch
     name = f"{write_dinov2(tmp_path / 'image')}+{write_bert(tmp_path / 'text')}"
     assert load(name).untrained_projections
     optim = OptimConfig(epochs=1, micro_batch=4, accumulate=1, lr=1e-3)
-    loop.train(TrainConfig(model=name, out=tmp_path / "run", optim=optim, adapt=AdaptConfig(method=method)), quiet=True)
+    loop.train(TrainConfig(model=name, out=tmp_path / "run", optim=optim, adapt=AdaptConfig(method=method)))
     model = load(tmp_path / "run" / "best")
     assert not model.untrained_projections
     assert model.encode(["a red house"]).shape == (1, 512)

@@ -26,14 +26,18 @@ def records() -> list[Record]:
     return scene_records("park", "train", families=2)
 
 
-def completed(method: str, records: list[Record], **read: object) -> tuple[tuple[Record, ...], list[str]]:
-    said: list[str] = []
+@pytest.fixture(autouse=True)
+def messages(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="hnclip")
+
+
+def completed(method: str, records: list[Record], **read: object) -> tuple[Record, ...]:
     config = TrainConfig(
         data="somewhere.json",
         read=ReadConfig(**read),  # type: ignore[arg-type]
         objective=ObjectiveConfig(method=method, token_weight=0.0),  # type: ignore[arg-type]
     )
-    return with_views(config, records, objective_of(method), said.append), said
+    return with_views(config, records, objective_of(method))
 
 
 @pytest.mark.parametrize(
@@ -46,12 +50,14 @@ def completed(method: str, records: list[Record], **read: object) -> tuple[tuple
         ("structxlip", {"regions", "edges", "text"}),
     ],
 )
-def test_what_methods_need(method: str, needs: set[str], records: list[Record]) -> None:
+def test_what_methods_need(
+    method: str, needs: set[str], records: list[Record], caplog: pytest.LogCaptureFixture
+) -> None:
     assert needed_views(objective_of(method)) == needs
     if not needs:
-        found, said = completed(method, records)
+        found = completed(method, records)
         assert found == tuple(records)
-        assert not said
+        assert not caplog.messages
 
 
 def test_terms_that_are_left_out_need_nothing() -> None:
@@ -61,8 +67,8 @@ def test_terms_that_are_left_out_need_nothing() -> None:
     assert needed_views(only) == {"edges"}
 
 
-def test_edges_and_filtered_captions_are_made(records: list[Record]) -> None:
-    found, said = completed("structxlip", records)
+def test_edges_and_filtered_captions_are_made(records: list[Record], caplog: pytest.LogCaptureFixture) -> None:
+    found = completed("structxlip", records)
     assert [record.regions for record in found] == [record.regions for record in records]
     for before, after in zip(records, found):
         assert after.edges is not None
@@ -70,27 +76,27 @@ def test_edges_and_filtered_captions_are_made(records: list[Record]) -> None:
         assert picture.size == before.image.load().size
         assert len(after.filtered) == len(before.captions)
         assert len(after.filtered[0]) < len(before.captions[0])
-    assert any("canny" in line.lower() for line in said)
-    assert f"{len(records)} of {len(records)} training records have regions" in said
+    assert any("canny" in line.lower() for line in caplog.messages)
+    assert f"{len(records)} of {len(records)} training records have regions" in caplog.messages
 
 
-def test_what_records_bring_along_is_kept(records: list[Record]) -> None:
+def test_what_records_bring_along_is_kept(records: list[Record], caplog: pytest.LogCaptureFixture) -> None:
     """Of some records: the others lack it, as in lists whose maps are partly missing."""
     brought = [replace(records[0], edges=records[1].image, filtered=("own words",)), *records[1:]]
-    found, said = completed("structxlip", brought)
+    found = completed("structxlip", brought)
     assert found[0].edges == records[1].image
     assert found[0].filtered == ("own words",)
     assert all(record.edges is None and record.filtered == () for record in found[1:])
-    assert not any("made here" in line or "filtered here" in line for line in said)
+    assert not any("made here" in line or "filtered here" in line for line in caplog.messages)
 
 
-def test_without_regions_it_says_how_to_get_some(records: list[Record]) -> None:
+def test_without_regions_it_says_how_to_get_some(records: list[Record], caplog: pytest.LogCaptureFixture) -> None:
     bare = [replace(record, regions=()) for record in records]
     with pytest.raises(ValueError, match=r"goal needs regions.*hnclip prepare regions somewhere\.json"):
         completed("goal", bare)
     some = [replace(bare[0], regions=(Region((0, 0, 9, 9), "a corner"),)), *bare[1:]]
-    _, said = completed("goal", some)
-    assert f"1 of {len(records)} training records have regions" in said
+    completed("goal", some)
+    assert f"1 of {len(records)} training records have regions" in caplog.messages
 
 
 def test_a_manifest_that_is_not_there(records: list[Record], tmp_path: Path) -> None:
@@ -98,16 +104,20 @@ def test_a_manifest_that_is_not_there(records: list[Record], tmp_path: Path) -> 
         completed("goal", records, prepared=str(tmp_path / "none.jsonl"))
 
 
-def test_a_manifest_is_used_as_long_as_it_fits(records: list[Record], tmp_path: Path) -> None:
+def test_a_manifest_is_used_as_long_as_it_fits(
+    records: list[Record], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """And what nobody can use any more is no reason to take a default in its place."""
     path = tmp_path / "views.jsonl"
     made = ["prepare", "text", "scenes/park", "--split", "train", "--filter", "lexicon:colours", "--out", str(path)]
     assert main([*made, "--quiet"]) == 0
-    found, said = completed("structxlip", records, prepared=str(path))
+    caplog.set_level("INFO", logger="hnclip")  # which the command has raised
+    found = completed("structxlip", records, prepared=str(path))
     assert found[0].filtered == (filter_caption(records[0].captions[0], ["colours"]),)
-    assert any("lexicon:colours" in line for line in said)
+    assert any("lexicon:colours" in line for line in caplog.messages)
     changed = [replace(record, captions=("Another caption.",)) for record in records]
     with pytest.raises(ValueError, match=r"text of 4 of 4 records.* are stale.*hnclip prepare text"):
         completed("structxlip", changed, prepared=str(path))
-    _, said = completed("goal", changed, prepared=str(path))  # which looks at no text
-    assert not any("stale" in line for line in said)
+    caplog.clear()
+    completed("goal", changed, prepared=str(path))  # which looks at no text
+    assert not any("stale" in line for line in caplog.messages)

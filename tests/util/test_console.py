@@ -105,6 +105,14 @@ def test_a_terminal_shows_a_bar_and_the_log_file_the_lines(tmp_path, monkeypatch
     assert "encoding: 1 of 2" in (tmp_path / "log").read_text()
 
 
+def test_a_closed_standard_error_ends_nothing(monkeypatch):
+    configure_logging()
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    log.warning("nobody reads this")
+
+
 def test_a_library_says_nothing_unless_asked():
     program = """
 import logging, sys

@@ -39,12 +39,7 @@ class ExportCheck:
     text_error: float
 
 
-def export_onnx(
-    model: DualEncoder,
-    directory: str | Path,
-    *,
-    layout: Layout = "onnx",
-) -> ExportCheck:
+def export_onnx(model: DualEncoder, directory: str | Path, *, layout: Layout = "onnx") -> ExportCheck:
     """Write both towers of a model as ONNX, for programs without torch.
 
     The directory appears whole or not at all, and replaces one of the same name. The graphs are fp32, made on the CPU

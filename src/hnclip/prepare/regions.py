@@ -67,7 +67,7 @@ def prepare_regions(options: PrepareRegions, work: Work) -> Outcome:
         if todo.note:
             log.info(todo.note)
         with (
-            progress("pictures", len(records), len(records) - len(pending)) as bar,
+            progress("images", len(records), len(records) - len(pending)) as bar,
             proposing(asked, workers=workers) as propose,
         ):
             for chunk in _seen(pending, model, options, propose, workers):

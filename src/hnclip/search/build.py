@@ -58,7 +58,7 @@ def build_index(options: IndexOptions) -> Built:
     model = load(models_of(options.model)[0][1], **vars(options.opening)).eval().to(device)
     model.require_trained("an index")
     about = _about(options, source, model)
-    log.info(f"model: {model.source}; data: {counted(len(source), 'picture')} of {source.data}")
+    log.info(f"model: {model.source}; data: {counted(len(source), 'image')} of {source.data}")
 
     def check(writer: IndexWriter) -> str:
         return _why_not(writer, about, source)

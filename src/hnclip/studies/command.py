@@ -71,13 +71,7 @@ def study(options: Options) -> Done:
     return _run(options, entries, jobs, store, shard)
 
 
-def _run(
-    options: Options,
-    entries: Sequence[Entry],
-    jobs: Sequence[Job],
-    store: Store,
-    shard: Shard | None,
-) -> Done:
+def _run(options: Options, entries: Sequence[Entry], jobs: Sequence[Job], store: Store, shard: Shard | None) -> Done:
     wanted = list(jobs)
     if options.run is not None:
         wanted = [_job_named(options.run, jobs)]

@@ -43,11 +43,7 @@ class Failure:
 
 
 def execute(
-    jobs: Sequence[Job],
-    store: Store,
-    *,
-    expected: Callable[[Job], float] = lambda job: 1.0,
-    wait: float = 10.0,
+    jobs: Sequence[Job], store: Store, *, expected: Callable[[Job], float] = lambda job: 1.0, wait: float = 10.0
 ) -> list[Failure]:
     """Train and evaluate what is missing. A run that fails does not stop the others.
 

@@ -105,13 +105,7 @@ def make_milvus(version: Version, kind: Kind, vectors: StoredVectors, uri: str |
         _fill(connection, version, kind, vectors, uri)
 
 
-def _fill(
-    connection: Connection,
-    version: Version,
-    kind: Kind,
-    vectors: StoredVectors,
-    uri: str | None,
-) -> None:
+def _fill(connection: Connection, version: Version, kind: Kind, vectors: StoredVectors, uri: str | None) -> None:
     count, width = vectors.shape
     mine = f"hnclip_{_owner(version)}_"
     name = f"{mine}{version.generation}_{kind}"
