@@ -1,4 +1,4 @@
-"""Late interaction against a triple loop and for any tiles; tests/objectives compares FineLIP's hinge with its definition."""
+"""Late interaction against a triple loop and for any tiles; FineLIP's hinge is compared in tests/objectives."""
 
 from __future__ import annotations
 
