@@ -35,7 +35,7 @@ class StructXlip(Objective):
 
     The weights fall with the epochs, see `weight_factors`. Official: chunks are spans counted in the filtered caption
     and read from the whole one, and scaled by min(s / 0.07, 100); corrected: read from the filtered caption, scaled by
-    stopgrad(s).
+    stopgrad(s), and equal filtered captions are not negatives of each other.
 
     Args:
         crops: edge crops of each image, of its best regions (K; 2 in the script for DOCCI, 3 by default in the code).
