@@ -70,7 +70,7 @@ def test_negatives_are_those_that_carry_a_margin() -> None:
     margins = negative_margins(pairs, 1.0)
     assert margins is not None
     found = negative_similarities(TEXT, [range(13)], IDS)
-    assert np.array_equal(found.counts, count_values(margins[pairs.negatives()]).numpy())
+    assert np.array_equal(found.counts, count_values(margins[pairs.negatives(TEXT.device)]).numpy())
 
 
 def test_one_batch_of_all_has_the_geometry_of_all() -> None:

@@ -61,8 +61,10 @@ def paper_loss(img_n: Tensor, txt_n: Tensor, scale: Tensor, gamma: float = 0.5) 
     return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.t(), targets)) / 2.0
 
 
-def info_nce(image: Tensor, text: Tensor, scale: Tensor) -> Tensor:
-    return paper_loss(image, text, scale, gamma=0.0)
+def info_nce(image: Tensor, text: Tensor, scale: Tensor, margin: float = 0.0) -> Tensor:
+    """InfoNCE, with a margin that is subtracted from the positive."""
+    logits, target = scale * (image @ text.T - margin * torch.eye(len(image)).to(image)), torch.arange(len(image))
+    return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 
 
 def negatives_of(i: int, n: int, ids: Tensor | None) -> list[int]:
@@ -72,14 +74,13 @@ def negatives_of(i: int, n: int, ids: Tensor | None) -> list[int]:
 
 
 def over_queries(image: Tensor, text: Tensor, ids: Tensor | None, term: Callable[..., Tensor]) -> Tensor:
-    """Mean over queries of term(i, negatives, similarity of column j) summed over both directions."""
+    """Mean over queries of term(i, negatives, similarities to all columns), summed over both directions."""
     n = len(image)
     total = image.new_zeros(())
     for i in range(n):
         negatives = negatives_of(i, n, ids)
-        for queries, columns, direction in ((image, text, "image_to_text"), (text, image, "text_to_image")):
-            similarity = [(queries[i] * columns[j]).sum() for j in range(n)]
-            total = total + term(i, negatives, similarity, direction)
+        for queries, columns in ((image, text), (text, image)):
+            total = total + term(i, negatives, [(queries[i] * columns[j]).sum() for j in range(n)])
     return total / n
 
 
@@ -99,7 +100,7 @@ def twin_hard_negative(
         values = [(source[i] * source[j]).sum() for i in range(n) for j in negatives_of(i, n, ids)]
         center = float(sum(values) / len(values))
 
-    def term(i: int, negatives: list[int], similarity: list[Tensor], _: str) -> Tensor:
+    def term(i: int, negatives: list[int], similarity: list[Tensor]) -> Tensor:
         positive = torch.exp(scale * similarity[i])
         total = positive
         for j in negatives:
@@ -114,7 +115,7 @@ def twin_hard_negative(
 def twin_smoothed(
     image: Tensor, text: Tensor, scale: Tensor, smoothing: float = 0.1, ids: Tensor | None = None
 ) -> Tensor:
-    def term(i: int, negatives: list[int], similarity: list[Tensor], _: str) -> Tensor:
+    def term(i: int, negatives: list[int], similarity: list[Tensor]) -> Tensor:
         columns = [i, *negatives]
         total = sum(torch.exp(scale * similarity[j]) for j in columns)
         loss = image.new_zeros(())
@@ -127,33 +128,20 @@ def twin_smoothed(
 
 
 def twin_score_margin(
-    image: Tensor,
-    text: Tensor,
-    scale: Tensor,
-    strength: float = 9.0,
-    directions: str = "both",
-    ids: Tensor | None = None,
+    image: Tensor, text: Tensor, scale: Tensor, strength: float = 9.0, ids: Tensor | None = None
 ) -> Tensor:
-    def term(i: int, negatives: list[int], similarity: list[Tensor], direction: str) -> Tensor:
-        penalty = strength if directions in ("both", direction) else 0.0
+    def term(i: int, negatives: list[int], similarity: list[Tensor]) -> Tensor:
         positive = torch.exp(scale * similarity[i])
-        total = positive
-        for j in negatives:
-            total = total + torch.exp(scale * similarity[j] + penalty * similarity[j].detach())
-        return -torch.log(positive / total) / 2
+        raised = [torch.exp(scale * similarity[j] + strength * similarity[j].detach()) for j in negatives]
+        return -torch.log(positive / (positive + sum(raised))) / 2
 
     return over_queries(image, text, ids, term)
 
 
 def twin_hn_nce(
-    image: Tensor,
-    text: Tensor,
-    scale: Tensor,
-    alpha: float = 1.0,
-    beta: float = 0.25,
-    ids: Tensor | None = None,
+    image: Tensor, text: Tensor, scale: Tensor, alpha: float = 1.0, beta: float = 0.25, ids: Tensor | None = None
 ) -> Tensor:
-    def term(i: int, negatives: list[int], similarity: list[Tensor], _: str) -> Tensor:
+    def term(i: int, negatives: list[int], similarity: list[Tensor]) -> Tensor:
         positive = torch.exp(scale * similarity[i])
         normaliser = sum(torch.exp(beta * scale * similarity[k]) for k in negatives)
         total = alpha * positive
@@ -166,14 +154,9 @@ def twin_hn_nce(
 
 
 def twin_hcl(
-    image: Tensor,
-    text: Tensor,
-    scale: Tensor,
-    beta: float = 1.0,
-    tau_plus: float = 0.0,
-    ids: Tensor | None = None,
+    image: Tensor, text: Tensor, scale: Tensor, beta: float = 1.0, tau_plus: float = 0.0, ids: Tensor | None = None
 ) -> Tensor:
-    def term(i: int, negatives: list[int], similarity: list[Tensor], _: str) -> Tensor:
+    def term(i: int, negatives: list[int], similarity: list[Tensor]) -> Tensor:
         count = len(negatives)
         positive = torch.exp(scale * similarity[i])
         importance = {j: torch.exp(beta * scale * similarity[j]) for j in negatives}
@@ -188,7 +171,7 @@ def twin_hcl(
 def twin_max_hinge(
     image: Tensor, text: Tensor, scale: Tensor, margin: float = 0.2, ids: Tensor | None = None
 ) -> Tensor:
-    def term(i: int, negatives: list[int], similarity: list[Tensor], _: str) -> Tensor:
+    def term(i: int, negatives: list[int], similarity: list[Tensor]) -> Tensor:
         hardest = max(negatives, key=lambda j: similarity[j].item())
         return torch.clamp(margin + similarity[hardest] - similarity[i], min=0)
 
@@ -218,12 +201,7 @@ def twin_sigmoid(
 
 
 def twin_token(
-    patches: Tensor,
-    words: Tensor,
-    scale: Tensor,
-    patch_mask: Tensor,
-    word_mask: Tensor,
-    ids: Tensor | None = None,
+    patches: Tensor, words: Tensor, scale: Tensor, patch_mask: Tensor, word_mask: Tensor, ids: Tensor | None = None
 ) -> Tensor:
     n = len(patches)
     total = patches.new_zeros(())

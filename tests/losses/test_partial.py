@@ -1,4 +1,7 @@
-"""Terms over pairs that have a view, whole and in uneven shards; StructXLIP's chunks; Long-CLIP's principal part."""
+"""Terms over pairs that have a view, whole and in uneven shards; masks of chunks; Long-CLIP's principal part.
+
+tests/objectives compares chunk_loss with its definition.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from loss_twins import assert_equal, make_pairs, negatives_of, value_and_grads
+from loss_twins import assert_equal, make_pairs, value_and_grads
 
 from hnclip.losses import GLOBAL_LOSSES, clip_loss, hard_negative_loss
 from hnclip.losses.partial import (
@@ -15,7 +18,6 @@ from hnclip.losses.partial import (
     cosine_gap,
     loss_of_present,
     mean_of_present,
-    present_in_all,
     principal_part,
 )
 
@@ -41,13 +43,6 @@ def bools(values):
     return torch.tensor(values, dtype=torch.bool)
 
 
-def test_present_in_all():
-    a, b = bools([1, 1, 0]), bools([1, 0, 0])
-    assert present_in_all(None, None) is None
-    assert torch.equal(present_in_all(a, None), a)
-    assert torch.equal(present_in_all(None, a, b), b)
-
-
 @pytest.mark.parametrize("shards", SHARDS)
 @pytest.mark.parametrize("present", PRESENT)
 def test_mean_of_present(present, shards):
@@ -55,7 +50,7 @@ def test_mean_of_present(present, shards):
     values = torch.randn(7, dtype=torch.float64, requires_grad=True)
 
     def term(v, offset=0, rows=7):
-        return mean_of_present(v[offset : offset + rows], mask, offset, rows)
+        return mean_of_present(v[offset : offset + rows], mask, offset)
 
     expected = value_and_grads(lambda v: v[mask].mean(), [values])
     assert_equal(value_and_grads(term, [values]), expected)
@@ -86,9 +81,9 @@ def test_loss_of_present_is_the_loss_of_a_batch_of_them(present, ids):
     leaves, mask = make_pairs(7, 5), bools(present)
 
     def subset(image, text, scale):
-        return hard_negative_loss(image[mask], text[mask], scale, gamma=0.3, ids=None if ids is None else ids[mask])
+        return hard_negative_loss(image[mask], text[mask], scale, ids=None if ids is None else ids[mask])
 
-    got = value_and_grads(lambda *x: loss_of_present(hard_negative_loss, *x, mask, ids=ids, gamma=0.3), leaves)
+    got = value_and_grads(lambda *x: loss_of_present(hard_negative_loss, *x, mask, ids=ids), leaves)
     assert_equal(got, value_and_grads(subset, leaves))
 
 
@@ -119,61 +114,26 @@ def make_chunks(n=7, s=4, k=2, d=5, seed=0):
     return leaves, [chunk_mask, crop_mask]
 
 
-def twin_chunk(chunks, crops, scale, chunk_mask, crop_mask, ids=None):
-    """A mean over spans, then over samples that have a span and a valid crop."""
-    n, samples = len(chunks), []
-    for i in range(n):
-        spans = []
-        for span in chunks[i][chunk_mask[i]]:
-            own = [(scale * (span * crop).sum()).exp() for crop in crops[i][crop_mask[i]]]
-            others = [
-                (scale * (span * crop).sum()).exp() for j in negatives_of(i, n, ids) for crop in crops[j][crop_mask[j]]
-            ]
-            if own:
-                spans.append(torch.log(sum(own) + sum(others)) - torch.log(sum(own)))
-        if spans:
-            samples.append(sum(spans) / len(spans))
-    return sum(samples) / len(samples)
-
-
-@pytest.mark.parametrize("ids", [None, IDS], ids=["no ids", "ids"])
-@pytest.mark.parametrize("shards", SHARDS)
-def test_chunk_loss_and_its_shards_equal_the_loop(ids, shards):
-    leaves, masks = make_chunks()
-
-    def term(chunks, crops, scale, **shard):
-        return chunk_loss(chunks, crops, *masks, scale, ids=ids, **shard)
-
-    expected = value_and_grads(lambda *x: twin_chunk(*x, *masks, ids), leaves)
-    assert_equal(value_and_grads(term, leaves), expected)
-    assert_equal(value_and_grads(over_processes(term, shards), leaves), expected)
-
-
 def test_masked_chunks_and_crops_are_not_read():
     leaves, masks = make_chunks()
-    expected = value_and_grads(lambda c, p, s: chunk_loss(c, p, *masks, s), leaves)
+
+    def evaluate(given):
+        return value_and_grads(lambda c, p, s: chunk_loss(c, p, *masks, s), [t.requires_grad_() for t in given])
+
     moved = [leaf.detach().clone() for leaf in leaves]
     for tensor, mask in zip(moved, masks):
         tensor[~mask] *= -50
-    assert_equal(
-        value_and_grads(lambda c, p, s: chunk_loss(c, p, *masks, s), [t.requires_grad_() for t in moved]), expected
-    )
+    assert_equal(evaluate(moved), evaluate(leaves))
 
 
 @pytest.mark.parametrize("absent", [0, 1])
 def test_without_chunks_or_crops_the_loss_is_zero(absent):
     leaves, masks = make_chunks()
+    with pytest.raises(ValueError, match="mask"):
+        chunk_loss(*leaves[:2], *[mask.long() if k == absent else mask for k, mask in enumerate(masks)], leaves[2])
     masks[absent] = torch.zeros_like(masks[absent])
     got = value_and_grads(lambda c, p, s: chunk_loss(c, p, *masks, s), leaves)
     assert all((tensor == 0).all() for tensor in got)
-
-
-def test_chunk_errors_name_the_mask():
-    (chunks, crops, scale), (chunk_mask, crop_mask) = make_chunks()
-    with pytest.raises(ValueError, match="chunks"):
-        chunk_loss(chunks, crops, chunk_mask[:, :2], crop_mask, scale)
-    with pytest.raises(ValueError, match="crops"):
-        chunk_loss(chunks, crops, chunk_mask, crop_mask.long(), scale)
 
 
 def make_vectors(n, d, dtype=torch.float64):
@@ -192,16 +152,11 @@ def test_principal_part_is_the_best_approximation_of_its_rank(n, d, count):
     assert torch.autograd.gradcheck(lambda x: principal_part(x, count), vectors[:9, :9].clone().requires_grad_())
 
 
-def test_few_vectors_are_returned_unchanged():
-    vectors = make_vectors(33, 64)
-    assert principal_part(vectors) is vectors
-    assert (principal_part(make_vectors(34, 64)) - make_vectors(34, 64)).abs().max() > 1e-3
-
-
-def test_principal_part_is_computed_in_float32():
-    vectors = make_vectors(40, 50, torch.bfloat16)
-    assert principal_part(vectors, 8).dtype == torch.float32
+def test_few_vectors_are_returned_unchanged_and_others_in_float32():
+    few, vectors = make_vectors(33, 64), make_vectors(34, 64, torch.bfloat16)
+    assert principal_part(few) is few
+    part = principal_part(vectors)
+    assert part.dtype == torch.float32
+    assert (part - vectors).abs().max() > 1e-3
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(principal_part(vectors.float(), 8), principal_part(vectors, 8))
-    with pytest.raises(ValueError, match="count"):
-        principal_part(vectors, 0)
+        assert torch.equal(principal_part(vectors.float()), part)

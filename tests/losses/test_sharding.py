@@ -1,4 +1,4 @@
-"""Equal shards of a batch average to the whole batch, in one process and in two."""
+"""Shards of a batch average to the whole batch, in one process and in two."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch.multiprocessing as mp
 from loss_twins import assert_equal, make_pairs, make_tokens, value_and_grads
 
 from hnclip.losses import GLOBAL_LOSSES, debiased_loss, hard_negative_loss, sigmoid_loss, token_loss
+from hnclip.losses.tiled import loss_from_tiles
+from hnclip.losses.tokens import late_interaction_loss
 
 IDS = torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2], [3, 0], [4, 4]])
 FROZEN = make_pairs(6, 3, seed=4)[1].detach()
@@ -19,28 +21,38 @@ def tokens(patches, words, scale, **shard):
     return token_loss(patches, words, *MASKS, scale, **shard)
 
 
+def late_interaction(patches, words, scale, **shard):
+    return late_interaction_loss(patches, words, *MASKS, **shard)
+
+
 CASES = {
     **{name: (loss, {}) for name, loss in GLOBAL_LOSSES.items()},
     "hn centred": (hard_negative_loss, {"center": "mean", "margin": 0.1}),
     "hn frozen": (hard_negative_loss, {"margin_text": FROZEN, "center": "mean"}),
+    "tiles": (loss_from_tiles, {"size": 100}),
+    "tiles centred": (loss_from_tiles, {"size": 60, "center": "mean", "margin": 0.1}),
+    "tiles frozen": (loss_from_tiles, {"size": 60, "margin_text": FROZEN, "center": "mean"}),
     "sigmoid with margin": (sigmoid_loss, {"gamma": 0.5}),
     "debiased off the floor": (debiased_loss, {"tau_plus": 1e-6}),
     "tokens": (tokens, {}),
+    "late interaction": (late_interaction, {}),
 }
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("sizes", [[1] * 6, [3, 3], [1, 4, 1]], ids=str)
 @pytest.mark.parametrize("ids", [None, IDS], ids=["no ids", "ids"])
 @pytest.mark.parametrize("case", CASES)
-def test_mean_over_shards_is_the_whole_batch(case, ids, size):
+def test_weighted_shards_are_the_whole_batch(case, ids, sizes):
+    """As processes do it: each shard weighted by its share of the queries; equal shards are a plain mean."""
     loss, options = CASES[case]
-    leaves = TOKENS if case == "tokens" else make_pairs(6, 5)
+    leaves = TOKENS if case in ("tokens", "late interaction") else make_pairs(6, 5)
 
     def whole(*x, **shard):
         return loss(*x, ids=ids, **options, **shard)
 
     def shards(*x):
-        return torch.stack([whole(*x, offset=start, rows=size) for start in range(0, 6, size)]).mean()
+        starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        return sum(rows / 6 * whole(*x, offset=start, rows=rows) for start, rows in zip(starts, sizes))
 
     assert_equal(value_and_grads(shards, leaves), value_and_grads(whole, leaves))
     assert whole(*leaves, offset=0, rows=3) != whole(*leaves, offset=3, rows=3)

@@ -1,3 +1,5 @@
+"""Tiles against the eager loss, which test_hard_negative.py compares with the definition; memory of tiles."""
+
 from __future__ import annotations
 
 import pytest
@@ -5,12 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_memory import LiveMemory
-from loss_twins import assert_equal, make_pairs, twin_hard_negative, value_and_grads
+from loss_twins import assert_equal, make_pairs, value_and_grads
 from torch import Tensor
 
-from hnclip.losses import GLOBAL_LOSSES, clip_loss, fixed_margin_loss, hard_negative_loss, tiled_hard_negative_loss
-from hnclip.losses import tiled as module
-from hnclip.losses.tiled import TILE_BYTES, blocks, loss_from_tiles, tile_bytes, tile_shape
+from hnclip.losses import GLOBAL_LOSSES, hard_negative_loss, tiled_hard_negative_loss
+from hnclip.losses.tiled import TILE_BYTES, blocks, loss_from_tiles, tile_shape
 
 OPTIONS = {
     "paper": {},
@@ -43,7 +44,7 @@ def close(got: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
         assert (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=0.1)
 
 
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=60)
 @given(
     n=st.integers(2, 40),
     d=st.integers(1, 7),
@@ -64,50 +65,24 @@ def test_equals_the_eager_loss(n, d, elements, shard, options, ids, scale, seed)
     close(got, value_and_grads(lambda *x: hard_negative_loss(*x, **given), leaves), 1e-10)
 
 
-@pytest.mark.parametrize("elements", [1, 12])
-@pytest.mark.parametrize("ids", IDS)
-@pytest.mark.parametrize("options", OPTIONS)
-def test_equals_the_double_loop(options, ids, elements):
-    leaves = make_pairs(7, 4, scale=8.0)
-    given = cut(OPTIONS[options], IDS[ids], 7)
-    got = value_and_grads(lambda *x: loss_from_tiles(*x, **given, size=8 * elements), leaves)
-    close(got, value_and_grads(lambda *x: twin_hard_negative(*x, **given), leaves), 1e-10)
-
-
-@pytest.mark.parametrize("size", [1, 4, 6])
-@pytest.mark.parametrize("options", OPTIONS)
-def test_mean_over_shards_is_the_whole_batch(options, size):
-    leaves = make_pairs(12, 5)
-    given = cut(OPTIONS[options], IDS["two columns"], 12)
-
-    def shards(*x):
-        parts = [loss_from_tiles(*x, **given, offset=o, rows=size, size=100) for o in range(0, 12, size)]
-        return torch.stack(parts).mean()
-
-    close(value_and_grads(shards, leaves), value_and_grads(lambda *x: hard_negative_loss(*x, **given), leaves), 1e-10)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_half_precision_inputs_and_autocast_compute_in_float32(options, autocast, dtype):
+def test_half_precision_inputs_and_autocast_compute_in_float32(options, dtype):
     leaves = make_pairs(33, 6, scale=20.0, dtype=dtype)
     given = cut(OPTIONS[options], IDS["one column"], 33)
     double = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    got = value_and_grads(lambda *x: loss_from_tiles(*x, **given, size=400), leaves, autocast=autocast)
     expected = value_and_grads(lambda *x: hard_negative_loss(*x, **given), double)
-    dtypes = [torch.float32, dtype, dtype, dtype]
-    tolerance = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+
+    def loss(*x):
+        return loss_from_tiles(*x, **given, size=400)
+
+    got = value_and_grads(loss, leaves)
     close(got[:1], [expected[0].float()], 1e-5)
-    close(got[1:], [e.to(t) for e, t in zip(expected[1:], dtypes[1:])], tolerance)
-
-
-def test_autocast_in_backward_changes_nothing():
-    leaves = make_pairs(20, 6, dtype=torch.float32)
-    loss = loss_from_tiles(*leaves, size=100)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = torch.autograd.grad(loss, leaves)
-    assert_equal(got, value_and_grads(lambda *x: loss_from_tiles(*x, size=100), leaves)[1:], 0)
+    tolerance = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    close(got[1:], [grad.to(dtype) for grad in expected[1:]], tolerance)
+    with torch.autocast("cpu", torch.bfloat16):  # around the backward pass too
+        value = loss(*leaves)
+        assert_equal([value.detach(), *torch.autograd.grad(value, leaves)], got, 0)
 
 
 def test_small_losses_keep_their_digits():
@@ -134,17 +109,7 @@ def test_gradcheck(options, shard):
     )
 
 
-def test_gradients_scale_with_what_comes_from_above():
-    leaves = make_pairs(9, 4)
-
-    def twice(loss):
-        return lambda *x: (loss(*x) ** 2) * x[2] + 0.5 * loss(x[1], x[0], x[2])
-
-    tiled = twice(lambda *x: loss_from_tiles(*x, size=64))
-    close(value_and_grads(tiled, leaves), value_and_grads(twice(hard_negative_loss), leaves), 1e-10)
-
-
-@pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)], ids=str)
+@pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)], ids=str)
 @pytest.mark.parametrize("shard", [{}, {"offset": 2, "rows": 5}])
 def test_frozen_inputs_get_no_gradient_and_cost_no_product(wanted, shard):
     given = make_pairs(12, 4)
@@ -162,29 +127,11 @@ def test_frozen_inputs_get_no_gradient_and_cost_no_product(wanted, shard):
     assert memory.calls["aten.addmm_.default"] == tiles // 2 * (wanted[0] + wanted[1])
 
 
-def test_without_gradient_there_is_no_backward_work():
-    leaves = make_pairs(12, 4)
-    with torch.no_grad(), LiveMemory() as memory:
-        loss = loss_from_tiles(*leaves, size=200)
-    assert not loss.requires_grad
-    assert loss == loss_from_tiles(*leaves, size=200)
-    assert memory.calls["aten.addmm_.default"] == 0
-
-
 def test_a_second_derivative_is_refused():
     leaves = make_pairs(5, 4)
     grads = torch.autograd.grad(loss_from_tiles(*leaves, size=64) ** 2, leaves, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         grads[0].sum().backward()
-
-
-def test_changed_inputs_are_noticed():
-    image, text, scale = make_pairs(5, 4)
-    moved = image * 1
-    loss = loss_from_tiles(moved, text, scale, size=64)
-    moved.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
 
 
 @pytest.mark.parametrize("options", ["paper", "frozen"])
@@ -262,41 +209,14 @@ def test_one_tile_is_the_eager_loss_and_two_are_equal_to_it(options, monkeypatch
         assert (memory.calls["aten.mm.out"] > 0) == (elements == 143)
 
 
-def test_shards_count_their_own_logits(monkeypatch):
-    leaves = make_pairs(12, 5)
-    monkeypatch.setattr(module, "loss_from_tiles", lambda *_, **__: "tiles")
-    monkeypatch.setitem(TILE_BYTES, "cpu", 8 * 36)
-    assert tiled_hard_negative_loss(*leaves, offset=3, rows=3) != "tiles"
-    assert tiled_hard_negative_loss(*leaves, offset=3, rows=4) == "tiles"
-    narrow = [leaf.bfloat16() for leaf in leaves]  # computed in float32
-    assert tiled_hard_negative_loss(*narrow, offset=3, rows=6) != "tiles"
-    assert tiled_hard_negative_loss(*narrow, offset=3, rows=7) == "tiles"
-
-
-def test_special_cases_pass_everything_on(monkeypatch):
-    monkeypatch.setitem(TILE_BYTES, "cpu", 64)
-    leaves, ids = make_pairs(9, 4), torch.arange(9) // 2
-    shard = {"offset": 2, "rows": 5, "ids": ids}
-    got = value_and_grads(lambda *x: clip_loss(*x, **shard), leaves)
-    close(got, value_and_grads(lambda *x: hard_negative_loss(*x, 0.0, **shard), leaves), 1e-10)
-    got = value_and_grads(lambda *x: fixed_margin_loss(*x, margin=0.4, **shard), leaves)
-    close(got, value_and_grads(lambda *x: hard_negative_loss(*x, 0.0, margin=0.4, **shard), leaves), 1e-10)
-
-
 @pytest.mark.parametrize(
     ("argument", "value"),
     [("gamma", -1.0), ("center", "median"), ("margin_text", torch.ones(3, 3)), ("scale", 0.0), ("rows", 9)],
 )
-def test_errors_are_those_of_the_eager_loss(argument, value):
+def test_errors_name_the_argument(argument, value):
     image, text, _ = make_pairs(5, 4)
-    given = {"image": image, "text": text, "scale": 1.0, argument: value}
-    with pytest.raises(ValueError) as eager:
-        hard_negative_loss(**given)
-    with pytest.raises(ValueError) as tiled:
-        loss_from_tiles(**given)
-    assert str(tiled.value) == str(eager.value)
-    with pytest.raises(ValueError, match="image"):
-        tiled_hard_negative_loss(torch.tensor(1.0), text, 1.0)
+    with pytest.raises(ValueError, match=argument):
+        loss_from_tiles(**{"image": image, "text": text, "scale": 1.0, argument: value})
 
 
 @given(st.integers(0, 50), st.integers(0, 200), st.integers(1, 60))
@@ -313,7 +233,3 @@ def test_tiles_fit_and_hold_a_square_of_queries(rows, more, item_bytes, size):
     assert 1 <= height <= rows
     assert height <= width <= rows + more
     assert height * width * item_bytes <= max(size, item_bytes)
-
-
-def test_accelerators_get_larger_tiles():
-    assert tile_bytes("cuda") == tile_bytes("mps") > tile_bytes("cpu")

@@ -188,13 +188,13 @@ def twin_chunks(e: Embeddings, official: bool) -> Tensor:
     text, n = e.texts["caption" if official else "filtered"], len(e.ids)
     crops = [e.images["edge_crop_1"], e.images["edge_crop_2"]]
     scale = torch.minimum(e.scale / 0.07, e.scale.new_tensor(100.0)) if official else e.scale.detach()
-    samples = []
+    ids, samples = _ids(e, "filtered", official), []
     for i in range(n):
         chunks = []
         for chunk in text.tokens[i][text.mask[i]]:
             logits = {
                 (j, k): (scale * (chunk * crop.vectors[j]).sum()).exp()
-                for j in (i, *negatives(i, range(n), e.ids))
+                for j in (i, *negatives(i, range(n), ids))
                 for k, crop in enumerate(crops)
                 if has(crop, j)
             }

@@ -15,7 +15,7 @@ from hnclip.data.batches import pad_texts
 from hnclip.models.load import load
 from hnclip.models.readout import TowerOutput
 from hnclip.objectives.finelip import Aggregator, TokenAggregation, kept_tokens
-from hnclip.objectives.goal import PoolPatches, PoolSpans
+from hnclip.objectives.goal import PoolParts
 from hnclip.objectives.smartclip import CaptionMask, head_count, straight_through
 from hnclip.objectives.structxlip import PoolChunks
 
@@ -74,7 +74,7 @@ def assert_same_gradients(got, expected, modules):
 @pytest.mark.parametrize(
     ("readout", "twin"),
     [
-        (PoolSpans(), mean_twin),
+        (PoolParts(text=True), mean_twin),
         (PoolChunks(False), lambda *x: chunk_twin(*x, False)),
         (PoolChunks(True), lambda *x: chunk_twin(*x, True)),
     ],
@@ -103,7 +103,7 @@ def test_patches_of_images(model):
     parts = torch.rand(4, 3, count, generator=torch.Generator().manual_seed(2)) < 0.3
     parts[1, 1], parts[2, 2] = True, False
     batch = make_batch(model, patches=parts)
-    model.readouts["full"] = PoolPatches()
+    model.readouts["full"] = PoolParts(text=False)
     found = model(batch, tokens=True).images["full"]
     pixels = model.normalize_pixels(batch.images["full"])
     hidden = backbone.vision_model(pixel_values=pixels, output_hidden_states=True).hidden_states[-1]
@@ -115,14 +115,12 @@ def test_patches_of_images(model):
         torch.testing.assert_close(found.tokens[b, k], vector, rtol=0, atol=1e-10)
         expected = expected + vector.sum()
     assert_same_gradients(found.tokens[found.mask].sum(), expected, [backbone.vision_model, backbone.visual_projection])
-    with pytest.raises(ValueError, match="patches"):
-        model(make_batch(model, patches=parts[:, :, 1:]), tokens=True)
 
 
 def test_global_vectors_do_not_depend_on_readouts(model):
     batch = make_batch(model)
     plain = model(batch)
-    model.readouts["caption"] = PoolSpans()
+    model.readouts["caption"] = PoolParts(text=True)
     found = model(batch, tokens=True)
     torch.testing.assert_close(found.texts["caption"].vectors, plain.texts["caption"].vectors)
     assert found.images["full"].tokens is None
@@ -225,4 +223,4 @@ def test_a_new_mask_is_open_and_thresholds_in_float32():
 
 def test_a_readout_without_its_parts_is_an_error():
     with pytest.raises(ValueError, match="parts"):
-        PoolSpans()(replace(make_tower(), parts=None))
+        PoolParts(text=True)(replace(make_tower(), parts=None))

@@ -84,30 +84,26 @@ def smoothed_loss(
 
 
 def score_margin_loss(
-    image: Tensor, text: Tensor, scale: float | Tensor, *, strength: float = 9.0, directions: str = "both", **shard: Any
+    image: Tensor, text: Tensor, scale: float | Tensor, *, strength: float = 9.0, **shard: Any
 ) -> Tensor:
     """InfoNCE whose negatives are raised by strength·stopgrad(S_ij), added after the scaling by s.
 
     Args:
         strength: penalty in logits; L_HN's margin is s·γ ≈ 50.
-        directions: "both", "image_to_text" or "text_to_image"; the other direction stays plain InfoNCE.
 
     Relations:
         strength = 0 is InfoNCE. Hardness is the image–text score itself, where L_HN uses caption similarity.
 
     Reference:
-        LLaVE, Lan et al. 2025, eq. 5; `hardness_mode` of sentence-transformers is "image_to_text".
+        LLaVE, Lan et al. 2025, eq. 5.
     """
     check_non_negative("strength", strength)
-    names = ("image_to_text", "text_to_image")
-    if directions not in ("both", *names):
-        raise ValueError(f"directions must be both, image_to_text or text_to_image, got {directions!r}")
     pairs = check_pairs(image, text, scale, **shard)
-    negatives, duplicates = pairs.negatives(), pairs.duplicates()  # [R, N] each
-    logits = []
-    for name, similarity in zip(names, pairs.similarities()):
-        penalty = strength * similarity.detach() * negatives if directions in ("both", name) else 0.0
-        logits.append(exclude(pairs.scale * similarity + penalty, duplicates))  # [R, N]
+    negatives, duplicates = pairs.negatives(image.device), pairs.duplicates()  # [R, N] each
+    logits = [
+        exclude(pairs.scale * similarity + strength * similarity.detach() * negatives, duplicates)  # [R, N]
+        for similarity in pairs.similarities()
+    ]
     return symmetric_cross_entropy(logits[0], logits[1], pairs.offset)
 
 
@@ -191,7 +187,7 @@ def debiased_loss(
 def _weighted_sums(pairs: Pairs, beta: float) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Per direction, [R] each: logits of the positives, log Σ_j w_ij·e^z_ij over negatives, log of their number."""
     check_non_negative("beta", beta)
-    negatives = pairs.negatives()  # [R, N]
+    negatives = pairs.negatives(pairs.image.device)  # [R, N]
     log_count = negatives.sum(1).to(pairs.image.dtype).log()  # [R]
     sums = []
     for similarity in pairs.similarities():
@@ -211,7 +207,7 @@ def max_hinge_loss(image: Tensor, text: Tensor, scale: float | Tensor, *, margin
     """
     check_non_negative("margin", margin)
     pairs = check_pairs(image, text, scale, **shard)
-    negatives = pairs.negatives()  # [R, N]
+    negatives = pairs.negatives(image.device)  # [R, N]
     total = pairs.image.new_zeros(())
     for similarity in pairs.similarities():
         hardest = exclude(similarity, ~negatives).amax(1)  # [R]
@@ -247,9 +243,9 @@ def sigmoid_loss(
     if bias is None:
         mean, count = negative_statistics(pairs.image, pairs.text, pairs.ids)
         bias = -pairs.scale.detach() * mean - count.clamp(min=1).log()
-    similarity = product(pairs.image[pairs.local], pairs.text)  # [R, N]
+    similarity = product(pairs.image[pairs.own], pairs.text)  # [R, N]
     margins = negative_margins(pairs, gamma, margin_text=margin_text)  # [R, N] or None
     logits = pairs.scale * (similarity if margins is None else similarity + margins) + bias  # [R, N]
     positive = F.logsigmoid(logits.diagonal(pairs.offset)).sum()
-    negative = (F.logsigmoid(-logits) * pairs.negatives()).sum()
+    negative = (F.logsigmoid(-logits) * pairs.negatives(image.device)).sum()
     return -(positive + negative) / pairs.rows

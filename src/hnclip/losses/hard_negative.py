@@ -117,16 +117,14 @@ class HardNegativeLoss(nn.Module):
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """N validated pairs in at least float32, R of which are the queries of this call.
+class Queries:
+    """R of N pairs, which are the queries of a call, as images and as captions; all N pairs are their columns.
 
     Shape:
-        image, text [N, D]; scale scalar; ids [N, K] or None.
+        ids [N, K] or None.
     """
 
-    image: Tensor
-    text: Tensor
-    scale: Tensor
+    count: int
     offset: int
     rows: int
     ids: Tensor | None
@@ -134,69 +132,77 @@ class Pairs:
     @property
     def whole(self) -> bool:
         """Whether every pair is a query."""
-        return self.rows == len(self.image)
+        return self.rows == self.count
 
     @property
-    def local(self) -> slice:
+    def own(self) -> slice:
         """The queries among the N pairs."""
         return slice(self.offset, self.offset + self.rows)
+
+    def duplicates(self) -> Tensor | None:
+        """[R, N], True where a column is another pair with the query's image or caption; None without ids."""
+        if self.ids is None:
+            return None
+        mask = agree(self.ids[self.own], self.ids)  # [R, N]
+        mask.diagonal(self.offset).fill_(False)
+        return mask
+
+    def negatives(self, device: torch.device) -> Tensor:
+        """[R, N], True where a column is neither the query's own pair nor a duplicate of it."""
+        ids = torch.arange(self.count, device=device)[:, None] if self.ids is None else self.ids  # [N, K]
+        return ~agree(ids[self.own], ids)
+
+
+@dataclass(frozen=True)
+class Pairs(Queries):
+    """N validated pairs in at least float32.
+
+    Shape:
+        image, text [N, D]; scale scalar.
+    """
+
+    image: Tensor
+    text: Tensor
+    scale: Tensor
 
     def similarities(self) -> tuple[Tensor, Tensor]:
         """Query images × all captions, and query captions × all images: [R, N] each."""
         if self.whole:  # slicing everything would cost a copy in the backward pass
             similarity = product(self.image, self.text)  # [N, N]
             return similarity, similarity.T
-        return product(self.image[self.local], self.text), product(self.text[self.local], self.image)
-
-    def duplicates(self) -> Tensor | None:
-        """[R, N], True where a column is another pair with the query's image or caption; None without ids."""
-        return None if self.ids is None else duplicate_mask(self.ids, self.offset, self.rows)
-
-    def negatives(self) -> Tensor:
-        """[R, N], True where a column is neither the query's own pair nor a duplicate of it."""
-        mask = torch.ones(self.rows, len(self.image), dtype=torch.bool, device=self.image.device)  # [R, N]
-        duplicates = self.duplicates()
-        if duplicates is not None:
-            mask &= ~duplicates
-        mask.diagonal(self.offset).fill_(False)
-        return mask
+        return product(self.image[self.own], self.text), product(self.text[self.own], self.image)
 
 
-def check_pairs(
-    image: Tensor,
-    text: Tensor,
-    scale: float | Tensor,
-    *,
-    offset: int = 0,
-    rows: int | None = None,
-    ids: Tensor | None = None,
-) -> Pairs:
-    """Validate and promote the arguments that all global losses share; ValueError names the wrong one."""
+def check_pairs(image: Tensor, text: Tensor, scale: float | Tensor, **shard: Any) -> Pairs:
+    """Validate and promote the arguments that all global losses share; ValueError names the wrong one.
+
+    Args:
+        shard: offset, rows and ids, as in `hard_negative_loss`.
+    """
     check_embeddings("image", image, 2)
     check_embeddings("text", text, 2)
     if image.shape != text.shape:
         raise ValueError(f"image and text must have the same shape, got {tuple(image.shape)} and {tuple(text.shape)}")
-    count = len(image)
-    if count < 2:
-        raise ValueError(f"image must hold at least 2 pairs, or there are no negatives; got {count}")
+    if len(image) < 2:
+        raise ValueError(f"image must hold at least 2 pairs, or there are no negatives; got {len(image)}")
     dtype = at_least_float32(image, text)
     image, text = image.to(dtype), text.to(dtype)
-    rows, ids = check_rows(count, offset, rows), check_ids(ids, count)
-    return Pairs(image, text, check_scale(scale, image), offset, rows, ids)
+    queries = check_queries(len(image), **shard)
+    return Pairs(**vars(queries), image=image, text=text, scale=check_scale(scale, image))
+
+
+def check_queries(count: int, *, offset: int = 0, rows: int | None = None, ids: Tensor | None = None) -> Queries:
+    """The queries offset … offset+rows−1 of `count` pairs; ValueError unless these exist and ids fit the pairs."""
+    rows = count if rows is None and offset == 0 else rows
+    if rows is None or offset < 0 or rows < 1 or offset + rows > count:
+        raise ValueError(f"offset and rows must select at least one of {count} pairs, got offset {offset}, rows {rows}")
+    return Queries(count, offset, rows, None if ids is None else check_ids(ids, count))
 
 
 def check_embeddings(name: str, tensor: Tensor, ndim: int) -> None:
     """ValueError unless `tensor` is floating point with `ndim` dimensions."""
     if tensor.ndim != ndim or not tensor.is_floating_point():
         raise ValueError(f"{name} must be floating point with {ndim} dimensions, got {tensor.dtype} {[*tensor.shape]}")
-
-
-def check_masked(name: str, tokens: Tensor, mask: Tensor) -> None:
-    """ValueError unless `tokens` [N, T, D] is floating point and `mask` [N, T] boolean."""
-    check_embeddings(name, tokens, 3)
-    if mask.dtype != torch.bool or mask.shape != tokens.shape[:2]:
-        expected = [*tokens.shape[:2]]
-        raise ValueError(f"the mask of {name} must be bool of shape {expected}, got {mask.dtype} {[*mask.shape]}")
 
 
 def check_non_negative(name: str, value: float) -> None:
@@ -224,18 +230,8 @@ def check_scale(scale: float | Tensor, like: Tensor) -> Tensor:
     return scale.reshape(()).to(like)
 
 
-def check_rows(count: int, offset: int, rows: int | None) -> int:
-    """The number of queries; ValueError unless offset … offset+rows−1 lies within `count` pairs."""
-    rows = count - offset if rows is None and offset == 0 else rows
-    if rows is None or offset < 0 or rows < 1 or offset + rows > count:
-        raise ValueError(f"offset and rows must select at least one of {count} pairs, got offset {offset}, rows {rows}")
-    return rows
-
-
-def check_ids(ids: Tensor | None, count: int) -> Tensor | None:
+def check_ids(ids: Tensor, count: int) -> Tensor:
     """`ids` as [N, K]; ValueError unless it holds integers for each of the `count` pairs."""
-    if ids is None:
-        return None
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise ValueError(f"ids must be integers, got {ids.dtype}")
     if ids.ndim not in (1, 2) or len(ids) != count:
@@ -265,13 +261,6 @@ def agree(left: Tensor, right: Tensor) -> Tensor:
     return same
 
 
-def duplicate_mask(ids: Tensor, offset: int, rows: int) -> Tensor:
-    """[R, N], True where a column is another pair that agrees with the query in any of the K ids [N, K]."""
-    mask = agree(ids[offset : offset + rows], ids)  # [R, N]
-    mask.diagonal(offset).fill_(False)
-    return mask
-
-
 def exclude(logits: Tensor, mask: Tensor | None) -> Tensor:
     """`logits` with zero softmax weight where `mask` is True. The filler is finite, so that a row without negatives
     gives no NaN."""
@@ -295,7 +284,9 @@ def negative_statistics(left: Tensor, right: Tensor, ids: Tensor | None) -> tupl
         block = max(1, MASK_ELEMENTS // count)
         for start in range(0, count, block):
             part = left[start : start + block]  # [C, D]
-            mask = duplicate_mask(ids, start, len(part)).to(left.dtype)  # [C, N]
+            same = agree(ids[start : start + block], ids)  # [C, N]
+            same.diagonal(start).fill_(False)
+            mask = same.to(left.dtype)  # [C, N]
             total = total - (part * product(mask, right.T)).sum()
             negatives = negatives - mask.sum()
     return total / negatives.clamp(min=1), negatives / count
@@ -337,7 +328,7 @@ def negative_margins(
         margins = source.new_full((pairs.rows, len(source)), margin)  # [R, N]
     else:
         constant = constant_margin(source, pairs.ids, gamma, margin, center)
-        margins = product(source[pairs.local], source).mul_(gamma).add_(constant)  # [R, N]
+        margins = product(source[pairs.own], source).mul_(gamma).add_(constant)  # [R, N]
     margins.diagonal(pairs.offset).zero_()
     return margins
 

@@ -13,17 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hnclip.losses.hard_negative import (
-    at_least_float32,
-    check_embeddings,
-    check_ids,
-    check_masked,
-    check_rows,
-    check_scale,
-    duplicate_mask,
-    exclude,
-    product,
-)
+from hnclip.losses.hard_negative import at_least_float32, check_queries, check_scale, exclude, product
+from hnclip.losses.tokens import check_masked
 
 
 def present_in_all(*masks: Tensor | None) -> Tensor | None:
@@ -32,38 +23,24 @@ def present_in_all(*masks: Tensor | None) -> Tensor | None:
     return torch.stack(given).all(0) if given else None
 
 
-def mean_of_present(values: Tensor, present: Tensor | None, offset: int = 0, rows: int | None = None) -> Tensor:
+def mean_of_present(values: Tensor, present: Tensor | None, offset: int = 0) -> Tensor:
     """The mean of `values` over the pairs that are present, of which the queries contribute theirs.
 
     Args:
-        values: of the queries; rows that are absent are not read.
+        values: of the R queries offset … offset+R−1; rows that are absent are not read.
         present: which of all N pairs count; None: all.
-        offset, rows: the queries among the N pairs, as in `hard_negative_loss`.
 
     Shape:
         values [R]; present [N] bool; returns a scalar: (N/R) · (Σ over own present rows) / V, and 0 if V is 0.
-
-    Relations:
-        The mean over processes of (W·R/N) times this is the mean over all V present pairs.
     """
     if present is None:
         return values.mean()
-    rows = check_rows(len(present), offset, rows)
-    own = present[offset : offset + rows]  # [R]
-    return values.where(own, 0).sum() * (len(present) / rows) / present.sum().clamp(min=1)
+    own = present[offset : offset + len(values)]  # [R]
+    return values.where(own, 0).sum() * (len(present) / len(values)) / present.sum().clamp(min=1)
 
 
 def loss_of_present(
-    loss: Callable[..., Tensor],
-    image: Tensor,
-    text: Tensor,
-    scale: Tensor,
-    present: Tensor | None,
-    *,
-    offset: int = 0,
-    rows: int | None = None,
-    ids: Tensor | None = None,
-    **options: Any,
+    loss: Callable[..., Tensor], image: Tensor, text: Tensor, scale: Tensor, present: Tensor | None, **shard: Any
 ) -> Tensor:
     """A contrastive loss among the pairs that are present; the others are neither queries nor negatives.
 
@@ -71,26 +48,24 @@ def loss_of_present(
 
     Args:
         loss: with the signature of `GLOBAL_LOSSES`.
-        image, text, scale, offset, rows, ids: as in `hard_negative_loss`, of all N pairs.
+        image, text, scale: of all N pairs, as in `hard_negative_loss`.
         present: which of them count; None: all.
-        options: passed on to `loss`.
+        shard: offset, rows and ids, as in `hard_negative_loss`.
 
     Shape:
         image, text [N, D]; present [N] bool; returns a scalar: (N/R) · (own present / V) · the loss of own present
         queries among the V present pairs. 0, with zero gradients, if no query is present or V < 2.
     """
     if present is None:
-        return loss(image, text, scale, offset=offset, rows=rows, ids=ids, **options)
-    count = len(present)
-    rows = check_rows(count, offset, rows)
-    on_host = present.cpu()
-    before, own = (int(on_host[part].sum()) for part in (slice(offset), slice(offset, offset + rows)))
+        return loss(image, text, scale, **shard)
+    queries, on_host = check_queries(len(present), **shard), present.cpu()
+    before, own = (int(on_host[part].sum()) for part in (slice(queries.offset), queries.own))
     kept = on_host.nonzero().flatten().to(image.device)  # [V]
     if own == 0 or len(kept) < 2:
         return 0 * (image.sum() + text.sum() + scale)
-    ids = None if ids is None else ids[kept]
-    value = loss(image[kept], text[kept], scale, offset=before, rows=own, ids=ids, **options)
-    return value * (own * count / (len(kept) * rows))
+    ids = None if queries.ids is None else queries.ids[kept]
+    value = loss(image[kept], text[kept], scale, offset=before, rows=own, ids=ids)
+    return value * (own * queries.count / (len(kept) * queries.rows))
 
 
 def cosine_gap(left: Tensor, right: Tensor) -> Tensor:
@@ -110,10 +85,7 @@ def chunk_loss(
     chunk_mask: Tensor,
     crop_mask: Tensor,
     scale: float | Tensor,
-    *,
-    offset: int = 0,
-    rows: int | None = None,
-    ids: Tensor | None = None,
+    **shard: Any,
 ) -> Tensor:
     """Chunks of a caption retrieve crops of their image: −[LSE over the crops of the own image − LSE over all crops].
 
@@ -123,7 +95,7 @@ def chunk_loss(
     Args:
         chunks, crops: embeddings of all N pairs, normalised by the caller.
         chunk_mask, crop_mask: True where there is one; other places are not read.
-        scale, offset, rows, ids: as in `hard_negative_loss`.
+        scale: as in `hard_negative_loss`, and so are offset, rows and ids in `shard`.
 
     Shape:
         chunks [N, S, D]; crops [N, K, D]; chunk_mask [N, S] bool; crop_mask [N, K] bool; returns a scalar, scaled as
@@ -137,23 +109,22 @@ def chunk_loss(
     """
     check_masked("chunks", chunks, chunk_mask)
     check_masked("crops", crops, crop_mask)
-    count = len(chunks)
-    rows, ids = check_rows(count, offset, rows), check_ids(ids, count)
+    queries = check_queries(len(chunks), **shard)
+    own, offset, rows = queries.own, queries.offset, queries.rows
     dtype = at_least_float32(chunks, crops)
-    own = slice(offset, offset + rows)
 
     similarity = product(chunks[own].to(dtype).flatten(0, 1), crops.to(dtype).flatten(0, 1))  # [R·S, N·K]
     logits = similarity.view(rows, chunks.shape[1], *crops.shape[:2]) * check_scale(scale, similarity)  # [R, S, N, K]
     query = torch.arange(rows, device=chunks.device)
     positive = exclude(logits[query, :, offset + query], ~crop_mask[own][:, None]).logsumexp(-1)  # [R, S]
-    absent = ~crop_mask[None]  # [1, N, K]
-    if ids is not None:
-        absent = absent | duplicate_mask(ids, offset, rows)[:, :, None]  # [R, N, K]
+    absent, duplicates = ~crop_mask[None], queries.duplicates()  # [1, N, K], [R, N] or None
+    if duplicates is not None:
+        absent = absent | duplicates[:, :, None]  # [R, N, K]
     total = exclude(logits, absent[:, None]).flatten(2).logsumexp(-1)  # [R, S]
 
     mask = chunk_mask[own]  # [R, S]
     losses = (total - positive).where(mask, 0).sum(1) / mask.sum(1).clamp(min=1)  # [R]
-    return mean_of_present(losses, chunk_mask.any(1) & crop_mask.any(1), offset, rows)
+    return mean_of_present(losses, chunk_mask.any(1) & crop_mask.any(1), offset)
 
 
 def principal_part(vectors: Tensor, count: int = 32) -> Tensor:
@@ -172,9 +143,6 @@ def principal_part(vectors: Tensor, count: int = 32) -> Tensor:
     Reference:
         Primary component matching of Long-CLIP, Zhang et al. 2024.
     """
-    check_embeddings("vectors", vectors, 2)
-    if count < 1:
-        raise ValueError(f"count must be at least 1, got {count}")
     if min(len(vectors) - 1, vectors.shape[1]) <= count:
         return vectors
     wide = vectors.to(at_least_float32(vectors))

@@ -79,8 +79,7 @@ def tiled_hard_negative_loss(
     Reference:
         HN-CLIP, eq. 2; recomputation as in FlashAttention, Dao et al. 2022.
     """
-    count = len(image) if image.ndim else 0
-    logits = count * (options.get("rows") or count)
+    logits = len(image) * (options.get("rows") or len(image))
     # One tile saves no memory. On a processor tiles are level with the eager loss at 512 pairs and faster at 1,024.
     one_tile = logits * at_least_float32(image, text).itemsize <= tile_bytes(image.device.type)
     loss = hard_negative_loss if one_tile else loss_from_tiles
@@ -108,24 +107,24 @@ def loss_from_tiles(
     pairs = check_pairs(image, text, scale, **shard)
     source = margin_source(pairs, margin_text)  # [N, D']
     constant = constant_margin(source, pairs.ids, gamma, margin, center)
-    size = tile_bytes(image.device.type) if size is None else size
-    shape = tile_shape(pairs.rows, len(image), pairs.image.element_size(), size)
-    layout = Layout(gamma, pairs.offset, pairs.rows, *shape)
+    shape = tile_shape(pairs.rows, pairs.count, pairs.image.element_size(), size or tile_bytes(image.device.type))
     frozen = source.contiguous() if gamma and margin_text is not None else None
-    return _TiledLoss.apply(pairs.image, pairs.text, pairs.scale, frozen, constant, pairs.ids, layout)
+    layout = Layout(gamma, pairs.offset, pairs.rows, pairs.ids, *shape)
+    return _TiledLoss.apply(pairs.image, pairs.text, pairs.scale, frozen, constant, layout)
 
 
 class Layout(NamedTuple):
-    """γ, the queries offset … offset+rows−1, and the shape of the largest tile."""
+    """γ, the queries offset … offset+rows−1, duplicates by ids [N, K], and the shape of the largest tile."""
 
     gamma: float
     offset: int
     rows: int
+    ids: Tensor | None
     height: int
     width: int
 
 
-class Tile(NamedTuple):
+class LogitTile(NamedTuple):
     """Logits of some queries of one direction against some columns; may be overwritten.
 
     Args:
@@ -154,15 +153,13 @@ class TiledLogits:
     Memory: s·(image + γ·text) of the queries and of the columns of a tile, and one or two tiles.
 
     Shape:
-        image, text [N, D]; scale scalar; frozen [N, D'] (embeddings for the margins if they are not the captions) or
-        None; ids [N, K] or None.
+        image, text [N, D]; scale scalar; frozen [N, D'], embeddings for the margins if these are not the captions.
     """
 
     image: Tensor
     text: Tensor
     scale: Tensor
     frozen: Tensor | None
-    ids: Tensor | None
     layout: Layout
 
     def scaled(self, part: slice) -> Tensor:
@@ -171,9 +168,9 @@ class TiledLogits:
             return torch.add(self.image[part], self.text[part], alpha=self.layout.gamma).mul_(self.scale)
         return self.image[part] * self.scale
 
-    def tiles(self) -> Iterator[Tile]:
+    def tiles(self) -> Iterator[LogitTile]:
         """Every logit of a negative once per direction; once for both where row and column are queries."""
-        gamma, offset, rows, height, width = self.layout
+        gamma, offset, rows, ids, height, width = self.layout
         end = offset + rows
         queries = self.scaled(slice(offset, end))  # [R, D]
         frozen_queries = None if self.frozen is None else self.frozen[offset:end] * (gamma * self.scale)  # [R, D']
@@ -203,9 +200,9 @@ class TiledLogits:
                     shape = (local.stop - local.start, columns.stop - columns.start)
                     margin = buffers[1][: shape[0] * shape[1]].view(shape)
                     torch.mm(frozen_queries[local], self.frozen[columns].T, out=margin)  # [H, W], for both directions
-                duplicates = None if self.ids is None else agree(self.ids[part], self.ids[columns])  # [H, W]
+                duplicates = None if ids is None else agree(ids[part], ids[columns])  # [H, W]
                 logits = compute(queries[local], self.text[columns], margin, duplicates)
-                tile = Tile(0, part, columns, local, column_rows, logits)
+                tile = LogitTile(0, part, columns, local, column_rows, logits)
                 if tile.has_positives:
                     tile.logits.fill_diagonal_(smallest)
                 yield tile
@@ -224,15 +221,14 @@ class _TiledLoss(torch.autograd.Function):
         scale: Tensor,
         frozen: Tensor | None,
         constant: float | Tensor,
-        ids: Tensor | None,
         layout: Layout,
     ) -> Tensor:
         with torch.autocast(image.device.type, enabled=False):
             image, text = image.contiguous(), text.contiguous()  # a product would copy anything else for each tile
             local = slice(layout.offset, layout.offset + layout.rows)
             positive = scale * ((image[local] * text[local]).sum(1) - constant)  # [R]
-            negative = log_sums(TiledLogits(image, text, scale, frozen, ids, layout))  # [2, R]
-            ctx.save_for_backward(image, text, scale, frozen, ids, positive, negative)
+            negative = log_sums(TiledLogits(image, text, scale, frozen, layout))  # [2, R]
+            ctx.save_for_backward(image, text, scale, frozen, positive, negative)
             ctx.layout = layout
             excess = negative - positive  # [2, R]
             return torch.logaddexp(excess, excess.new_zeros(())).mean()
@@ -240,9 +236,9 @@ class _TiledLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        image, text, scale, frozen, ids, positive, negative = ctx.saved_tensors
+        image, text, scale, frozen, positive, negative = ctx.saved_tensors
         with torch.autocast(image.device.type, enabled=False):
-            logits = TiledLogits(image, text, scale, frozen, ids, ctx.layout)
+            logits = TiledLogits(image, text, scale, frozen, ctx.layout)
             by_image, by_text, by_scale = residual_sums(logits, positive, negative, ctx.needs_input_grad[:3])
             factor = grad / (2 * ctx.layout.rows)
             for by_embedding in (by_image, by_text):
@@ -250,7 +246,7 @@ class _TiledLoss(torch.autograd.Function):
                     by_embedding.mul_(factor * scale)
             if by_scale is not None:
                 by_scale = by_scale * factor / scale
-        return by_image, by_text, by_scale, None, None, None, None
+        return by_image, by_text, by_scale, None, None, None
 
 
 def log_sums(logits: TiledLogits) -> Tensor:

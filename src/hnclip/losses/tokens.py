@@ -6,21 +6,17 @@ The similarities of all token pairs are computed in tiles of a few MiB and reduc
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hnclip.losses.hard_negative import (
-    agree,
     at_least_float32,
-    check_ids,
-    check_masked,
-    check_non_negative,
-    check_rows,
+    check_embeddings,
+    check_queries,
     check_scale,
-    duplicate_mask,
     exclude,
     product,
     symmetric_cross_entropy,
@@ -54,16 +50,16 @@ def token_sets(name: str, tokens: Tensor, mask: Tensor, dtype: torch.dtype) -> T
     return TokenSets(filled, mask.to(dtype) / mask.sum(1, keepdim=True))
 
 
+def check_masked(name: str, tokens: Tensor, mask: Tensor) -> None:
+    """ValueError unless `tokens` [N, T, D] is floating point and `mask` [N, T] boolean."""
+    check_embeddings(name, tokens, 3)
+    if mask.dtype != torch.bool or mask.shape != tokens.shape[:2]:
+        expected = [*tokens.shape[:2]]
+        raise ValueError(f"the mask of {name} must be bool of shape {expected}, got {mask.dtype} {[*mask.shape]}")
+
+
 def token_loss(
-    patches: Tensor,
-    words: Tensor,
-    patch_mask: Tensor,
-    word_mask: Tensor,
-    scale: float | Tensor,
-    *,
-    offset: int = 0,
-    rows: int | None = None,
-    ids: Tensor | None = None,
+    patches: Tensor, words: Tensor, patch_mask: Tensor, word_mask: Tensor, scale: float | Tensor, **shard: Any
 ) -> Tensor:
     """Symmetric cross-entropy over token scores.
 
@@ -75,7 +71,8 @@ def token_loss(
         patches, words: token embeddings of all N pairs, normalised by the caller.
         patch_mask, word_mask: True for tokens that count (no class, start, end or padding token). The loss is NaN if a
             pair has none.
-        scale, offset, rows, ids: as in `hard_negative_loss`.
+        scale: as in `hard_negative_loss`.
+        shard: offset, rows and ids, as in `hard_negative_loss`.
 
     Shape:
         patches [N, P, D]; words [N, Q, D]; patch_mask [N, P] bool; word_mask [N, Q] bool; returns a scalar.
@@ -86,18 +83,62 @@ def token_loss(
     Reference:
         FILIP, Yao et al. 2022; the term L_tok of HN-CLIP, eq. 3.
     """
-    dtype = at_least_float32(patches, words)
+    dtype, queries = at_least_float32(patches, words), check_queries(len(patches), **shard)
     image, text = token_sets("patches", patches, patch_mask, dtype), token_sets("words", words, word_mask, dtype)
-    count = len(patches)
-    rows, ids = check_rows(count, offset, rows), check_ids(ids, count)
-    own = slice(offset, offset + rows)
-    image_scores, by_words = max_similarity(image.rows(own), text)  # [R, N] each
+    image_scores, by_words = max_similarity(image.rows(queries.own), text)  # [R, N] each
     # For the whole batch both directions come from the same tiles.
-    text_scores = by_words.T if rows == count else max_similarity(text.rows(own), image)[0]  # [R, N]
-    scale = check_scale(scale, image_scores)
-    duplicates = None if ids is None else duplicate_mask(ids, offset, rows)  # [R, N]
-    logits = [exclude(scale * scores, duplicates) for scores in (image_scores, text_scores)]
-    return symmetric_cross_entropy(logits[0], logits[1], offset)
+    text_scores = by_words.T if queries.whole else max_similarity(text.rows(queries.own), image)[0]  # [R, N]
+    scale, duplicates = check_scale(scale, image_scores), queries.duplicates()
+    logits = [exclude(scale * scores, duplicates) for scores in (image_scores, text_scores)]  # [R, N] each
+    return symmetric_cross_entropy(logits[0], logits[1], queries.offset)
+
+
+def late_interaction_loss(
+    image_tokens: Tensor,
+    text_tokens: Tensor,
+    image_mask: Tensor,
+    text_mask: Tensor,
+    *,
+    slope: float = 0.1,
+    margin: float = 0.2,
+    **shard: Any,
+) -> Tensor:
+    """FineLIP's fine-grained hinge Σ_ij max(0, margin + M_ij − M_ii) over both directions: a sum, not a mean.
+
+    M_ij, the score of an image and a caption, is the sum of both directed means of maxima of LeakyReLU similarities.
+    For R of N queries the loss is N/R times their share, so that the mean over equal shards is that of the whole batch.
+
+    Args:
+        image_tokens, text_tokens, image_mask, text_mask: as in `token_loss`.
+        slope: of the LeakyReLU, in [0, 1].
+        shard: offset, rows and ids, as in `hard_negative_loss`.
+
+    Shape:
+        image_tokens [N, K, D]; text_tokens [N, K', D]; image_mask [N, K] bool; text_mask [N, K'] bool; returns a
+        scalar.
+
+    Relations:
+        Unlike the scores of `token_loss`, M is the same in both directions.
+
+    Reference:
+        FineLIP, Asokan et al. 2025: cross-modal late interaction; the hinge is that of VSE++.
+    """
+    dtype, queries = at_least_float32(image_tokens, text_tokens), check_queries(len(image_tokens), **shard)
+    image = token_sets("image_tokens", image_tokens, image_mask, dtype)
+    text = token_sets("text_tokens", text_tokens, text_mask, dtype)
+
+    def score(left: TokenSets, right: TokenSets) -> Tensor:
+        by_left, by_right = max_similarity(left.rows(queries.own), right, slope)
+        return by_left + by_right  # [R, N]
+
+    image_scores = score(image, text)  # [R, N]
+    text_scores = image_scores.T if queries.whole else score(text, image)  # [R, N]
+    positive_or_duplicate = ~queries.negatives(image_tokens.device)  # [R, N]
+    total = image_scores.new_zeros(())
+    for scores in (image_scores, text_scores):
+        hinges = (margin + scores - scores.diagonal(queries.offset)[:, None]).relu()  # [R, N]
+        total = total + hinges.masked_fill(positive_or_duplicate, 0.0).sum()
+    return queries.count / queries.rows * total
 
 
 def max_similarity(left: TokenSets, right: TokenSets, slope: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -131,74 +172,3 @@ def _tile_scores(left: TokenSets, right: TokenSets, slope: float) -> tuple[Tenso
     if slope != 1:  # LeakyReLU is monotone, so it is applied to the maxima only
         best_left, best_right = F.leaky_relu(best_left, slope), F.leaky_relu(best_right, slope)
     return (best_left * left.weights[:, :, None]).sum(1), (best_right * right.weights).sum(2)  # [A, B] each
-
-
-def late_interaction_scores(
-    image_tokens: Tensor,
-    text_tokens: Tensor,
-    image_mask: Tensor,
-    text_mask: Tensor,
-    *,
-    slope: float = 0.1,
-    offset: int = 0,
-    rows: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """FineLIP's score of an image and a caption: the sum of both directed means, on LeakyReLU similarities.
-
-    Args:
-        image_tokens, text_tokens, image_mask, text_mask, offset, rows: as in `token_loss`.
-        slope: of the LeakyReLU, in [0, 1].
-
-    Shape:
-        image_tokens [N, K, D]; text_tokens [N, K', D]; image_mask [N, K] bool; text_mask [N, K'] bool. Returns query
-        images × captions and query captions × images, [R, N] each.
-
-    Relations:
-        For the whole batch the second matrix is the transpose of the first, unlike the scores of `token_loss`.
-
-    Reference:
-        FineLIP, Asokan et al. 2025: cross-modal late interaction.
-    """
-    if not 0 <= slope <= 1:
-        raise ValueError(f"slope must be in [0, 1], got {slope}")
-    dtype = at_least_float32(image_tokens, text_tokens)
-    image = token_sets("image_tokens", image_tokens, image_mask, dtype)
-    text = token_sets("text_tokens", text_tokens, text_mask, dtype)
-    rows = check_rows(len(image_tokens), offset, rows)
-    own = slice(offset, offset + rows)
-
-    def scores(queries: TokenSets, columns: TokenSets) -> Tensor:
-        by_queries, by_columns = max_similarity(queries.rows(own), columns, slope)
-        return by_queries + by_columns  # [R, N]
-
-    image_scores = scores(image, text)
-    return image_scores, image_scores.T if rows == len(image_tokens) else scores(text, image)
-
-
-def triplet_loss(
-    image_scores: Tensor, text_scores: Tensor, *, margin: float = 0.2, ids: Tensor | None = None, offset: int = 0
-) -> Tensor:
-    """Σ_ij max(0, margin + M_ij − M_ii) over both directions: a sum, not a mean.
-
-    For R of N queries it is N/R times their share, so that the mean over equal shards is the loss of the whole batch.
-
-    Args:
-        image_scores, text_scores: as returned by `late_interaction_scores`.
-        ids, offset: as in `hard_negative_loss`.
-
-    Shape:
-        image_scores, text_scores [R, N]; ids [N] or [N, K]; returns a scalar.
-
-    Reference:
-        FineLIP, Asokan et al. 2025; the hinge is that of VSE++.
-    """
-    check_non_negative("margin", margin)
-    count = image_scores.shape[1]
-    rows, ids = check_rows(count, offset, len(image_scores)), check_ids(ids, count)
-    ids = torch.arange(count, device=image_scores.device)[:, None] if ids is None else ids  # [N, K]
-    same = agree(ids[offset : offset + rows], ids)  # [R, N], True for positives too
-    total = image_scores.new_zeros(())
-    for scores in (image_scores, text_scores):
-        hinges = (margin + scores - scores.diagonal(offset)[:, None]).relu()  # [R, N]
-        total = total + hinges.masked_fill(same, 0.0).sum()
-    return count / rows * total

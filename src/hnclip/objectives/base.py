@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hnclip.core import Embeddings, ViewEmbeddings
-from hnclip.losses.hard_negative import at_least_float32, check_non_negative
+from hnclip.losses.hard_negative import at_least_float32
 from hnclip.models.readout import Readout, TowerOutput
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ class TrainProgress:
 
     @property
     def within(self) -> float:
-        """Share of the current epoch that is done in the middle of the next step, so that an epoch of one step is at
-        0.5 and not at 0."""
+        """Share of the current epoch that is done in the middle of the next step: 0.5 in an epoch of one step."""
         return (self.step % self.epoch_steps + 0.5) / self.epoch_steps
 
 
@@ -62,28 +61,30 @@ class GlobalTerm:
             text: vectors [N, D] to compare images with instead of the captions' own. Margins stay those of the whole
                 captions.
         """
-        options: dict[str, Any] = {}
-        captions = embeddings.texts["caption"].vectors  # [N, D]
+        image, captions = embeddings.images["full"].vectors, embeddings.texts["caption"].vectors  # [N, D] each
+        options = shard(embeddings)
         if self.frozen:
             if embeddings.margin_text is None:
                 raise ValueError("a frozen margin needs batches with margin_text, this one has none")
             options["margin_text"] = embeddings.margin_text
         elif self.margins and text is not None:
             options["margin_text"] = captions
-        image = embeddings.images["full"].vectors  # [N, D]
-        return self.loss(image, captions if text is None else text, embeddings.scale, **options, **shard(embeddings))
+        return self.loss(image, captions if text is None else text, embeddings.scale, **options)
 
 
 def shard(embeddings: Embeddings, view: ViewEmbeddings | None = None) -> dict[str, Any]:
-    """Queries and duplicates of a batch, as every loss takes them.
-
-    Args:
-        view: a text view whose equal texts are duplicates too.
-    """
+    """Queries and duplicates of a batch, as every loss takes them; equal texts of `view` are duplicates too."""
     ids = embeddings.ids
     if view is not None and view.ids is not None and ids is not None:
         ids = torch.cat([ids, view.ids[:, None]], dim=1)  # [N, K + 1]
     return {"offset": embeddings.offset, "rows": embeddings.rows, "ids": ids}
+
+
+def tokens_of(view: ViewEmbeddings) -> tuple[Tensor, Tensor]:
+    """Token vectors [N, T, D] of a view, or the output of its readout, and their mask [N, T]."""
+    if view.tokens is None or view.mask is None:
+        raise ValueError("this objective needs tokens: encode the batch with tokens=True and the objective's readouts")
+    return view.tokens, view.mask
 
 
 @dataclass(frozen=True)
@@ -100,19 +101,10 @@ class Objective(ABC):
         factors: schedule of the weights at the current time; 1 where a term is not named.
     """
 
-    title: ClassVar[str]
-
     global_term: GlobalTerm | None
     weights: Mapping[str, float] = field(default_factory=dict)
     official: bool = False
     factors: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, weight in self.weights.items():
-            check_non_negative(f"the weight of {self.title}'s term {name}", weight)
-        if self.global_term is None and not any(self.weights.values()):
-            names = ", ".join(self.weights)
-            raise ValueError(f"{self.title} needs a term: choose a global loss, or a weight above 0 ({names})")
 
     @property
     def image_views(self) -> tuple[str, ...]:
@@ -156,11 +148,6 @@ class Objective(ABC):
             if weight := self.weights.get(name, 0.0):
                 terms[name] = weight * self.factors.get(name, 1.0) * term(embeddings)
         return terms
-
-
-def mean_pool(hidden: Tensor, parts: Tensor) -> Tensor:
-    """Mean of hidden states [B, T, W] over parts [B, K, T] bool: [B, K, W], zeros for an empty part."""
-    return weighted_sum(hidden, parts) / parts.sum(2, keepdim=True).clamp(min=1)
 
 
 def weighted_sum(hidden: Tensor, weights: Tensor) -> Tensor:

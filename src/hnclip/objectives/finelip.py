@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hnclip.core import Embeddings
-from hnclip.losses.tokens import late_interaction_scores, triplet_loss
+from hnclip.losses.tokens import late_interaction_loss
 from hnclip.models.readout import Readout, TowerOutput
-from hnclip.objectives.base import Objective, Term, TrainProgress
+from hnclip.objectives.base import Objective, Term, TrainProgress, shard, tokens_of
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -34,8 +34,6 @@ class FineLip(Objective):
     Reference:
         FineLIP, Asokan et al. 2025.
     """
-
-    title: ClassVar[str] = "FineLIP"
 
     @property
     def tokens(self) -> bool:
@@ -58,13 +56,9 @@ class FineLip(Objective):
 
 
 def _fine(embeddings: Embeddings) -> Tensor:
-    image, text, offset = embeddings.images["full"], embeddings.texts["caption"], embeddings.offset
-    if image.tokens is None or image.mask is None or text.tokens is None or text.mask is None:
-        raise ValueError("FineLIP's fine term needs the tokens of its readouts and their masks, of both views")
-    scores = late_interaction_scores(
-        image.tokens, text.tokens, image.mask, text.mask, offset=offset, rows=embeddings.rows
-    )  # [R, N] each
-    return triplet_loss(*scores, ids=embeddings.ids, offset=offset)
+    image, image_mask = tokens_of(embeddings.images["full"])
+    text, text_mask = tokens_of(embeddings.texts["caption"])
+    return late_interaction_loss(image, text, image_mask, text_mask, **shard(embeddings))
 
 
 def kept_tokens(patches: int) -> int:

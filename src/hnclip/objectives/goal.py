@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,10 +12,13 @@ from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.losses.contrastive import clip_loss
 from hnclip.losses.partial import cosine_gap, loss_of_present, mean_of_present, present_in_all
 from hnclip.models.readout import Readout, TowerOutput
-from hnclip.objectives.base import Objective, Term, mean_pool, project, shard, span_mask
+from hnclip.objectives.base import Objective, Term, project, shard, span_mask, tokens_of, weighted_sum
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
+
+
+POOLED = {"patch": ("full", "region"), "text": ("caption", "sentence_span")}  # by term: view and part that it pools
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,6 @@ class Goal(Objective):
         GOAL: local image-sentence matching (LISM) and token similarity-based learning (TSL).
     """
 
-    title: ClassVar[str] = "GOAL"
-
     @property
     def image_views(self) -> tuple[str, ...]:
         return ("full", "crop") if self.weights["local"] or self.weights["patch"] else ("full",)
@@ -45,17 +46,15 @@ class Goal(Objective):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        names = {"patch": "region", "text": "sentence_span"}
         ending = "_official" if self.official else ""
-        return tuple(name + ending for term, name in names.items() if self.weights[term])
+        return tuple(part + ending for term, (_, part) in POOLED.items() if self.weights[term])
 
     @property
     def tokens(self) -> bool:
         return bool(self.parts)
 
     def readouts(self, model: DualEncoder) -> Mapping[str, Readout]:
-        pools: dict[str, tuple[str, Readout]] = {"patch": ("full", PoolPatches()), "text": ("caption", PoolSpans())}
-        return dict(pool for term, pool in pools.items() if self.weights[term])
+        return {view: PoolParts(text=term == "text") for term, (view, _) in POOLED.items() if self.weights[term]}
 
     def own_terms(self) -> Mapping[str, Term]:
         return {
@@ -73,43 +72,27 @@ class Goal(Objective):
 
 def _part_gap(whole: ViewEmbeddings, part: ViewEmbeddings, embeddings: Embeddings) -> Tensor:
     """Mean squared gap between a part of the whole and the part encoded alone, over the pairs that have both."""
-    if whole.tokens is None or whole.mask is None:
-        raise ValueError("GOAL's patch and text terms need the output of their readouts")
-    gaps = cosine_gap(whole.tokens[embeddings.own, 0], part.vectors[embeddings.own]).square()  # [R]
-    present = present_in_all(whole.mask[:, 0], part.present)  # [N]
-    return mean_of_present(gaps, present, embeddings.offset, embeddings.rows)
+    tokens, mask = tokens_of(whole)  # [N, 1, D], [N, 1]
+    gaps = cosine_gap(tokens[embeddings.own, 0], part.vectors[embeddings.own]).square()  # [R]
+    return mean_of_present(gaps, present_in_all(mask[:, 0], part.present), embeddings.offset)
 
 
-class PoolPatches(Readout):
-    """The mean of an image's hidden states over the patches of each part, projected, of length 1.
+class PoolParts(Readout):
+    """The mean of hidden states over the patches or tokens of each part of the view, projected, of length 1.
 
     Shape:
-        parts of the view: [B, K, P] bool; returns [B, K, D] and [B, K], False where a part has no patch.
+        parts of the view: [B, K, P] bool for images, [B, K, 2] for texts; returns [B, K, D] and [B, K], False where a
+        part has no patch or token.
 
     Reference:
-        GOAL's TSL-image; for CLIP the mean is taken before the final norm.
+        GOAL's TSL; for CLIP the mean is taken before the final norm.
     """
 
-    def forward(self, tower: TowerOutput) -> tuple[Tensor, Tensor]:
-        parts = tower.require_parts()
-        if parts.shape[2] != tower.hidden.shape[1]:
-            raise ValueError(
-                f"parts of images have {parts.shape[2]} patches, the tower has {tower.hidden.shape[1]}: prepare the "
-                "data with the grid of this model"
-            )
-        return project(tower, mean_pool(tower.hidden, parts)), parts.any(2)
-
-
-class PoolSpans(Readout):
-    """The mean of a text's hidden states over the tokens of each span, projected, of length 1.
-
-    Shape:
-        parts of the view: [B, K, 2]; returns [B, K, D] and [B, K], False where a span holds no token.
-
-    Reference:
-        GOAL's TSL-text; for CLIP the mean is taken before the final norm.
-    """
+    def __init__(self, *, text: bool) -> None:
+        super().__init__()
+        self.text = text
 
     def forward(self, tower: TowerOutput) -> tuple[Tensor, Tensor]:
-        spans = span_mask(tower)  # [B, K, T]
-        return project(tower, mean_pool(tower.hidden, spans)), spans.any(2)
+        parts = span_mask(tower) if self.text else tower.require_parts()  # [B, K, T] bool
+        mean = weighted_sum(tower.hidden, parts) / parts.sum(2, keepdim=True).clamp(min=1)  # [B, K, W], 0 if empty
+        return project(tower, mean), parts.any(2)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from hnclip.core import Embeddings
 from hnclip.losses import token_loss
-from hnclip.objectives.base import Objective, Term, shard
+from hnclip.objectives.base import Objective, Term, shard, tokens_of
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,6 @@ class HNClip(Objective):
         HN-CLIP, eq. 3.
     """
 
-    title: ClassVar[str] = "HN-CLIP"
-
     @property
     def tokens(self) -> bool:
         return self.weights.get("token", 0.0) > 0
@@ -35,7 +32,6 @@ class HNClip(Objective):
 
 
 def _token(embeddings: Embeddings) -> Tensor:
-    image, text = embeddings.images["full"], embeddings.texts["caption"]
-    if image.tokens is None or image.mask is None or text.tokens is None or text.mask is None:
-        raise ValueError("a token_weight above 0 needs token vectors and masks of both views")
-    return token_loss(image.tokens, text.tokens, image.mask, text.mask, embeddings.scale, **shard(embeddings))
+    patches, patch_mask = tokens_of(embeddings.images["full"])
+    words, word_mask = tokens_of(embeddings.texts["caption"])
+    return token_loss(patches, words, patch_mask, word_mask, embeddings.scale, **shard(embeddings))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -31,8 +30,6 @@ class LongClip(Objective):
     Reference:
         Long-CLIP, Zhang et al. 2024.
     """
-
-    title: ClassVar[str] = "Long-CLIP"
 
     @property
     def text_views(self) -> tuple[str, ...]:

@@ -6,30 +6,20 @@ Imports no torch: the command line builds its help from these names. The terms a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from hnclip.config import (
-    SCALE_MAX,
-    AdaptConfig,
-    Fidelity,
-    GlobalLoss,
-    Method,
-    ObjectiveConfig,
-    TrainConfig,
-)
+from hnclip.config import SCALE_MAX, AdaptConfig, Fidelity, GlobalLoss, Method, ObjectiveConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from hnclip.models.dual_encoder import DualEncoder
     from hnclip.models.readout import Readout
     from hnclip.objectives.base import GlobalTerm, Objective
 
-MethodChoice = Literal["hn_clip", "long_clip", "finelip", "goal", "smartclip", "structxlip", "lora", "dora"]
+MethodChoice = Literal[Method, "lora", "dora"]
 METHOD_CHOICES: tuple[MethodChoice, ...] = get_args(MethodChoice)
 
 
@@ -85,10 +75,13 @@ METHODS: dict[Method, MethodSpec] = {
 
 def build_objective(config: ObjectiveConfig) -> Objective:
     """The objective of a configuration; ValueError lists the valid names of unknown weights or loss parameters."""
-    spec = METHODS[config.method]
+    spec, weights, term = METHODS[config.method], term_weights(config), _global_term(config)
+    # SmartCLIP's sparsity alone would close every mask.
+    if term is None and (config.method == "smartclip" or not any(weights.values())):
+        raise ValueError(f"{spec.title} needs a global loss with these weights, for example infonce")
     objective = getattr(import_module(f"hnclip.objectives.{config.method}"), spec.objective)
-    options: dict[str, Any] = {"crops": config.crops} if config.method == "structxlip" else {}
-    return objective(_global_term(config), term_weights(config), config.fidelity == "official", **options)
+    options = {"crops": config.crops} if config.method == "structxlip" else {}
+    return objective(term, weights, config.fidelity == "official", **options)
 
 
 def build_readouts(objective: Objective, model: DualEncoder) -> dict[str, Readout]:
@@ -108,27 +101,23 @@ def term_weights(config: ObjectiveConfig) -> dict[str, float]:
 
 
 def _global_term(config: ObjectiveConfig) -> GlobalTerm | None:
+    from hnclip.losses import GLOBAL_LOSSES
     from hnclip.objectives.base import GlobalTerm
 
     if config.global_loss == "none":
         return None
-    margins, frozen = config.global_loss in ("hn", "sigmoid"), config.margin_source == "frozen"
-    return GlobalTerm(_global_loss(config), margins=margins, frozen=frozen)
-
-
-def _global_loss(config: ObjectiveConfig) -> Callable[..., Tensor]:
-    from hnclip.losses import GLOBAL_LOSSES
-
-    loss = GLOBAL_LOSSES[config.global_loss]
+    loss, parameters = GLOBAL_LOSSES[config.global_loss], dict[str, Any](config.parameters)
     if config.global_loss == "hn":
-        return partial(loss, gamma=config.gamma, margin=config.margin, center=config.center)
-    shared = {*inspect.signature(GLOBAL_LOSSES["infonce"]).parameters, "margin_text"}
-    own = [name for name in inspect.signature(loss).parameters if name not in shared]
-    for name in config.parameters:
-        if name not in own:
-            choices = ", ".join(own) or "none"
-            raise ValueError(f"objective.parameters: {config.global_loss} has no {name!r}; it has {choices}")
-    return partial(loss, **config.parameters) if config.parameters else loss
+        parameters = {"gamma": config.gamma, "margin": config.margin, "center": config.center}
+    else:
+        shared = {*inspect.signature(GLOBAL_LOSSES["infonce"]).parameters, "margin_text"}
+        own = [name for name in inspect.signature(loss).parameters if name not in shared]
+        for name in parameters:
+            if name not in own:
+                choices = ", ".join(own) or "none"
+                raise ValueError(f"objective.parameters: {config.global_loss} has no {name!r}; it has {choices}")
+    margins, frozen = config.global_loss in ("hn", "sigmoid"), config.margin_source == "frozen"
+    return GlobalTerm(partial(loss, **parameters) if parameters else loss, margins=margins, frozen=frozen)
 
 
 def apply_method(config: TrainConfig, method: MethodChoice, fidelity: Fidelity | None = None) -> TrainConfig:
@@ -150,6 +139,8 @@ def apply_method(config: TrainConfig, method: MethodChoice, fidelity: Fidelity |
         )
     if method in ("hn_clip", "lora", "dora") and fidelity is not None:
         raise ValueError(f"{method} has no official and corrected variant: leave out the fidelity")
+    if old.method == method and fidelity is not None:
+        config = with_fidelity(config, fidelity)
     kept = {name: getattr(old, name) for name in ("gamma", "margin", "center", "mask_duplicates")}
     if method == "hn_clip":
         return replace(config, objective=ObjectiveConfig(**kept))
@@ -167,8 +158,11 @@ def apply_method(config: TrainConfig, method: MethodChoice, fidelity: Fidelity |
 
 
 def with_fidelity(config: TrainConfig, fidelity: Fidelity) -> TrainConfig:
-    """The same run of the same method, as released or corrected. A global loss or an optimiser setting that is not the
-    method's default stays."""
+    """The same run of the same method, as released or corrected.
+
+    A global loss or an optimiser setting that is not the method's default stays, except `open_cosine`: the released
+    recipes have it, and `corrected` replaces it by `cosine`.
+    """
     objective = config.objective
     if objective.method == "hn_clip":
         raise ValueError("hn_clip has no official and corrected variant: leave out the fidelity")
@@ -177,6 +171,8 @@ def with_fidelity(config: TrainConfig, fidelity: Fidelity) -> TrainConfig:
     global_loss = spec.own_global[fidelity] if default_global else objective.global_loss
     before, after = (spec.optim.get(variant, {}) for variant in (objective.fidelity, fidelity))
     changed = {name: value for name, value in after.items() if getattr(config.optim, name) == before[name]}
+    if fidelity == "corrected" and config.optim.schedule == "open_cosine":
+        changed["schedule"] = "cosine"
     objective = replace(objective, fidelity=fidelity, global_loss=global_loss)
     return replace(config, objective=objective, optim=replace(config.optim, **changed))
 

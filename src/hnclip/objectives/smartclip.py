@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hnclip.core import Embeddings
 from hnclip.losses.hard_negative import at_least_float32
 from hnclip.models.readout import Readout, TowerOutput
-from hnclip.objectives.base import GlobalTerm, Objective, Term
+from hnclip.objectives.base import GlobalTerm, Objective, Term, tokens_of
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -41,13 +41,6 @@ class SmartClip(Objective):
         SmartCLIP, modular contrast and sparsity.
     """
 
-    title: ClassVar[str] = "SmartCLIP"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.global_term is None:
-            raise ValueError("smartclip needs a global loss, for example infonce: sparsity alone closes every mask")
-
     @property
     def tokens(self) -> bool:
         return True
@@ -64,10 +57,8 @@ class SmartClip(Objective):
 
 
 def _masks(embeddings: Embeddings) -> Tensor:
-    caption = embeddings.texts["caption"]
-    if caption.tokens is None or caption.tokens.shape != caption.vectors[:, None].shape:
-        raise ValueError("SmartCLIP needs one mask for each caption: put its readout CaptionMask on the view caption")
-    masks = caption.tokens[:, 0]  # [N, D]
+    """The mask of each caption [N, D], as `CaptionMask` computes it."""
+    masks = tokens_of(embeddings.texts["caption"])[0][:, 0]  # [N, D]
     return masks.to(at_least_float32(masks))
 
 

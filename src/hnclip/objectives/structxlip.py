@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from hnclip.losses.contrastive import clip_loss
 from hnclip.losses.hard_negative import at_least_float32
 from hnclip.losses.partial import chunk_loss, cosine_gap, loss_of_present, mean_of_present, present_in_all
 from hnclip.models.readout import Readout, TowerOutput
-from hnclip.objectives.base import Objective, Term, TrainProgress, project, shard, span_mask, weighted_sum
+from hnclip.objectives.base import Objective, Term, TrainProgress, project, shard, span_mask, tokens_of, weighted_sum
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -35,7 +35,7 @@ class StructXlip(Objective):
 
     The weights fall with the epochs, see `weight_factors`. Official: chunks are spans counted in the filtered caption
     and read from the whole one, and scaled by min(s / 0.07, 100); corrected: read from the filtered caption, scaled by
-    stopgrad(s).
+    stopgrad(s), and equal filtered captions are not negatives of each other.
 
     Args:
         crops: edge crops of each image, of its best regions (K; 2 in the script for DOCCI, 3 by default in the code).
@@ -43,8 +43,6 @@ class StructXlip(Objective):
     Reference:
         StructXLIP; the default weights are those of its script for DOCCI.
     """
-
-    title: ClassVar[str] = "StructXLIP"
 
     crops: int = 2
 
@@ -93,20 +91,20 @@ class StructXlip(Objective):
 
     def _chunks(self, embeddings: Embeddings) -> Tensor:
         text, scale = embeddings.texts[self._chunk_view], embeddings.scale
-        if text.tokens is None or text.mask is None:
-            raise ValueError("StructXLIP's chunks need the output of their readout")
+        chunks, chunk_mask = tokens_of(text)  # [N, S, D], [N, S]
         views = [embeddings.images[name] for name in self._crop_views]
         crops = torch.stack([view.vectors for view in views], dim=1)  # [N, K, D]
         every = crops.new_ones(len(crops), dtype=torch.bool)  # [N]
-        mask = torch.stack([every if view.present is None else view.present for view in views], dim=1)  # [N, K]
+        crop_mask = torch.stack([every if view.present is None else view.present for view in views], dim=1)  # [N, K]
         scale = (scale / CHUNK_TEMPERATURE).clamp(max=CHUNK_SCALE_MAX) if self.official else scale.detach()
-        return chunk_loss(text.tokens, crops, text.mask, mask, scale, **shard(embeddings))
+        duplicates = shard(embeddings, None if self.official else text)
+        return chunk_loss(chunks, crops, chunk_mask, crop_mask, scale, **duplicates)
 
 
 def _consistency(embeddings: Embeddings) -> Tensor:
     full, edge = embeddings.images["full"], embeddings.images["edge"]
     gaps = cosine_gap(full.vectors[embeddings.own], edge.vectors[embeddings.own])  # [R]
-    return mean_of_present(gaps, edge.present, embeddings.offset, embeddings.rows)
+    return mean_of_present(gaps, edge.present, embeddings.offset)
 
 
 def weight_factors(progress: TrainProgress) -> dict[str, float]:

@@ -19,7 +19,7 @@ from hnclip.models.load import load
 from hnclip.models.parameters import describe_trainable, freeze
 from hnclip.models.speed import choose_precision, compile_blocks, recompute_activations
 from hnclip.objectives.base import Objective
-from hnclip.objectives.registry import build_objective, build_readouts, term_weights
+from hnclip.objectives.registry import METHODS, build_objective, build_readouts, term_weights
 from hnclip.train.checkpoint import only_writer, recover_state
 from hnclip.train.distributed import (
     agreement,
@@ -166,7 +166,8 @@ def _check_processes(config: TrainConfig, options: RunOptions) -> None:
 def _announce(config: TrainConfig, options: RunOptions, model: DualEncoder, objective: Objective) -> None:
     if (chosen := config.objective).method != "hn_clip":
         weights = ", ".join(f"{name} {weight:g}" for name, weight in term_weights(chosen).items())
-        log.info(f"{objective.title}, {chosen.fidelity}: global loss {chosen.global_loss}, terms {weights}")
+        title = METHODS[chosen.method].title
+        log.info(f"{title}, {chosen.fidelity}: global loss {chosen.global_loss}, terms {weights}")
     highest = config.optim.scale_max
     trains = model.backbone.logit_scale.requires_grad
     if trains and highest is not None and model.scale.item() > highest * 1.01:
