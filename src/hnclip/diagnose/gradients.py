@@ -11,7 +11,7 @@ from typing import Any
 from hnclip.config import ObjectiveConfig, TrainConfig
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
-from hnclip.models.speed import choose_precision
+from hnclip.train.speed import choose_precision
 from hnclip.objectives.registry import build_objective
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.log import progress_bar, read_metrics

@@ -23,7 +23,7 @@ from hnclip.data.cache import cache_directory
 from hnclip.data.records import fraction_of
 from hnclip.data.sources import open_data
 from hnclip.models import adapters
-from hnclip.models.speed import choose_precision
+from hnclip.train.speed import choose_precision
 from hnclip.util.device import find_device
 from hnclip.util.files import read_json
 

@@ -22,7 +22,7 @@ from hnclip.measure import machine, rise, synchronize, threads, time_ways
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.parameters import train_mode
-from hnclip.models.speed import choose_precision, compile_blocks, recompute_activations
+from hnclip.train.speed import choose_precision, compile_blocks, recompute_activations
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective, build_readouts
 from hnclip.studies.identity import Trained

@@ -17,7 +17,7 @@ from hnclip.models.adapters import BaseModel, add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.parameters import describe_trainable, freeze
-from hnclip.models.speed import choose_precision, compile_blocks, recompute_activations
+from hnclip.train.speed import choose_precision, compile_blocks, recompute_activations
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective, build_readouts, term_weights
 from hnclip.train.checkpoint import only_writer, recover_state
