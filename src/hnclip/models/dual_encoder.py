@@ -52,20 +52,18 @@ class DualEncoder(nn.Module):
         image_transform: ImageTransform,
         *,
         source: str = "",
-        provenance: Training | None = None,
     ) -> None:
         """
         Args:
             backbone: `CLIPModel`, `SiglipModel`, `Siglip2Model` or `VisionTextDualEncoderModel`, also with adapters.
             source: one line that describes the model.
-            provenance: how it was trained, if known.
         """
         super().__init__()
         self.backbone = backbone
         self.text_transform = text_transform
         self.image_transform = image_transform
         self.source = source
-        self.provenance = provenance
+        self.provenance: Training | None = None  # how the model was trained, if known
         self.name = ""  # the argument of `hnclip.load` that opened the model
         # Whether the projections are random (two joined towers). `hnclip train` sets it to False; a training loop of
         # your own has to do so before `save`.
@@ -151,7 +149,7 @@ class DualEncoder(nn.Module):
             raise ValueError(f"encode takes a list of texts or images, got a single {type(inputs).__name__}")
         self.require_trained("encoding")
         inputs = list(inputs)
-        images = [_is_image(item) for item in inputs]
+        images = [not isinstance(item, str) or (is_image_name(item) and os.path.isfile(item)) for item in inputs]
         if any(images) and not all(images):
             raise ValueError(
                 f"inputs[{images.index(True)}] is an image and inputs[{images.index(False)}] a text: encode them apart"
@@ -160,7 +158,7 @@ class DualEncoder(nn.Module):
         if not any(images):
             names = [text for text in inputs if is_image_name(text) and not any(map(str.isspace, text))]
             if names:  # mistyped paths
-                logger.warning("%d inputs are no existing image files and are encoded as texts: %r …", len(names), names[0])
+                logger.warning("%d inputs name no existing image file and are encoded as texts: %r", len(names), names[0])
             ids = self.text_transform(inputs).ids
             # In order of length, so that short texts are not padded to long ones.
             order = torch.tensor([len(row) for row in ids], dtype=torch.long).argsort(stable=True)
@@ -338,12 +336,6 @@ def _split(encoded: ViewEmbeddings, views: Mapping[str, Tensor]) -> dict[str, Vi
         for tensor in (encoded.vectors, encoded.tokens, encoded.mask)
     ]
     return {name: ViewEmbeddings(*own) for name, *own in zip(views, *parts)}
-
-
-def _is_image(item: Any) -> bool:
-    if isinstance(item, str):
-        return is_image_name(item) and os.path.isfile(item)  # False for any text that cannot be a path
-    return True
 
 
 def _open_image(item: Any) -> Image.Image:

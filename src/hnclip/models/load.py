@@ -40,11 +40,9 @@ HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
 HUB_SETTINGS = ["*.json", "*.txt", "*.model", "*.gz"]
 # Downloaded are the weights of the first line that a repository has.
 HUB_WEIGHTS = (
-    ["model.safetensors", "model-*-of-*.safetensors"],
-    ["adapter_model.safetensors"],
+    ["model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors"],
     ["open_clip_model.safetensors"],
-    ["pytorch_model.bin", "pytorch_model-*-of-*.bin"],
-    ["adapter_model.bin"],
+    ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "adapter_model.bin"],
     ["open_clip_pytorch_model.bin"],
 )
 
