@@ -11,12 +11,12 @@ from typing import Any
 from hnclip.config import ObjectiveConfig, TrainConfig
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
-from hnclip.train.speed import choose_precision
 from hnclip.objectives.registry import build_objective
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.log import progress_bar, read_metrics
 from hnclip.train.loop import train_or_continue
 from hnclip.train.run_data import length_order, open_run_data, own_share
+from hnclip.train.speed import choose_precision
 
 EVERY = 5  # optimiser steps between measurements, as in the paper
 

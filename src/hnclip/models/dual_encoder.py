@@ -158,7 +158,9 @@ class DualEncoder(nn.Module):
         if not any(images):
             names = [text for text in inputs if is_image_name(text) and not any(map(str.isspace, text))]
             if names:  # mistyped paths
-                logger.warning("%d inputs name no existing image file and are encoded as texts: %r", len(names), names[0])
+                logger.warning(
+                    "%d inputs name no existing image file and are encoded as texts: %r", len(names), names[0]
+                )
             ids = self.text_transform(inputs).ids
             # In order of length, so that short texts are not padded to long ones.
             order = torch.tensor([len(row) for row in ids], dtype=torch.long).argsort(stable=True)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from hnclip.config import ReadConfig, TrainConfig, from_json
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.evaluate.protocol import open_task
-from hnclip.train.speed import choose_precision
 from hnclip.studies.identity import Trained
 from hnclip.studies.plan import Gallery, Job
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import CONFIG, RESULT
+from hnclip.train.speed import choose_precision
 from hnclip.util.device import find_device
 
 FORWARD = 3.0  # a forward pass alone is taken as a third of one with its backward pass
