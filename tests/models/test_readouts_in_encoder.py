@@ -1,4 +1,4 @@
-"""Where readouts stand in the encoder: which views they read, what they are given, and what everybody else sees."""
+"""Readouts inside the encoder: which views they read, and what they are given."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_readout_can_be_what_tokens_are(model: DualEncoder) -> None:
     assert found.texts["caption"].tokens is None
 
 
-def test_who_asks_for_no_tokens_gets_none(model: DualEncoder) -> None:
+def test_without_tokens_no_readout_runs(model: DualEncoder) -> None:
     batch = batch_for(model)
     model.readouts["full"] = readout = AllTokens()
     found = model(batch)
