@@ -16,17 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hnclip.data.batches import prepare
-from hnclip.data.scenes import scene_records
-from hnclip.losses import hard_negative_loss
 from hnclip.models.adapters import BaseModel, add_adapters, merge_adapters, save_adapter
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, save
 from hnclip.models.long_context import stretch
 from hnclip.models.parameters import linear_names
-from hnclip.objectives.base import GlobalTerm
-from hnclip.objectives.hn_clip import HNClip
-from hnclip.train.grad_cache import cached_backward, micro_backward
 from small_families import write_bert, write_dinov2, write_siglip, write_two_towers
 
 KINDS = ["clip", "siglip", "vision-text-dual-encoder"]
@@ -355,22 +349,3 @@ def test_dropout_is_for_training(bases: dict[str, Path]) -> None:
     assert_same(embed(model), embed(model), 0)
     model.train()
     assert_differ(embed(model), embed(model))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_gradient_caching_is_exact_with_adapters(method: str, bases: dict[str, Path]) -> None:
-    model = adapted(bases["clip"], method, projections=True, train_scale=True).double()
-    disturb(model)
-    data = prepare(
-        scene_records("park", "train", families=2, members=4)[:7], model.text_transform, model.image_transform
-    )
-    batch, objective = data.batch(range(7)), HNClip(GlobalTerm(hard_negative_loss), {"token": 1.0})
-    gradients = []
-    for backward, chunk in ((micro_backward, 7), (cached_backward, 3)):
-        model.zero_grad()
-        backward(model, batch, objective, chunk=chunk)
-        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-    whole, cached = gradients
-    assert whole.keys() == cached.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
-    for name in whole:
-        torch.testing.assert_close(cached[name], whole[name], rtol=1e-9, atol=1e-12)

@@ -21,20 +21,6 @@ def saved(model, tmp_path):
     return tmp_path / "model"
 
 
-@pytest.fixture
-def image():
-    ramp = Image.linear_gradient("L")
-    return Image.merge("RGB", [ramp, ramp.rotate(90), ramp.rotate(180)]).resize((130, 111))
-
-
-def encode_text(model, caption):
-    return model.encode_texts(model.tokenize([caption])).vectors
-
-
-def encode_image(model, image):
-    return model.encode_images(model.preprocess_images([image])).vectors
-
-
 def content(directory):
     return {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()}
 
@@ -52,18 +38,6 @@ def test_a_round_trip_keeps_every_bit(model, saved, tmp_path):
     save(reopened, tmp_path / "again")
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
         assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
-
-
-@torch.no_grad()
-def test_transformers_alone_opens_it_and_agrees(model, saved, image, captions):
-    from transformers import CLIPModel, CLIPProcessor
-
-    caption = " ".join(captions[0].split()[:20])
-    clip, processor = CLIPModel.from_pretrained(saved).eval(), CLIPProcessor.from_pretrained(saved)
-    inputs = processor(text=[caption], images=[image], return_tensors="pt")
-    expected = clip(**inputs)
-    torch.testing.assert_close(encode_text(model, caption), expected.text_embeds, rtol=0, atol=1e-5)
-    torch.testing.assert_close(encode_image(model, image), expected.image_embeds, rtol=0, atol=1e-5)
 
 
 def replace_weights(directory, change):

@@ -11,13 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from openai_twin import KEEP, OpenAITwin, small_b16, small_l14
-from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from hnclip.data.images import OPENAI_MEAN, OPENAI_STD
 from hnclip.measure import fresh_result, load_file
-from hnclip.models.load import load, save
+from hnclip.models.load import load
 from hnclip.models.openai_checkpoint import load_openai_checkpoint, read_state_dict
 
 SIZES = {"b16": small_b16, "l14": small_l14}
@@ -197,19 +195,6 @@ def test_the_residual_table_acts_from_the_twenty_first_position(tmp_path):
         assert close(found[row : row + 1], expected[row : row + 1], 1e-3) == (words + 2 <= KEEP)
 
 
-def test_sizes_come_from_the_shapes(tmp_path):
-    config = build(small_l14(vocabulary=700, ratio=3, context=100), tmp_path).config
-    text, vision = config.text_config, config.vision_config
-    assert (text.hidden_size, text.intermediate_size, text.num_hidden_layers, text.num_attention_heads) == (
-        128, 384, 2, 2,
-    )  # fmt: skip
-    assert (vision.hidden_size, vision.intermediate_size, vision.num_hidden_layers) == (192, 576, 3)
-    assert (vision.num_attention_heads, vision.image_size, vision.patch_size) == (3, 56, 14)
-    assert (text.vocab_size, text.max_position_embeddings, config.projection_dim) == (700, 100, 128)
-    assert (text.bos_token_id, text.eos_token_id, text.layer_norm_eps) == (698, 699, 1e-5)
-    assert (text.hidden_act, vision.hidden_act) == ("quick_gelu", "quick_gelu")
-
-
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 @pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod."])
 def test_wrappers_and_containers(tmp_path, suffix, prefix):
@@ -232,10 +217,9 @@ def test_names_of_open_clip(tmp_path):
     assert "open_clip" in line
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_precisions_become_fp32(tmp_path, dtype):
+def test_half_precision_becomes_fp32(tmp_path):
     twin = small_b16()
-    state = {name: value.to(dtype) for name, value in twin.state_dict().items()}
+    state = {name: value.half() for name, value in twin.state_dict().items()}
     clip = convert({**state, "logit_scale": state["logit_scale"].reshape(1)}, tmp_path)[0]
     assert {weight.dtype for weight in clip.parameters()} == {torch.float32}
     assert clip.logit_scale.shape == ()
@@ -410,51 +394,19 @@ def test_files_that_are_no_checkpoint_are_named(tmp_path, suffix, model_director
             load(file)
 
 
-@pytest.fixture(params=[small_b16, small_l14], ids=["B/16", "L/14"])
-def own(request, tokenizer, tmp_path):
-    """A twin with the vocabulary of the tokenizer next to its file."""
-    tokenizer.save_pretrained(tmp_path)
-    twin = request.param(vocabulary=len(tokenizer))
-    torch.save(twin.state_dict(), tmp_path / "longclip.pt")
-    return twin
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("length", [1, 20, 21, 77, 248, 400])
-def test_texts_of_every_length_equal_long_clip(own, tmp_path, tokenizer, request, length):
+@pytest.mark.parametrize("length", [1, 20, 21, 248, 400])
+def test_texts_of_every_length_equal_long_clip(tmp_path, tokenizer, request, length):
     """`length` tokens between start and end; longer texts are truncated, the end token is kept."""
-    model = load(tmp_path / "longclip.pt")
+    tokenizer.save_pretrained(tmp_path)
+    twin = small_l14(vocabulary=len(tokenizer))
+    torch.save(twin.state_dict(), tmp_path / "longclip.pt")
+    model = load(tmp_path / "longclip.pt", context=248)
     assert "Long-CLIP" in model.source
     whole = tokenizer(" ".join(request.getfixturevalue("captions")[:4]))["input_ids"][1:-1]
     text = tokenizer.decode(whole[:length])
     words = tokenizer(text)["input_ids"][1:-1]
-    assert abs(len(words) - length) <= 1  # a word cut in two may be read as other tokens
-    expected = F.normalize(own.encode_text(own.tokens(words)[None]), dim=-1)
+    expected = F.normalize(twin.encode_text(twin.tokens(words)[None]), dim=-1)
     torch.testing.assert_close(model.encode([text], to="torch"), expected, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_the_saved_model_is_the_same_in_transformers(own, tmp_path, request):
-    from transformers import CLIPModel, CLIPProcessor
-
-    ramp = Image.linear_gradient("L")
-    image = Image.merge("RGB", [ramp, ramp.rotate(90), ramp.rotate(180)])
-    model = load(tmp_path / "longclip.pt")
-    save(model, tmp_path / "out")
-    clip, processor = CLIPModel.from_pretrained(tmp_path / "out"), CLIPProcessor.from_pretrained(tmp_path / "out")
-    texts = request.getfixturevalue("captions")[:1]
-    inputs = processor(text=texts, images=[image], return_tensors="pt", truncation=True)
-    output = clip(**inputs)
-    mean, std = (torch.tensor(values)[:, None, None] for values in (OPENAI_MEAN, OPENAI_STD))
-    expected = F.normalize(own.encode_image((model.preprocess_images([image]) / 255 - mean) / std), dim=-1)
-    words = F.normalize(own.encode_text(own.tokens(inputs["input_ids"][0, 1:-1].tolist())[None]), dim=-1)
-    torch.testing.assert_close(model.encode([image], to="torch"), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(output.text_embeds, words, rtol=0, atol=1e-5)
-    torch.testing.assert_close(output.image_embeds, expected, rtol=0, atol=5e-3)  # resizing may differ by a grey level
-    assert model.scale.item() == pytest.approx(own.logit_scale.exp().item())
-
-
-def test_long_clip_is_never_stretched(own, tmp_path):
-    assert load(tmp_path / "longclip.pt", context=248).context == 248
     with pytest.raises(ValueError, match="unstretched"):
         load(tmp_path / "longclip.pt", context=500)

@@ -278,14 +278,6 @@ def test_the_documented_differences_are_there(openai, reference, text):
     assert ids_of(openai, text) != reference_ids(reference, text)
 
 
-def test_offsets_point_at_the_words(openai):
-    caption = "A Red House, it's No. 12:  Unmistakeably pink, don't!"
-    encoded = openai(caption, return_offsets_mapping=True)
-    pieces = [caption[start:end] for start, end in encoded["offset_mapping"]]
-    assert pieces[:12] == ["", "A", "Red", "House", ",", "it", "'s", "No", ".", "1", "2", ":"]
-    assert "".join(pieces) == caption.replace(" ", "")
-
-
 @pytest.mark.parametrize("which", ["openai", "trained"])
 def test_reopened_by_transformers_it_gives_the_same_ids(tmp_path, openai, tokenizer, which):
     written = {"openai": openai, "trained": tokenizer}[which]
@@ -329,14 +321,6 @@ def test_files_of_another_tokenizer_next_to_the_model_are_not_used(tmp_path, ope
     assert openai_tokenizer(tmp_path).get_vocab() == openai.get_vocab()
 
 
-def test_a_vocabulary_and_merges_next_to_the_model_are_used(tmp_path, tokenizer):
-    state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
-    (tmp_path / "vocab.json").write_text(json.dumps(state["vocab"]))
-    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *map(" ".join, state["merges"])]))
-    opened = openai_tokenizer(tmp_path, len(tokenizer))
-    assert ids_of(opened, "It's a red house") == ids_of(tokenizer, "It's a red house")
-
-
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc", "Cn", "Co"]), min_size=1))
 @example("Zwölf Boxkämpfer jagen Viktor, it's 5 o'clock — 天地玄黃 🦜 ﬁ")
 def test_a_trained_tokenizer_keeps_any_text(tokenizer, text):
@@ -345,16 +329,6 @@ def test_a_trained_tokenizer_keeps_any_text(tokenizer, text):
     assert ids.count(tokenizer.unk_token_id) == 1  # the end token, which CLIP also uses for the unknown
     decoded = tokenizer.decode(ids, skip_special_tokens=True)
     assert "".join(decoded.split()) == "".join(normalize("NFC", text).lower().split())
-
-
-def test_a_trained_vocabulary_has_openais_order(tokenizer):
-    from tokenizers import pre_tokenizers
-
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    symbols = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
-    assert symbols[:512] == [*letters, *(f"{letter}</w>" for letter in letters)]
-    assert symbols[-2:] == ["<|startoftext|>", "<|endoftext|>"]
-    assert sorted(tokenizer.get_vocab().values()) == list(range(len(symbols)))
 
 
 VOCABULARY = """
