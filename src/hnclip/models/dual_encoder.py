@@ -261,14 +261,15 @@ class DualEncoder(nn.Module):
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        """No gradients and no dropout inside the block."""
-        training = self.training
+        """No gradients and no dropout inside the block; afterwards every module is in its mode again."""
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
-            self.train(training)
+            for module, training in modes:
+                module.training = training
 
     def forward(self, batch: Batch, *, tokens: bool = False) -> Embeddings:
         """Encode every view of a batch in one call per tower. With `tokens`, every view has token vectors; in a model
