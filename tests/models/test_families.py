@@ -1,4 +1,4 @@
-"""SigLIP, SigLIP 2 and any two towers: the vectors of transformers alone, round trips, and two joined towers."""
+"""Every family: the vectors of transformers alone, round trips, and two joined towers."""
 
 from __future__ import annotations
 
@@ -127,6 +127,10 @@ def test_a_round_trip_keeps_every_bit(model, tmp_path):
     assert again.context == model.context
     assert again.text_transform(CAPTIONS) == model.text_transform(CAPTIONS)
     assert again.source == model.source
+    save(again, tmp_path / "twice")
+    for name in ("model.safetensors", "tokenizer_config.json", "preprocessor_config.json"):
+        assert (tmp_path / "twice" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    assert "local_files_only" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
     if model.family.kind == "siglip2":
         settings = json.loads((tmp_path / "again" / "preprocessor_config.json").read_text())
         assert (settings["patch_size"], settings["max_num_patches"]) == (8, 16)

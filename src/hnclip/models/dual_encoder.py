@@ -302,8 +302,7 @@ class DualEncoder(nn.Module):
         )
 
     def _image_output(self, pixels: Tensor) -> TowerOutput:
-        vectors, hidden = self.family.image_features(self.backbone, self.normalize_pixels(pixels), request="hidden")
-        assert hidden is not None
+        vectors, hidden = self.family.image_states(self.backbone, self.normalize_pixels(pixels))
         inside = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
         project = partial(self.family.patch_vectors, self.backbone)
         return TowerOutput(vectors, hidden, inside, None, project, nn.Identity())

@@ -73,7 +73,9 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
 
 def _read_checkpoint(file: Path) -> tuple[dict[str, Tensor], set[str]]:
     """The tensors, and the keys of the trainer's dictionary around them. No code in the file is executed."""
-    if is_zip := zipfile.is_zipfile(file):
+    with file.open("rb") as handle:
+        is_zip = handle.read(2) == b"PK" and zipfile.is_zipfile(handle)
+    if is_zip:
         with zipfile.ZipFile(file) as archive:
             if any(name.endswith("/constants.pkl") for name in archive.namelist()):
                 same = HUB_NAMES.get(file.stem.replace("@", "-"), " or ".join(HUB_NAMES.values()))
@@ -121,7 +123,14 @@ def load_openai_checkpoint(file: Path, activation: Activation | None = None) -> 
         or file.name.startswith("open_clip")
         or {"epoch", "name"} <= keys  # the dictionary of open_clip's trainer
     )
-    activation = activation or _activation(file, settings, from_open_clip)
+    if activation is None:
+        if from_open_clip and not settings:
+            raise ValueError(
+                f"{file} is a checkpoint of open_clip that does not specify its activation: pass activation gelu (most "
+                "models of open_clip) or quick_gelu (trained from OpenAI's weights, or *-quickgelu), or add its "
+                "open_clip_config.json"
+            )
+        activation = "gelu" if settings and not settings["model_cfg"].get("quick_gelu") else "quick_gelu"
     tensors = {name.removeprefix("text."): value for name, value in tensors.items()}
     residual = tensors.pop("positional_embedding_res", None)
     try:
@@ -166,18 +175,6 @@ def open_clip_transform(file: Path, size: int) -> ImageTransform:
         mean=tuple(images.get("mean") or OPENAI_MEAN),
         std=tuple(images.get("std") or OPENAI_STD),
     )
-
-
-def _activation(file: Path, settings: Mapping[str, Any], from_open_clip: bool) -> Activation:
-    if settings:
-        return "quick_gelu" if settings["model_cfg"].get("quick_gelu") else "gelu"
-    if from_open_clip:
-        raise ValueError(
-            f"{file} is a checkpoint of open_clip that does not specify its activation: pass activation gelu (most "
-            "models of open_clip) or quick_gelu (trained from OpenAI's weights, or *-quickgelu), or add its "
-            "open_clip_config.json"
-        )
-    return "quick_gelu"
 
 
 def _config(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], activation: Activation) -> dict[str, Any]:

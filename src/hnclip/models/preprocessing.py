@@ -73,7 +73,9 @@ def read_image_transform(directory: Path, kind: str, image_size: int | None) -> 
         try:
             try:
                 processor = AutoImageProcessor.from_pretrained(directory, local_files_only=True)
-            except ImportError:  # DINOv3's processor needs torchvision; its settings are those of ViT's
+            except ImportError as error:  # DINOv3's processor needs torchvision; its settings are those of ViT's
+                if "DINOv3" not in str(error):
+                    raise
                 processor = ViTImageProcessorPil.from_pretrained(directory, local_files_only=True)
             return transform_of(processor, image_size)
         except Exception as error:  # transformers raises many types for settings that it cannot use
