@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hnclip.tables import markdown_table
 from hnclip.util.files import read_json
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def _training(training: Training) -> list[str]:
     parts = [
         "## Training",
         f"Base: {training.base}. Data: {training.data}.",
-        markdown_table(["objective", "value"], [[name, str(value)] for name, value in training.objective.items()]),
+        _table(["objective", "value"], [[name, str(value)] for name, value in training.objective.items()]),
         f"```sh\n{training.command}\n```",
     ]
     if training.metrics:
@@ -118,5 +117,12 @@ def _training(training: Training) -> list[str]:
             [split, *(f"{metrics[direction][recall]:.1f}" for direction, recall in columns)]
             for split, metrics in training.metrics.items()
         ]
-        parts += ["## Results", "Recall in percent.", markdown_table(headers, rows)]
+        parts += ["## Results", "Recall in percent.", _table(headers, rows)]
     return parts
+
+
+def _table(headers: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    rule = [":---", *["---:"] * (len(headers) - 1)]
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (headers, rule, *escaped))
