@@ -30,9 +30,9 @@ from hnclip.losses import GLOBAL_LOSSES, token_loss
 from hnclip.measure import Report, gemm_rate, machine, peak_memory, time_ways
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, wrap
-from hnclip.models.speed import compile_blocks, fast_bf16, recompute_activations
 from hnclip.objectives.registry import build_objective
 from hnclip.train.optimizer import build_optimizer
+from hnclip.train.speed import compile_blocks, fast_bf16, recompute_activations
 from hnclip.train.step import Stepper
 
 log = logging.getLogger("hnclip.bench")

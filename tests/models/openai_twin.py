@@ -113,7 +113,7 @@ class OpenAITwin(nn.Module):
 
     @torch.no_grad()
     def _draw(self, seed):
-        """Weights of a visible scale everywhere, norms and biases included: nothing that is mixed up can hide."""
+        """Random weights everywhere, norms and biases included, so that every mistake shows."""
         generator = torch.Generator().manual_seed(seed)
         for name, weight in self.named_parameters():
             draw = torch.randn(weight.shape, generator=generator)
@@ -156,7 +156,7 @@ def small_b16(**options):
 
 
 def small_l14(**options):
-    """The shape of L/14, scaled down: 3 layers beside 2, and a text width that equals the joint width, so that a
+    """The shape of L/14, scaled down: 3 and 2 layers, and a text width that equals the joint width, so that a
     forgotten transposition does not show in shapes."""
     sizes = {"patch": 14, "image_size": 56, "vision_width": 192, "vision_layers": 3, "text_width": 128, "joint": 128}
     return OpenAITwin(**{**sizes, **options})

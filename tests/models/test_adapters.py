@@ -1,4 +1,4 @@
-"""Adapters begin as the base model, are what their equations say, and travel alone."""
+"""Adapters start as the base model, follow their equations, and are saved alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hnclip.data.batches import prepare
-from hnclip.data.scenes import scene_records
-from hnclip.losses import hard_negative_loss
 from hnclip.models.adapters import BaseModel, add_adapters, merge_adapters, save_adapter
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, save
 from hnclip.models.long_context import stretch
 from hnclip.models.parameters import linear_names
-from hnclip.objectives.base import GlobalTerm
-from hnclip.objectives.hn_clip import HNClip
-from hnclip.train.grad_cache import cached_backward, micro_backward
 from small_families import write_bert, write_dinov2, write_siglip, write_two_towers
 
 KINDS = ["clip", "siglip", "vision-text-dual-encoder"]
@@ -45,22 +39,18 @@ def bases(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> di
     }
 
 
-def opened(directory: Path) -> DualEncoder:
-    return load(directory).eval()
-
-
 @cache
-def _kept(directory: Path) -> DualEncoder:
-    return opened(directory)
+def _opened(directory: Path) -> DualEncoder:
+    return load(directory)
 
 
 def base_model(directory: Path) -> DualEncoder:
-    """A copy of its own of a model that is read from disk only once."""
-    return copy.deepcopy(_kept(directory))
+    """A copy of a model that is read from disk only once."""
+    return copy.deepcopy(_opened(directory))
 
 
 def embed(model: DualEncoder) -> dict[str, Tensor]:
-    """Global and token vectors of fixed pictures and captions."""
+    """Global and token vectors of fixed images and captions."""
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (3, 3, model.image_size, model.image_size), generator=generator, dtype=torch.uint8)
     image, text = model.encode_images(pixels, tokens=True), model.encode_texts(model.tokenize(CAPTIONS), tokens=True)
@@ -73,18 +63,18 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float) ->
 
 
 def assert_differ(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    """So that an equality beside it says something: the adapters do change the vectors."""
+    """The adapters change the vectors."""
     for name in ("image", "text"):
         assert (a[name] - b[name]).abs().max() > 1e-3
 
 
-def disturb(model: DualEncoder, seed: int = 1) -> None:
-    """Move everything that trains, as steps would; the scale too, where it trains."""
-    generator = torch.Generator().manual_seed(seed)
+def disturb(model: DualEncoder, size: float = 0.2) -> None:
+    """Change everything that trains, as steps would."""
+    generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
-                parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter) * 0.2)
+                parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter) * size)
 
 
 def adapted(directory: Path, method: str = "lora", **options: Any) -> DualEncoder:
@@ -111,7 +101,7 @@ def saved(bases: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def adapter(saved: Path, tmp_path: Path) -> Path:
-    """An adapter of the CLIP base to spoil."""
+    """An adapter of the CLIP base that a test may damage."""
     return Path(shutil.copytree(saved, tmp_path / "adapter"))
 
 
@@ -189,7 +179,7 @@ def test_merging_gives_a_plain_model_with_the_same_vectors(
     assert type(model.backbone) is type(source.backbone)
     assert all(parameter.requires_grad for parameter in model.parameters())
     save(model, tmp_path / "merged")
-    assert_same(embed(opened(tmp_path / "merged")), before, 1e-5)
+    assert_same(embed(load(tmp_path / "merged")), before, 1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -229,34 +219,19 @@ def test_an_adapter_opens_as_the_model_it_was_saved_from(
     assert json.loads(Path("adapter/hnclip.json").read_text())["base"]["model"] == str(bases[kind])
 
 
-def test_the_base_is_opened_as_it_was(bases: dict[str, Path], tmp_path: Path) -> None:
-    """Stretched, and with the tokenizer it was given; an adapter of an adapter is one too."""
-    from transformers import CLIPModel
-
-    short = base_model(bases["clip"])
-    config = copy.deepcopy(short.backbone.config)
-    config.text_config.max_position_embeddings = 30
-    torch.manual_seed(3)
-    short.backbone = CLIPModel(config)
-    short.text_transform = replace(short.text_transform, context=30)
-    save(short, tmp_path / "short")
-    (tmp_path / "short" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
-    (tmp_path / "words").mkdir()
-    (tmp_path / "tokenizer.json").rename(tmp_path / "words" / "tokenizer.json")
-    shutil.copy(tmp_path / "short" / "tokenizer_config.json", tmp_path / "words")
-
-    base = BaseModel(str(tmp_path / "short"), context=60, keep=5, ratio=3, tokenizer=str(tmp_path / "words"))
-    model = load(base.model, context=60, keep=5, ratio=3, tokenizer=base.tokenizer).eval()
-    add_adapters(model, method="lora", rank=2, train_scale=False)
-    disturb(model)
-    save_adapter(model, tmp_path / "first", base)
-    first = opened(tmp_path / "first")
-    assert first.context == 60
-    assert_same(embed(first), embed(model), 1e-5)
-
+def test_the_base_is_opened_as_it_was(model: DualEncoder, bases: dict[str, Path], tmp_path: Path) -> None:
+    """Stretched and with another tokenizer; the base may have been an adapter too."""
+    save(model, tmp_path / "short")
+    base = BaseModel(str(tmp_path / "short"), context=100, keep=5, ratio=3, tokenizer=str(bases["clip"]))
+    long = load(**asdict(base))
+    add_adapters(long, method="lora", rank=2, train_scale=False)
+    disturb(long, 0.02)
+    save_adapter(long, tmp_path / "first", base)
+    first = load(tmp_path / "first")
+    assert first.context == 100
+    assert_same(embed(first), embed(long), 1e-4)
     second = written(tmp_path / "first", tmp_path / "second", method="dora")
-    # Merged twice in float32, through random weights that amplify rounding.
-    assert_same(embed(opened(tmp_path / "second")), embed(second), 1e-3)
+    assert_same(embed(load(tmp_path / "second")), embed(second), 1e-3)  # merged twice in float32
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -272,20 +247,20 @@ def test_an_adapter_of_plain_peft_opens(method: str, bases: dict[str, Path], tmp
     model.backbone = get_peft_model(CLIPModel.from_pretrained(bases["clip"]), settings).eval()
     disturb(model)
     model.backbone.save_pretrained(tmp_path / "plain", save_embedding_layers=False)
-    assert_same(embed(opened(tmp_path / "plain")), embed(model), 1e-5)
+    assert_same(embed(load(tmp_path / "plain")), embed(model), 1e-5)
     edit(tmp_path / "plain" / "adapter_config.json", lambda content: content.update(base_model_name_or_path=None))
     with pytest.raises(ValueError, match="base_model_name_or_path"):
         load(tmp_path / "plain")
 
 
-def test_a_base_that_has_moved_is_asked_for(bases: dict[str, Path], tmp_path: Path) -> None:
+def test_a_base_that_has_moved_is_named(bases: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(bases["clip"], tmp_path / "here")
     model = written(tmp_path / "here", tmp_path / "adapter")
     (tmp_path / "here").rename(tmp_path / "there")
-    with pytest.raises(ValueError, match=r"/here.*hnclip\.json"):
+    with pytest.raises(ValueError, match="/here"):
         load(tmp_path / "adapter")
     edit(tmp_path / "adapter" / "hnclip.json", lambda content: content["base"].update(model=str(tmp_path / "there")))
-    assert_same(embed(opened(tmp_path / "adapter")), embed(model), 1e-5)
+    assert_same(embed(load(tmp_path / "adapter")), embed(model), 1e-5)
 
 
 def test_a_hub_model_keeps_its_name(bases: dict[str, Path], tmp_path: Path) -> None:
@@ -309,7 +284,7 @@ def test_an_adapter_of_another_base_is_refused(
     other.backbone = CLIPModel(config)
     save(other, tmp_path / "other")
     edit(adapter / "hnclip.json", lambda content: content["base"].update(model=str(tmp_path / "other")))
-    with pytest.raises(ValueError, match=r"tensor .*text_model\.encoder\.layers"):
+    with pytest.raises(ValueError, match=r"text_model\.encoder\.layers"):
         load(adapter)
 
 
@@ -325,90 +300,52 @@ def test_an_adapter_of_joined_towers_opens_with_the_same_projections(tmp_path: P
     assert_same(embed(again), embed(model), 1e-5)
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"base": {"model": "bundled", "wings": 2}, "logit_scale": 1}'])
-def test_a_damaged_description_is_named(content: str, adapter: Path) -> None:
-    (adapter / "hnclip.json").write_text(content)
-    with pytest.raises(ValueError, match=r"hnclip\.json"):
-        load(adapter)
-
-
-def test_missing_and_truncated_weights_are_named(adapter: Path) -> None:
-    file = adapter / "adapter_model.safetensors"
+def truncate(directory: Path) -> None:
+    file = directory / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=r"adapter_model\.safetensors"):
+
+
+@pytest.mark.parametrize(
+    ("damage", "word"),
+    [
+        (lambda d: (d / "hnclip.json").write_text("{}"), "hnclip.json"),
+        (lambda d: (d / "adapter_model.safetensors").unlink(), "no weights"),
+        (truncate, "adapter"),
+        (lambda d: (d / "adapter_config.json").write_text('{"peft_type": "IA3"}'), "IA3"),
+    ],
+)
+def test_a_damaged_adapter_is_refused(damage: Callable[[Path], None], word: str, adapter: Path) -> None:
+    damage(adapter)
+    with pytest.raises(ValueError, match=word):
         load(adapter)
-    file.unlink()
-    with pytest.raises(ValueError, match=r"adapter_model\.safetensors"):
-        load(adapter)
 
 
-def test_other_kinds_of_adapters_are_refused(bases: dict[str, Path], tmp_path: Path) -> None:
-    from peft import IA3Config, get_peft_model
-    from transformers import CLIPModel
-
-    config = IA3Config(target_modules=["k_proj"], feedforward_modules=[])
-    get_peft_model(CLIPModel.from_pretrained(bases["clip"]), config).save_pretrained(
-        tmp_path / "other", save_embedding_layers=False
-    )
-    with pytest.raises(ValueError, match="IA3"):
-        load(tmp_path / "other")
-
-
-def test_impossible_wishes_are_named(bases: dict[str, Path], tmp_path: Path) -> None:
-    plain = base_model(bases["clip"])
-    for change, message in (({"method": "full"}, "method"), ({"rank": 0}, "rank")):
-        with pytest.raises(ValueError, match=message):
-            add_adapters(plain, **{"method": "lora", "train_scale": False, **change})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no adapters"):
-        merge_adapters(plain)
-    with pytest.raises(ValueError, match="no adapters"):
-        save_adapter(plain, tmp_path / "adapter", BaseModel("bundled"))
-    with pytest.raises(ValueError, match="SigLIP has no projections"):
-        adapted(bases["siglip"], projections=True)
-    model = adapted(bases["clip"])
-    with pytest.raises(ValueError, match="already"):
-        add_adapters(model, method="lora", train_scale=False)
+def test_impossible_requests_are_refused(bases: dict[str, Path], tmp_path: Path) -> None:
+    plain, model = base_model(bases["clip"]), adapted(bases["clip"])
+    requests: list[tuple[str, Callable[[], Any]]] = [
+        ("no adapters", lambda: merge_adapters(plain)),
+        ("no adapters", lambda: save_adapter(plain, tmp_path / "adapter", BaseModel("bundled"))),
+        ("no projections", lambda: adapted(bases["siglip"], projections=True)),
+        ("already", lambda: add_adapters(model, method="lora", train_scale=False)),
+        ("merge_adapters", lambda: save(model, tmp_path / "whole")),
+        ("adapters", lambda: stretch(model, context=500)),
+    ]
+    for word, request in requests:
+        with pytest.raises(ValueError, match=word):
+            request()
+    assert not any(tmp_path.iterdir())
 
 
-def test_without_peft_it_says_what_to_install(bases: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_the_package_to_install_is_named(bases: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r"pip install 'hnclip\[adapt\]'"):
         adapted(bases["clip"])
 
 
 def test_dropout_is_for_training(bases: dict[str, Path]) -> None:
-    """peft hands its model over in training mode, whatever mode it got it in."""
+    """peft returns its model in training mode, whatever mode it was in."""
     model = adapted(bases["clip"], dropout=0.5)
     disturb(model)
     assert_same(embed(model), embed(model), 0)
     model.train()
     assert_differ(embed(model), embed(model))
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_gradient_caching_is_exact_with_adapters(method: str, bases: dict[str, Path]) -> None:
-    model = adapted(bases["clip"], method, projections=True, train_scale=True).double()
-    disturb(model)
-    data = prepare(
-        scene_records("park", "train", families=2, members=4)[:7], model.text_transform, model.image_transform
-    )
-    batch, objective = data.batch(range(7)), HNClip(GlobalTerm(hard_negative_loss), {"token": 1.0})
-    gradients = []
-    for backward, chunk in ((micro_backward, 7), (cached_backward, 3)):
-        model.zero_grad()
-        backward(model, batch, objective, chunk=chunk)
-        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-    whole, cached = gradients
-    assert whole.keys() == cached.keys() == {name for name, p in model.named_parameters() if p.requires_grad}
-    for name in whole:
-        torch.testing.assert_close(cached[name], whole[name], rtol=1e-9, atol=1e-12)
-
-
-def test_an_adapted_model_is_neither_saved_whole_nor_stretched(bases: dict[str, Path], tmp_path: Path) -> None:
-    model = base_model(bases["clip"])
-    add_adapters(model, method="lora", train_scale=False)
-    with pytest.raises(ValueError, match="merge_adapters"):
-        save(model, tmp_path / "whole")
-    assert not (tmp_path / "whole").exists()
-    with pytest.raises(ValueError, match="adapters"):
-        stretch(model, context=500)

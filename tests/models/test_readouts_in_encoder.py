@@ -1,4 +1,4 @@
-"""Where readouts stand in the encoder: which views they read, what they are given, and what everybody else sees."""
+"""Readouts inside the encoder: which views they read, and what they are given."""
 
 from __future__ import annotations
 
@@ -64,12 +64,13 @@ def test_a_readout_can_be_what_tokens_are(model: DualEncoder) -> None:
     assert found.texts["caption"].tokens is None
 
 
-def test_who_asks_for_no_tokens_gets_none(model: DualEncoder) -> None:
-    batch = batch_for(model)
+def test_without_tokens_no_readout_runs(model: DualEncoder) -> None:
     model.readouts["full"] = readout = AllTokens()
-    found = model(batch)
+    found = model(batch_for(model))
     assert found.images["full"].tokens is None
     assert not readout.seen
+    assert torch.equal(found.images["crop"].present, torch.tensor([True, False]))
+    assert found.images["full"].present is None
 
 
 def test_what_a_readout_is_given(model: DualEncoder) -> None:
@@ -87,13 +88,6 @@ def test_what_a_readout_is_given(model: DualEncoder) -> None:
     torch.testing.assert_close(seen.norm(end), model.backbone.text_model.final_layer_norm(end))
 
 
-def test_views_that_pairs_lack_are_marked(model: DualEncoder) -> None:
-    found = model(batch_for(model))
-    assert torch.equal(found.images["crop"].present, torch.tensor([True, False]))
-    assert found.images["full"].present is None
-    assert found.texts["sentence"].present is None
-
-
 def test_readouts_train_and_are_not_saved(model: DualEncoder, tmp_path: Path) -> None:
     from hnclip.models.load import save
     from hnclip.models.parameters import describe_trainable, trained_tensors
@@ -105,10 +99,3 @@ def test_readouts_train_and_are_not_saved(model: DualEncoder, tmp_path: Path) ->
     assert "1 parameters of the training method" in describe_trainable(model)
     save(model, tmp_path / "saved")
     assert not len(load(str(tmp_path / "saved")).readouts)
-
-
-def test_a_readout_without_its_parts_says_so() -> None:
-    nothing = torch.zeros(1, 1, 1)
-    seen = TowerOutput(nothing[0], nothing, nothing[0] > 0, None, lambda x: x, lambda x: x)
-    with pytest.raises(ValueError, match="the batch has none"):
-        seen.require_parts()

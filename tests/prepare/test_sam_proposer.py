@@ -288,10 +288,10 @@ def test_directories_that_are_no_sam(weights: Path, tmp_path: Path) -> None:
     shutil.copytree(weights, tmp_path / "sam")
     file = tmp_path / "sam" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"model\.safetensors"):
+    with pytest.raises(ValueError, match="cannot be read"):
         proposer("sam", weights=tmp_path / "sam")
     file.unlink()
-    with pytest.raises(ValueError, match="has no weights"):
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
         proposer("sam", weights=tmp_path / "sam")
     config = tmp_path / "sam" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": "sam2"}))

@@ -10,12 +10,12 @@ from typing import Any
 from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
-from hnclip.models.speed import choose_precision
 from hnclip.objectives.registry import build_objective
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import train_or_continue
 from hnclip.train.run_data import length_order, open_run_data, own_share
+from hnclip.train.speed import choose_precision
 from hnclip.util.console import progress
 
 log = logging.getLogger(__name__)

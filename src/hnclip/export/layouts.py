@@ -96,7 +96,7 @@ def write_settings(model: DualEncoder, directory: Path, contract: Contract, dime
     """Everything of the plain layout but its graphs."""
     write_tokenizer(model.text_transform, directory)
     image, text = model.image_transform, model.text_transform
-    image_processor(model).save_pretrained(directory)
+    image_processor(model.image_transform, model.backbone.config).save_pretrained(directory)
     bias = getattr(model.backbone, "logit_bias", None)  # SigLIP's
     about = {
         "source": model.source,

@@ -21,8 +21,8 @@ import torch
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.long_context import KEEP
 from hnclip.models.model_card import read_training, write_card
-from hnclip.models.openai_checkpoint import Activation, read_state_dict
-from hnclip.models.parameters import Towers, first_difference, linear_names, projection_names
+from hnclip.models.openai_checkpoint import Activation
+from hnclip.models.parameters import Towers, linear_names, projection_names
 from hnclip.util.files import read_json, replace_directory
 
 Method = Literal["lora", "dora"]
@@ -77,10 +77,6 @@ def add_adapters(
     """
     if model.has_adapters:
         raise ValueError("the model already has adapters: merge them first (merge_adapters)")
-    if method not in ("lora", "dora"):
-        raise ValueError(f"method must be lora or dora, got {method!r}")
-    if rank < 1:
-        raise ValueError(f"rank must be at least 1, got {rank}")
     peft = _peft()
     settings = peft.LoraConfig(
         r=rank,
@@ -130,20 +126,30 @@ def open_adapter(directory: Path, *, tokenizer: Any = None) -> DualEncoder:
     """
     from hnclip.models.load import load, wrap
 
-    base, logit_scale, where = _read_base(directory)
+    base, logit_scale = _read_base(directory)
     try:
         model = load(**asdict(base))
     except (ValueError, OSError) as error:
-        raise ValueError(
-            f"{directory} is an adapter of {base.model!r}, which cannot be opened: {error}. If that model has moved, "
-            f"write its new path into {where}"
-        ) from error
-    method = _attach(model, directory)
+        raise ValueError(f"{directory} is an adapter of {base.model!r}, which cannot be opened: {error}") from error
+    if not any((directory / name).is_file() for name in WEIGHTS):  # peft would ask the hub
+        raise ValueError(f"{directory} has no weights: expected {' or '.join(WEIGHTS)}")
+    peft = _peft()
+    settings = peft.PeftConfig.from_pretrained(str(directory))
+    if settings.peft_type != peft.PeftType.LORA:
+        raise ValueError(f"{directory} is an adapter of type {settings.peft_type}; supported are LoRA and DoRA")
+    try:
+        backbone = peft.PeftModel(model.backbone, settings)
+        result = backbone.load_adapter(str(directory), "default", torch_device="cpu")
+        if wrong := [*result.missing_keys, *result.unexpected_keys]:
+            raise ValueError(f"missing or unknown tensor {wrong[0]}")
+    except Exception as error:  # many types; name the adapter and its base
+        raise ValueError(f"{directory} does not fit its base model, {model.source}: {error}") from error
+    model.backbone = backbone
     if logit_scale is not None:
         with torch.no_grad():
-            model.backbone.logit_scale.fill_(logit_scale)
+            backbone.logit_scale.fill_(logit_scale)
     merge_adapters(model)
-    model.source += f", with the {method} of {directory.name}"
+    model.source += f", with the {'DoRA' if settings.use_dora else 'LoRA'} of {directory.name}"
     if tokenizer is not None:
         model = wrap(model.backbone, tokenizer, model.image_transform, source=model.source)
     model.untrained_projections = False
@@ -151,43 +157,19 @@ def open_adapter(directory: Path, *, tokenizer: Any = None) -> DualEncoder:
     return model
 
 
-def _read_base(directory: Path) -> tuple[BaseModel, float | None, str]:
-    """The base model, the temperature if known, and where the base is named."""
-    file = directory / ABOUT
-    if file.is_file():
+def _read_base(directory: Path) -> tuple[BaseModel, float | None]:
+    """The base model, and the temperature if known."""
+    if (file := directory / ABOUT).is_file():
         about = read_json(file)
         try:
-            return BaseModel(**about["base"]), float(about["logit_scale"]), f"{file} (base.model)"
-        except (KeyError, TypeError, ValueError) as error:
+            return BaseModel(**about["base"]), float(about["logit_scale"])
+        except (KeyError, TypeError) as error:
             raise ValueError(f"{file} does not name the base model of the adapter: {error}") from error
-    file = directory / CONFIG
-    settings = read_json(file)
+    settings = read_json(directory / CONFIG)
     name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
     if not name:
-        raise ValueError(f"{file} does not name the base model of the adapter: set its base_model_name_or_path")
-    return BaseModel(f"{name}@{revision}" if revision else name), None, f"{file} (base_model_name_or_path)"
-
-
-def _attach(model: DualEncoder, directory: Path) -> str:
-    """Add the adapter of a directory to a model, and return its method. Missing and unknown tensors are errors."""
-    peft = _peft()
-    file = next((directory / name for name in WEIGHTS if (directory / name).is_file()), None)
-    if file is None:
-        raise ValueError(f"{directory} has no weights: expected {' or '.join(WEIGHTS)}")
-    found = read_state_dict(file)
-    settings = peft.PeftConfig.from_pretrained(str(directory))
-    if settings.peft_type != peft.PeftType.LORA:
-        raise ValueError(f"{directory} is an adapter of type {settings.peft_type}; supported are LoRA and DoRA")
-    try:
-        backbone = peft.PeftModel(model.backbone, settings)
-    except ValueError as error:  # no layer has one of the names in target_modules
-        raise ValueError(f"{directory} does not fit its base model, {model.source}: {error}") from error
-    expected = peft.get_peft_model_state_dict(backbone, save_embedding_layers=False)
-    if difference := first_difference(found, expected):
-        raise ValueError(f"{file} does not fit its base model, {model.source}: {difference}")
-    peft.set_peft_model_state_dict(backbone, found)
-    model.backbone = backbone
-    return "DoRA" if settings.use_dora else "LoRA"
+        raise ValueError(f"{directory / CONFIG} does not name the base model: set its base_model_name_or_path")
+    return BaseModel(f"{name}@{revision}" if revision else name), None
 
 
 def _adapted(model: DualEncoder) -> Any:

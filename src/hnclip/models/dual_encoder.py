@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,8 +22,7 @@ from hnclip.data.batches import join_texts, pad_texts
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.pictures import FileImage, is_image_name
 from hnclip.data.texts import TextTransform
-from hnclip.models.families import Family, family_of
-from hnclip.models.packing import Request
+from hnclip.models.families import Features, Request, family_of
 from hnclip.models.readout import TowerOutput
 
 if TYPE_CHECKING:
@@ -53,25 +52,23 @@ class DualEncoder(nn.Module):
         image_transform: ImageTransform,
         *,
         source: str = "",
-        provenance: Training | None = None,
     ) -> None:
         """
         Args:
             backbone: `CLIPModel`, `SiglipModel`, `Siglip2Model` or `VisionTextDualEncoderModel`, also with adapters.
             source: one line that describes the model.
-            provenance: how it was trained, if known.
         """
         super().__init__()
         self.backbone = backbone
         self.text_transform = text_transform
         self.image_transform = image_transform
         self.source = source
-        self.provenance = provenance
+        self.provenance: Training | None = None  # how the model was trained, if known
         self.name = ""  # the argument of `hnclip.load` that opened the model
         # Whether the projections are random (two joined towers). `hnclip train` sets it to False; a training loop of
         # your own has to do so before `save`.
         self.untrained_projections = False
-        self.family: Family = family_of(backbone.config)
+        self.family = family_of(backbone.config.model_type)
         self.readouts = nn.ModuleDict()
         expected = self.family.image_size(backbone)
         if expected is not None and image_transform.size != expected:
@@ -150,26 +147,26 @@ class DualEncoder(nn.Module):
         """
         if isinstance(inputs, str | Path | Image.Image):
             raise ValueError(f"encode takes a list of texts or images, got a single {type(inputs).__name__}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        if to not in ("numpy", "torch"):
-            raise ValueError(f'to must be "numpy" or "torch", got {to!r}')
         self.require_trained("encoding")
         inputs = list(inputs)
-        images = [_is_image(item) for item in inputs]
+        images = [not isinstance(item, str) or (is_image_name(item) and os.path.isfile(item)) for item in inputs]
         if any(images) and not all(images):
             raise ValueError(
                 f"inputs[{images.index(True)}] is an image and inputs[{images.index(False)}] a text: encode them apart"
             )
-        order = list(range(len(inputs)))
+        order = torch.arange(len(inputs))
         if not any(images):
-            _warn_of_file_names(inputs)
-            ids = self.text_transform(inputs).ids if inputs else ()
-            order.sort(key=lambda row: len(ids[row]))  # so that short texts are not padded to long ones
+            names = [text for text in inputs if is_image_name(text) and not any(map(str.isspace, text))]
+            if names:  # mistyped paths
+                logger.warning(
+                    "%d inputs name no existing image file and are encoded as texts: %r", len(names), names[0]
+                )
+            ids = self.text_transform(inputs).ids
+            # In order of length, so that short texts are not padded to long ones.
+            order = torch.tensor([len(row) for row in ids], dtype=torch.long).argsort(stable=True)
         vectors = torch.empty(len(inputs), self.width)
         with self._inference():
-            for start in _track(range(0, len(inputs), batch_size), progress):
-                rows = order[start : start + batch_size]
+            for rows in _track(order.split(batch_size) if inputs else (), progress):
                 if any(images):
                     found = self.encode_images(self.preprocess_images([inputs[row] for row in rows]))
                 else:
@@ -228,8 +225,7 @@ class DualEncoder(nn.Module):
 
     def encode_pixels(self, pixels: Tensor, *, tokens: bool = False) -> ViewEmbeddings:
         """`encode_images` for pixels that are already normalised: [B, 3, H, W] floats."""
-        request: Request = "tokens" if tokens else "global"
-        vectors, patches = self.family.image_features(self.backbone, pixels, request=request)
+        vectors, patches = self.family.image_features(self.backbone, pixels, request="tokens" if tokens else "global")
         vectors = self._unit(vectors)  # [B, D]
         if patches is None:
             return ViewEmbeddings(vectors)
@@ -244,9 +240,7 @@ class DualEncoder(nn.Module):
             returns vectors [B, D]; with `tokens` also word vectors [B, T, D] and a mask that excludes special tokens
             at either end and pads
         """
-        self._check_length(texts)
-        request: Request = "tokens" if tokens else "global"
-        vectors, words = self.family.text_features(self.backbone, texts, self.text_transform, request=request)
+        vectors, words = self._text_features(texts, "tokens" if tokens else "global")
         vectors = self._unit(vectors)  # [B, D]
         if words is None:
             return ViewEmbeddings(vectors)
@@ -255,9 +249,10 @@ class DualEncoder(nn.Module):
         mask = (position >= before) & (position < texts.lengths[:, None] - after)  # [B, T]
         return ViewEmbeddings(vectors, self._unit(words), mask)
 
-    def _check_length(self, texts: TextBatch) -> None:
+    def _text_features(self, texts: TextBatch, request: Request) -> Features:
         if texts.ids.shape[1] > self.context:
             raise ValueError(f"texts have {texts.ids.shape[1]} tokens, the model takes at most {self.context}")
+        return self.family.text_features(self.backbone, texts, self.text_transform, request=request)
 
     def _unit(self, features: Tensor) -> Tensor:
         """Length 1, computed in the dtype of the weights. Autocast returns half precision, where lengths would be off
@@ -266,19 +261,31 @@ class DualEncoder(nn.Module):
 
     @contextmanager
     def _inference(self) -> Iterator[None]:
-        """No gradients and no dropout inside the block."""
-        training = self.training
+        """No gradients and no dropout inside the block; afterwards every module is in its mode again."""
+        modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
             with torch.no_grad():
                 yield
         finally:
-            self.train(training)
+            for module, training in modes:
+                module.training = training
 
     def forward(self, batch: Batch, *, tokens: bool = False) -> Embeddings:
         """Encode every view of a batch in one call per tower. With `tokens`, every view has token vectors; in a model
         with readouts only the views that have one, and they are the readout's output."""
-        images, texts = self._encode_image_views(batch, tokens), self._encode_text_views(batch, tokens)
+        pixels = torch.cat(list(batch.images.values()))
+        texts = join_texts(list(batch.texts.values()), self.text_transform.pad)
+        plain = tokens and not self.readouts
+        if tokens and any(name in self.readouts for name in batch.images):
+            images = self._read_out(self._image_output(pixels), batch.images, batch.parts)
+        else:
+            images = _split(self.encode_images(pixels, tokens=plain), batch.images)
+        captions = {name: view.lengths for name, view in batch.texts.items()}
+        if tokens and any(name in self.readouts for name in captions):
+            words = self._read_out(self._text_output(texts), captions, batch.parts)
+        else:
+            words = _split(self.encode_texts(texts, tokens=plain), captions)
 
         def described(side: Mapping[str, ViewEmbeddings]) -> dict[str, ViewEmbeddings]:
             return {
@@ -288,80 +295,49 @@ class DualEncoder(nn.Module):
 
         return Embeddings(
             images=described(images),
-            texts=described(texts),
+            texts=described(words),
             scale=self.scale,
             ids=batch.ids,
             margin_text=batch.margin_text,
         )
 
-    def _encode_image_views(self, batch: Batch, tokens: bool) -> dict[str, ViewEmbeddings]:
-        sizes = {name: len(view) for name, view in batch.images.items()}
-        together = torch.cat(list(batch.images.values()))
-        if not (tokens and len(self.readouts)):
-            return _split(self.encode_images(together, tokens=tokens), sizes)
-        request: Request = "hidden" if self._reads(sizes) else "global"
-        vectors, hidden = self.family.image_features(self.backbone, self.normalize_pixels(together), request=request)
-        inside = None if hidden is None else torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+    def _image_output(self, pixels: Tensor) -> TowerOutput:
+        vectors, hidden = self.family.image_states(self.backbone, self.normalize_pixels(pixels))
+        inside = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
         project = partial(self.family.patch_vectors, self.backbone)
-        return self._read_out(sizes, batch.parts, vectors, hidden, inside, project, _identity)
+        return TowerOutput(vectors, hidden, inside, None, project, nn.Identity())
 
-    def _encode_text_views(self, batch: Batch, tokens: bool) -> dict[str, ViewEmbeddings]:
-        sizes = {name: len(view.lengths) for name, view in batch.texts.items()}
-        together = join_texts(list(batch.texts.values()), self.text_transform.pad)
-        if not (tokens and len(self.readouts)):
-            return _split(self.encode_texts(together, tokens=tokens), sizes)
-        self._check_length(together)
-        request: Request = "hidden" if self._reads(sizes) else "global"
-        vectors, hidden = self.family.text_features(self.backbone, together, self.text_transform, request=request)
-        position = torch.arange(together.ids.shape[1], device=vectors.device)[None]  # [1, T]
-        inside = position < together.lengths[:, None]  # [B, T]
-        project = partial(self.family.word_vectors, self.backbone)
-        norm = partial(self.family.text_norm, self.backbone)
-        return self._read_out(sizes, batch.parts, vectors, hidden, inside, project, norm)
-
-    def _reads(self, names: Iterable[str]) -> bool:
-        return any(name in self.readouts for name in names)
+    def _text_output(self, texts: TextBatch) -> TowerOutput:
+        vectors, hidden = self._text_features(texts, "hidden")
+        assert hidden is not None
+        inside = torch.arange(texts.ids.shape[1], device=vectors.device) < texts.lengths[:, None]  # [B, T]
+        project, norm = (partial(f, self.backbone) for f in (self.family.word_vectors, self.family.text_norm))
+        return TowerOutput(vectors, hidden, inside, None, project, norm)
 
     def _read_out(
-        self,
-        sizes: Mapping[str, int],
-        parts: Mapping[str, Tensor],
-        vectors: Tensor,
-        hidden: Tensor | None,
-        inside: Tensor | None,
-        project: Callable[[Tensor], Tensor],
-        norm: Callable[[Tensor], Tensor],
+        self, tower: TowerOutput, views: Mapping[str, Tensor], parts: Mapping[str, Tensor]
     ) -> dict[str, ViewEmbeddings]:
         """Global vectors of every view, and the output of the readouts of those that have one."""
         found, start = {}, 0
-        for name, size in sizes.items():
-            rows = slice(start, start + size)
-            start += size
-            found[name] = ViewEmbeddings(self._unit(vectors[rows]))
-            if name in self.readouts and hidden is not None and inside is not None:
-                tower = TowerOutput(vectors[rows], hidden[rows], inside[rows], parts.get(name), project, norm)
-                tokens, counts = self.readouts[name](tower)  # [B, K, D], [B, K]
+        for name, view in views.items():
+            rows = slice(start, start + len(view))
+            start += len(view)
+            found[name] = ViewEmbeddings(self._unit(tower.vectors[rows]))
+            if name in self.readouts:
+                own = (tower.vectors[rows], tower.hidden[rows], tower.inside[rows], parts.get(name))
+                tokens, counts = self.readouts[name](TowerOutput(*own, tower.project, tower.norm))  # [B, K, D], [B, K]
                 found[name] = replace(found[name], tokens=tokens.to(self.dtype), mask=counts)
         return found
 
 
-def _identity(hidden: Tensor) -> Tensor:
-    return hidden
-
-
-def _split(encoded: ViewEmbeddings, sizes: Mapping[str, int]) -> dict[str, ViewEmbeddings]:
-    if len(sizes) == 1:
-        return dict.fromkeys(sizes, encoded)
-    vectors = encoded.vectors.split(list(sizes.values()))
-    tokens = [None] * len(sizes) if encoded.tokens is None else encoded.tokens.split(list(sizes.values()))
-    masks = [None] * len(sizes) if encoded.mask is None else encoded.mask.split(list(sizes.values()))
-    return {name: ViewEmbeddings(v, t, m) for name, v, t, m in zip(sizes, vectors, tokens, masks)}
-
-
-def _is_image(item: Any) -> bool:
-    if isinstance(item, str):
-        return is_image_name(item) and os.path.isfile(item)  # False for any text that cannot be a path
-    return True
+def _split(encoded: ViewEmbeddings, views: Mapping[str, Tensor]) -> dict[str, ViewEmbeddings]:
+    """The embeddings of views that were encoded together."""
+    sizes = [len(view) for view in views.values()]
+    parts = [
+        [None] * len(sizes) if tensor is None else tensor.split(sizes)
+        for tensor in (encoded.vectors, encoded.tokens, encoded.mask)
+    ]
+    return {name: ViewEmbeddings(*own) for name, *own in zip(views, *parts)}
 
 
 def _open_image(item: Any) -> Image.Image:
@@ -369,22 +345,15 @@ def _open_image(item: Any) -> Image.Image:
         return item
     if isinstance(item, str | Path):
         return FileImage(Path(item)).load()
-    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and (item.ndim == 2 or item.shape[2:] in ((3,), (4,))):
+    if isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.shape[2:] in ((), (3,), (4,)):
         return Image.fromarray(item)
-    kind = f"{item.dtype} {type(item).__name__}" if hasattr(item, "dtype") else type(item).__name__
     raise ValueError(
-        f"an image must be a PIL image, the path of an image file, or a uint8 array [H, W, 3] or [H, W]; got {kind}"
+        "an image must be a PIL image, the path of an image file, or a uint8 array [H, W, 3] or [H, W]; got "
+        f"{getattr(item, 'dtype', '')} {type(item).__name__}"
     )
 
 
-def _warn_of_file_names(texts: Sequence[Any]) -> None:
-    """A mistyped path would be encoded as a text without notice."""
-    names = [text for text in texts if is_image_name(text) and not any(map(str.isspace, text))]
-    if names:
-        logger.warning("%r is no existing image file and is encoded as a text (%d such inputs)", names[0], len(names))
-
-
-def _track(steps: range, progress: bool) -> Iterable[int]:
+def _track(steps: Sequence[Tensor], progress: bool) -> Iterable[Tensor]:
     if not progress:
         return steps
     from rich.console import Console

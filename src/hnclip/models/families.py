@@ -9,14 +9,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from hnclip.core import TextBatch
 from hnclip.data.texts import TextTransform
-from hnclip.models.packing import Features, Request, is_worth_packing, packed_text_features, use_packed_attention
+from hnclip.models.packing import is_worth_packing, pack, unpack, use_packed_attention
+
+Request: TypeAlias = Literal["global", "tokens", "hidden"]
+"""What a tower returns: global vectors alone, with token vectors, or with its last hidden states."""
+Features: TypeAlias = tuple[Tensor, Tensor | None]
 
 
 class Family(ABC):
@@ -31,6 +35,8 @@ class Family(ABC):
     """The `model_type` in the backbone's config.json."""
     title: ClassVar[str]
     """The name in messages."""
+    backbone_name: ClassVar[str]
+    """The class of transformers that reads and writes this family."""
     fixed_length: ClassVar[bool] = False
     """Whether texts are always padded to the context, and the pads attended to."""
 
@@ -78,9 +84,10 @@ class Family(ABC):
         """The module that holds the text tower's learnt `position_embedding` and its `position_ids`."""
         return backbone.text_model.embeddings
 
-    @abstractmethod
     def backbone_class(self) -> Any:
-        """The transformers class that reads and writes this family."""
+        import transformers
+
+        return getattr(transformers, self.backbone_name)
 
 
 class Clip(Family):
@@ -88,6 +95,7 @@ class Clip(Family):
 
     kind = "clip"
     title = "CLIP"
+    backbone_name = "CLIPModel"
 
     def image_states(self, backbone: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
         output = backbone.get_image_features(pixel_values=pixels)
@@ -95,7 +103,7 @@ class Clip(Family):
 
     def text_features(self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request) -> Features:
         if is_worth_packing(texts) and use_packed_attention(backbone.text_model):
-            return packed_text_features(backbone, texts, request=request)
+            return self.packed_text_features(backbone, texts, request=request)
         # Attention is causal and pads follow the end token, so no attention mask is needed.
         if request == "hidden":
             with _inputs_of(backbone.text_model.final_layer_norm) as inputs:
@@ -104,6 +112,23 @@ class Clip(Family):
         output = backbone.get_text_features(input_ids=texts.ids)
         words = backbone.text_projection(output.last_hidden_state) if request == "tokens" else None  # [B, T, D]
         return output.pooler_output, words
+
+    def packed_text_features(self, backbone: Any, texts: TextBatch, *, request: Request) -> Features:
+        """`text_features` without work for pads, whose features are zeros. Needs `use_packed_attention`."""
+        tower, width = backbone.text_model, texts.ids.shape[1]
+        # Sequences of length 1: the embedding layer checks lengths against its positions.
+        ids, positions = pack(texts.ids, texts)[:, None], (texts.positions % width)[:, None]  # [ΣT, 1]
+        hidden = tower.embeddings(input_ids=ids, position_ids=positions)  # [ΣT, 1, W]
+        last = tower.encoder(inputs_embeds=hidden, attention_mask=None, packed=texts).last_hidden_state[:, 0]  # [ΣT, W]
+        normed = tower.final_layer_norm(last)  # [ΣT, W]
+        # transformers pools at the first end token; old configurations (2) mean the highest id.
+        is_end = texts.ids if tower.eos_token_id == 2 else (texts.ids == tower.eos_token_id).int()
+        end = is_end.argmax(1).minimum(texts.lengths - 1)  # [B]; a pad may have the id of the end token
+        first = texts.lengths.cumsum(0) - texts.lengths  # [B]
+        vectors = backbone.text_projection(normed[first + end])  # [B, D]
+        if request == "global":
+            return vectors, None
+        return vectors, unpack(last if request == "hidden" else backbone.text_projection(normed), texts)
 
     def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
         # transformers applies the norm to the class token only; in the joint space, patches need it as well.
@@ -115,11 +140,6 @@ class Clip(Family):
     def text_norm(self, backbone: Any, hidden: Tensor) -> Tensor:
         return backbone.text_model.final_layer_norm(hidden)
 
-    def backbone_class(self) -> Any:
-        from transformers import CLIPModel
-
-        return CLIPModel
-
 
 class Siglip(Family):
     """SigLIP, and SigLIP 2 with a fixed resolution: text attends in both directions and to its pads; images are pooled
@@ -127,6 +147,7 @@ class Siglip(Family):
 
     kind = "siglip"
     title = "SigLIP"
+    backbone_name = "SiglipModel"
     fixed_length = True
 
     def width(self, config: Any) -> int:
@@ -143,15 +164,16 @@ class Siglip(Family):
     def text_features(self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request) -> Features:
         # SigLIP was trained on texts padded to the full context without an attention mask, and reads the last position.
         # Trimming or masking the pads would change its vectors.
-        width, left = texts.ids.shape[1], transform.tokenizer.padding_side == "left"
-        source = source_positions(texts.lengths, transform.context, left=left)  # [B, C]
+        (count, width), context, device = texts.ids.shape, transform.context, texts.ids.device
+        left = transform.tokenizer.padding_side == "left"
+        first = (context - texts.lengths)[:, None] if left else torch.zeros(count, 1, dtype=torch.long, device=device)
+        source = torch.arange(context, device=device) - first  # [B, C], positions in the text
         inside = (source >= 0) & (source < texts.lengths[:, None])
         ids = torch.where(inside, texts.ids.gather(1, source.clamp(0, width - 1)), transform.pad)  # [B, C]
         output = backbone.get_text_features(input_ids=ids)
         if request == "global":
             return output.pooler_output, None
-        first = (source < 0).sum(dim=1, keepdim=True)  # [B, 1], the start of each text
-        back = (first + torch.arange(width, device=ids.device)).clamp(max=transform.context - 1)  # [B, T]
+        back = (first + torch.arange(width, device=device)).clamp(max=context - 1)  # [B, T]
         hidden = output.last_hidden_state  # [B, C, W], after the final norm
         hidden = hidden.gather(1, back[:, :, None].expand(-1, -1, hidden.shape[2]))  # [B, T, W]
         return output.pooler_output, hidden if request == "hidden" else self.word_vectors(backbone, hidden)
@@ -162,26 +184,17 @@ class Siglip(Family):
     def word_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:
         return backbone.text_model.head(hidden)
 
-    def backbone_class(self) -> Any:
-        from transformers import SiglipModel
-
-        return SiglipModel
-
 
 class Siglip2(Siglip):
     """SigLIP 2 with flexible resolution (NaFlex), used here with square images of its largest size."""
 
     kind = "siglip2"
     title = "SigLIP 2 (NaFlex)"
+    backbone_name = "Siglip2Model"
 
     def image_size(self, backbone: Any) -> int:
         vision = backbone.config.vision_config
         return round(vision.num_patches**0.5) * vision.patch_size
-
-    def backbone_class(self) -> Any:
-        from transformers import Siglip2Model
-
-        return Siglip2Model
 
     def image_inputs(self, backbone: Any, pixels: Tensor) -> dict[str, Tensor]:
         patch = backbone.config.vision_config.patch_size
@@ -200,17 +213,14 @@ class TwoTowers(Family):
 
     kind = "vision-text-dual-encoder"
     title = "two towers"
+    backbone_name = "VisionTextDualEncoderModel"
 
     def image_size(self, backbone: Any) -> int | None:
         vision = backbone.config.vision_config
         if vision.model_type.startswith("dino"):
             return None  # DINO interpolates its positions: trained on 518 pixels, DINOv2 is used with 224
         size = getattr(vision, "image_size", None)  # convolutional towers have none
-        if isinstance(size, list | tuple):
-            if len(set(size)) > 1:
-                raise ValueError(f"the image tower takes {tuple(size)} pixels; only square images are supported")
-            size = size[0]
-        return size
+        return size[0] if isinstance(size, list | tuple) else size
 
     def grid(self, backbone: Any, side: int) -> int | None:
         vision = backbone.config.vision_config
@@ -242,11 +252,6 @@ class TwoTowers(Family):
         kind = backbone.config.text_config.model_type
         raise ValueError(f"the positions of a {kind} text tower cannot be stretched; choose one with a longer context")
 
-    def backbone_class(self) -> Any:
-        from transformers import VisionTextDualEncoderModel
-
-        return VisionTextDualEncoderModel
-
     def _patches(self, backbone: Any, hidden: Tensor, side: int) -> Tensor:
         """Without class and register tokens, which precede the patches; maps [B, W, h, w] become [B, h·w, W]."""
         if hidden.ndim == 4:
@@ -259,21 +264,11 @@ _ALL: tuple[Family, ...] = (Clip(), Siglip(), Siglip2(), TwoTowers())
 FAMILIES = {family.kind: family for family in _ALL}
 
 
-def family_of(config: Any) -> Family:
-    """The family of a backbone, by the `model_type` of its configuration."""
-    if config.model_type not in FAMILIES:
-        raise ValueError(f"model_type {config.model_type!r} is not supported; supported are {', '.join(FAMILIES)}")
-    return FAMILIES[config.model_type]
-
-
-def source_positions(lengths: Tensor, context: int, *, left: bool) -> Tensor:
-    """For each position of the padded row, the position in the unpadded text; outside [0, length) it is a pad.
-
-    Shape:
-        lengths: [B]; returns [B, context]
-    """
-    position = torch.arange(context, device=lengths.device)[None]  # [1, C]
-    return position - (context - lengths[:, None]) if left else position.expand(len(lengths), -1)
+def family_of(kind: str | None) -> Family:
+    """The family of a `model_type`."""
+    if kind not in FAMILIES:
+        raise ValueError(f"model_type {kind!r} is not supported; supported are {', '.join(FAMILIES)}")
+    return FAMILIES[kind]
 
 
 def pool_each_patch(head: Any, patches: Tensor) -> Tensor:

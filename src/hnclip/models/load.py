@@ -18,7 +18,7 @@ from hnclip.data.images import ImageTransform
 from hnclip.data.texts import TextTransform, clean_caption
 from hnclip.models.adapters import ABOUT, CONFIG, open_adapter
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.families import FAMILIES, Family, family_of
+from hnclip.models.families import Family, family_of
 from hnclip.models.long_context import KEEP, stretch
 from hnclip.models.model_card import read_training, write_card
 from hnclip.models.openai_checkpoint import Activation, load_openai_checkpoint, open_clip_transform
@@ -36,21 +36,13 @@ from hnclip.util.files import read_json, replace_directory
 BUNDLED = "bundled"
 JOINED_WIDTH = 512  # D of two joined towers, as in CLIP B/16
 OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-WEIGHT_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-)
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
 HUB_SETTINGS = ["*.json", "*.txt", "*.model", "*.gz"]
 # Downloaded are the weights of the first line that a repository has.
 HUB_WEIGHTS = (
-    ["model.safetensors", "model-*-of-*.safetensors"],
-    ["adapter_model.safetensors"],
+    ["model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors"],
     ["open_clip_model.safetensors"],
-    ["pytorch_model.bin", "pytorch_model-*-of-*.bin"],
-    ["adapter_model.bin"],
+    ["pytorch_model.bin", "pytorch_model-*-of-*.bin", "adapter_model.bin"],
     ["open_clip_pytorch_model.bin"],
 )
 
@@ -113,25 +105,22 @@ def _open(name: str, tokenizer: Any, activation: Activation | None) -> DualEncod
 
 
 def _open_checkpoint(file: Path, tokenizer: Any, activation: Activation | None) -> DualEncoder:
-    backbone, source = load_openai_checkpoint(file, activation)
+    backbone, origin = load_openai_checkpoint(file, activation)
     config = backbone.config
     if tokenizer is None:
-        tokenizer = openai_tokenizer(file, config.text_config.vocab_size)
-    return wrap(backbone, tokenizer, open_clip_transform(file, config.vision_config.image_size), source=source)
+        tokenizer = openai_tokenizer(file.parent, config.text_config.vocab_size)
+    model = wrap(backbone, tokenizer, open_clip_transform(file, config.vision_config.image_size))
+    model.source = f"{origin}: {model.source}"
+    return model
 
 
 def _open_directory(directory: Path, tokenizer: Any) -> DualEncoder:
-    file = directory / "config.json"
-    if not file.is_file():
-        raise ValueError(f"{directory} has no config.json: it is not a saved model")
-    settings = read_json(file)
-    if (kind := settings.get("model_type")) not in FAMILIES:
-        if "optim" in settings:
-            raise ValueError(f"{directory} is a training run: use one of its models, {directory / 'best'} or last")
-        raise ValueError(f"{file}: model_type {kind!r} is not supported; supported are {', '.join(FAMILIES)}")
-    family = FAMILIES[kind]
+    settings = read_json(directory / "config.json")
+    if "optim" in settings:
+        raise ValueError(f"{directory} is a training run: use one of its models, {directory / 'best'} or last")
+    family = family_of(settings.get("model_type"))
     backbone = open_backbone(directory, family.backbone_class())
-    image = read_image_transform(directory, kind, family.image_size(backbone))
+    image = read_image_transform(directory, family.kind, family.image_size(backbone))
     model = wrap(backbone, tokenizer or open_tokenizer(directory), image)
     model.provenance = read_training(directory)
     if (about := directory / ABOUT).is_file():
@@ -153,35 +142,30 @@ def _find_directory(name: str) -> Path:
         return _download(name)
     hint = "use a path, the name of a hub model (owner/model) or 'bundled'"
     if HUB_NAME.fullmatch(name):
-        hint = (
-            f"it was not looked up on the hub, because there is a local directory {name.partition('/')[0]!r}. For the "
-            "hub model, run the command in another directory, or download it and pass its path"
-        )
+        hint = f"it was not looked up on the hub, because there is a local directory {name.partition('/')[0]!r}"
     raise ValueError(f"model {name!r}: no such file or directory; {hint}")
 
 
 def _download(name: str) -> Path:
     """The local copy of a hub model: settings and one file format of weights, no code. With HF_HUB_OFFLINE=1 the model
     must be in the local cache."""
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
 
     repository, _, revision = name.partition("@")
-    try:
-        for weights in HUB_WEIGHTS:
-            patterns = [*HUB_SETTINGS, *weights]
-            directory = Path(
-                snapshot_download(
-                    repository, revision=revision or None, allow_patterns=patterns, ignore_patterns=["*/*"]
-                )
+    for weights in HUB_WEIGHTS:
+        try:
+            copy = snapshot_download(
+                repository,
+                revision=revision or None,
+                allow_patterns=[*HUB_SETTINGS, *weights],
+                ignore_patterns=["*/*"],
             )
-            if any(any(directory.glob(pattern)) for pattern in weights):
-                return directory
-    except Exception as error:  # the hub client raises its own errors and those of its transport
-        where = "in the local cache, and HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "on the hub"
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(
-            f"model {name!r}: no such file or directory, and no such model was found {where} ({reason})"
-        ) from error
+        except Exception as error:  # the hub client raises its own errors and those of its transport
+            raise ValueError(
+                f"model {name!r}: no such file or directory, and not available from the hub: {error}"
+            ) from error
+        if any(any(Path(copy).glob(pattern)) for pattern in weights):
+            return Path(copy)
     raise ValueError(f"hub model {name!r} has no weights in a supported format (.safetensors, .bin)")
 
 
@@ -191,33 +175,24 @@ def open_backbone(directory: Path, backbone_class: Any, *, allow_unused: bool = 
     Args:
         allow_unused: accept tensors that the class does not use, such as the heads of a single tower.
     """
-    file = next((directory / name for name in WEIGHT_FILES if (directory / name).is_file()), None)
-    if file is None:
-        raise ValueError(f"{directory} has no weights: expected one of {', '.join(WEIGHT_FILES)}")
     with silence_transformers():
         try:
             backbone, info = backbone_class.from_pretrained(
                 directory,
-                use_safetensors=".safetensors" in file.name,
                 local_files_only=True,
                 weights_only=True,
                 dtype=torch.float32,  # weights stored in half precision are trained in full
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # reported below, together with missing tensors
             )
-        except Exception as error:  # torch and transformers raise many types for a damaged file; name it
-            raise ValueError(f"{file} cannot be read: {error}") from error
-    problems = [
-        f"tensor {name} has shape {list(found)} instead of {list(expected)}"
-        for name, found, expected in sorted(info["mismatched_keys"])
-    ]
-    problems += [f"tensor {name} is missing" for name in sorted(info["missing_keys"])]
-    if not allow_unused:  # a second positional table, for example, must not be lost silently
-        unused = sorted(name for name in info["unexpected_keys"] if not name.endswith("position_ids"))
-        problems += [f"tensor {name} is unknown to {type(backbone).__name__}" for name in unused]
-    if problems:
-        more = f" ({len(problems)} problems)" if len(problems) > 1 else ""
-        raise ValueError(f"{file}: {problems[0]}{more}")
+        except Exception as error:  # torch, safetensors and transformers raise many types; name the directory
+            raise ValueError(f"the model in {directory} cannot be read: {error}") from error
+    for problem in ("mismatched", "missing", "unexpected"):
+        names = sorted(map(str, info[f"{problem}_keys"]))
+        if problem == "unexpected":  # a second positional table, for example, must not be lost silently
+            names = [] if allow_unused else [name for name in names if not name.endswith("position_ids")]
+        if names:
+            raise ValueError(f"{directory} is no {backbone_class.__name__}: {problem} tensors {', '.join(names[:3])} …")
     return backbone
 
 
@@ -227,56 +202,35 @@ def join_towers(image: Path, text: Path, *, width: int = JOINED_WIDTH, tokenizer
     The towers keep their weights. The two projections into the joint space are random, the same at every call, and
     marked as untrained: image and text vectors are unrelated before training.
     """
-    from transformers import VisionTextDualEncoderConfig, VisionTextDualEncoderModel
+    from transformers import AutoModel, VisionTextDualEncoderConfig, VisionTextDualEncoderModel
 
-    vision_model, text_model = _open_tower(image, "pixel_values"), _open_tower(text, "input_ids")
-    config = VisionTextDualEncoderConfig.from_vision_text_configs(
-        vision_model.config, text_model.config, projection_dim=width
-    )
+    towers = [open_backbone(directory, AutoModel, allow_unused=True) for directory in (image, text)]
+    for tower, directory, inputs in zip(towers, (image, text), ("pixel_values", "input_ids")):
+        if tower.main_input_name != inputs:
+            raise ValueError(f"{directory}, a {tower.config.model_type}, takes no {inputs}; the order is IMAGE+TEXT")
     # transformers resets the statistics of batch norms, not the weights, when it joins towers.
-    statistics = [(buffer, buffer.clone()) for tower in (vision_model, text_model) for buffer in tower.buffers()]
-    backbone = VisionTextDualEncoderModel(config, vision_model, text_model).float()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for buffer, before in statistics:
-            buffer.copy_(before)
-        for projection in (backbone.visual_projection, backbone.text_projection):
-            projection.weight.normal_(std=0.02, generator=generator)  # the distribution of transformers
-    family = family_of(config)
-    transform = read_image_transform(image, family.kind, family.image_size(backbone))
-    joined = wrap(backbone.eval(), tokenizer or open_tokenizer(text), transform)
+    statistics = [(buffer, buffer.clone()) for tower in towers for buffer in tower.buffers()]
+    try:
+        config = VisionTextDualEncoderConfig.from_vision_text_configs(
+            *(tower.config for tower in towers), projection_dim=width
+        )
+        backbone = VisionTextDualEncoderModel(config, *towers).float().eval()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for buffer, before in statistics:
+                buffer.copy_(before)
+            for projection in (backbone.visual_projection, backbone.text_projection):
+                projection.weight.normal_(std=0.02, generator=generator)  # the distribution of transformers
+        family = family_of(config.model_type)
+        transform = read_image_transform(image, family.kind, family.image_size(backbone))
+        joined = wrap(backbone, tokenizer or open_tokenizer(text), transform)
+        with torch.no_grad():  # some towers have no pooled output, which only their use shows
+            joined.encode_images(torch.zeros(1, 3, transform.size, transform.size, dtype=torch.uint8))
+            joined.encode_texts(joined.tokenize(["a photo"]))
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"{image} and {text} cannot be joined: {error}") from error
     joined.untrained_projections = True
-    with torch.no_grad():  # some towers have no pooled output, which only their use shows
-        size = joined.image_size
-        for directory, encode in (
-            (image, lambda: joined.encode_images(torch.zeros(1, 3, size, size, dtype=torch.uint8))),
-            (text, lambda: joined.encode_texts(joined.tokenize(["a photo"]))),
-        ):
-            try:
-                encode()
-            except (AttributeError, TypeError) as error:
-                raise ValueError(f"{directory} has no pooled output: it cannot be a tower") from error
     return joined
-
-
-def _open_tower(directory: Path, inputs: str) -> Any:
-    """One tower of a dual encoder.
-
-    Args:
-        inputs: the name of its inputs: "pixel_values" or "input_ids".
-    """
-    from transformers import AutoModel
-
-    which = "image" if inputs == "pixel_values" else "text"
-    if not (directory / "config.json").is_file():
-        raise ValueError(f"the {which} tower {directory} has no config.json: it is not a saved model")
-    tower = open_backbone(directory, AutoModel, allow_unused=True)
-    kind = tower.config.model_type
-    if tower.main_input_name != inputs:
-        raise ValueError(f"{directory} is a {kind} model and cannot be the {which} tower; the order is IMAGE+TEXT")
-    if not isinstance(getattr(tower.config, "hidden_size", None), int):
-        raise ValueError(f"{directory} is a {kind} model without a single hidden_size: it cannot be a tower")
-    return tower
 
 
 def wrap(
@@ -290,25 +244,21 @@ def wrap(
         image_transform: its image preprocessing; default: that of its family. Two towers have no default.
         source: one line that describes the model; default: its architecture.
     """
-    family = family_of(backbone.config)
+    family = family_of(backbone.config.model_type)
     image = image_transform or default_transform(family.kind, family.image_size(backbone))
-    text = _text_transform(family, backbone, tokenizer)
+    text = _text_transform(family, backbone.config.text_config, tokenizer)
     model = DualEncoder(backbone, text, image, source=source or _describe(family, backbone, text, image))
     return model.train(backbone.training)
 
 
-def _text_transform(family: Family, backbone: Any, tokenizer: Any) -> TextTransform:
+def _text_transform(family: Family, config: Any, tokenizer: Any) -> TextTransform:
     """Texts for CLIP are cleaned, as for OpenAI's vocabulary."""
-    config = backbone.config.text_config
-    context = getattr(config, "max_position_embeddings", None)
-    longest = getattr(tokenizer, "model_max_length", None)
+    context = getattr(config, "max_position_embeddings", tokenizer.model_max_length)
     if family.kind == "vision-text-dual-encoder":
         # Some towers have positions for pads (RoBERTa: 514 rows, 512 tokens); their tokenizer knows the true length.
-        context = min((value for value in (context, longest) if value), default=None)
-    if not context:
-        raise ValueError(f"neither the {config.model_type} text tower nor its tokenizer specifies the longest text")
-    vocabulary = getattr(config, "vocab_size", None)
-    if vocabulary is not None and len(tokenizer) > vocabulary:
+        context = min(context, tokenizer.model_max_length)
+    vocabulary = getattr(config, "vocab_size", len(tokenizer))  # towers that hash characters have none
+    if len(tokenizer) > vocabulary:
         raise ValueError(f"the tokenizer has {len(tokenizer)} symbols, the model embeds only {vocabulary}")
     return TextTransform(tokenizer, context, *([clean_caption] if family.kind == "clip" else []))
 
@@ -339,7 +289,7 @@ def save(model: DualEncoder, directory: str | Path) -> None:
         finally:
             model.backbone.config = config
         model.tokenizer.save_pretrained(partial)
-        image_processor(model).save_pretrained(partial)
+        image_processor(model.image_transform, config).save_pretrained(partial)
         write_card(model, partial)
         contents = _sentence_transformers_files(model)
         # In the file, not in the user's tokenizer.

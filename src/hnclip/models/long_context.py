@@ -68,18 +68,14 @@ def stretch_positions(table: Tensor, *, keep: int = KEEP, ratio: int = RATIO, tr
 
     Reference: Long-CLIP (Zhang et al. 2024), section 3.1.
     """
-    if table.ndim != 2:
-        raise ValueError(f"table must be [positions, width], got shape {tuple(table.shape)}")
-    length = table.shape[0]
+    length = len(table)
     if length > trained:
         raise ValueError(
-            f"table has {length} positions, more than the {trained} of an unstretched model: stretching it again "
-            "would corrupt it. Use the model as it is, or pass `trained` if it has not been stretched."
+            f"a table of {length} positions, more than the {trained} of an unstretched model, would be corrupted by "
+            "stretching it again: use the model as it is, or pass `trained`"
         )
     if not 0 <= keep < length - 1:
         raise ValueError(f"keep must be between 0 and {length - 2} for a table of {length} positions, got {keep}")
-    if ratio < 1:
-        raise ValueError(f"ratio must be at least 1, got {ratio}")
     position = torch.arange(stretched_length(length, keep=keep, ratio=ratio), device=table.device)
     step = torch.clamp(position - keep, min=0)
     lower = torch.where(position < keep, position, keep + step // ratio)  # [L']

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hnclip.tables import markdown_table
 from hnclip.util.files import read_json
 
 if TYPE_CHECKING:
@@ -69,33 +68,46 @@ def model_card(model: DualEncoder, *, adapter_of: str | None = None) -> str:
         pipeline_tag="feature-extraction",
         tags=["image-text-retrieval", "hnclip", model.family.kind],
     ).to_yaml()
-    title = "# Image–text retrieval model" if adapter_of is None else f"# Adapter of {adapter_of}"
-    parts = [f"---\n{front_matter}\n---", title, f"{model.source}.", _inputs(model)]
+    image = model.image_transform
+    resize = "squashed to" if image.squash else f"shortest side to {image.shortest or image.size}, centre crop of"
+    parts = [
+        f"---\n{front_matter}\n---",
+        "# Image–text retrieval model" if adapter_of is None else f"# Adapter of {adapter_of}",
+        f"{model.source}.",
+        f"Texts of up to {model.context} tokens. Images {resize} {image.size} × {image.size} pixels "
+        f"({image.resample}). Inverse temperature {model.scale.item():.2f}.",
+    ]
     if model.untrained_projections:
         parts.append("The projections that join the two towers are random: train the model before use.")
     if model.provenance is None:
         parts.append("There is no record of a training with hnclip: the weights are those of the source.")
     else:
         parts += _training(model.provenance)
-    parts.append(_usage(model, adapter_of))
+    name = model.family.backbone_name
+    alone = f"""```python
+from transformers import AutoProcessor, {name}
+
+model, processor = {name}.from_pretrained(path), AutoProcessor.from_pretrained(path)
+```"""
+    merge = "`hnclip convert path merged/` writes the adapted model as a plain directory."
+    parts.append(f"""## Usage
+
+```python
+import hnclip
+
+model = hnclip.load(path)
+similarity = model.similarity(model.encode(["a long caption …"]), model.encode(["image.jpg"]))
+```
+
+{alone if adapter_of is None else merge}""")
     return "\n\n".join(parts) + "\n"
 
 
-def _inputs(model: DualEncoder) -> str:
-    image = model.image_transform
-    resize = "squashed to" if image.squash else f"shortest side to {image.shortest or image.size}, centre crop of"
-    return (
-        f"Texts of up to {model.context} tokens. Images {resize} {image.size} × {image.size} pixels "
-        f"({image.resample}). Inverse temperature {model.scale.item():.2f}."
-    )
-
-
 def _training(training: Training) -> list[str]:
-    settings = [[name, f"{value}"] for name, value in training.objective.items()]
     parts = [
         "## Training",
         f"Base: {training.base}. Data: {training.data}.",
-        markdown_table(["objective", "value"], settings),
+        _table(["objective", "value"], [[name, str(value)] for name, value in training.objective.items()]),
         f"```sh\n{training.command}\n```",
     ]
     if training.metrics:
@@ -105,25 +117,12 @@ def _training(training: Training) -> list[str]:
             [split, *(f"{metrics[direction][recall]:.1f}" for direction, recall in columns)]
             for split, metrics in training.metrics.items()
         ]
-        parts += ["## Results", "Recall in percent.", markdown_table(headers, rows)]
+        parts += ["## Results", "Recall in percent.", _table(headers, rows)]
     return parts
 
 
-def _usage(model: DualEncoder, adapter_of: str | None) -> str:
-    name = model.family.backbone_class().__name__
-    alone = f"""```python
-from transformers import AutoProcessor, {name}
-
-model, processor = {name}.from_pretrained(path), AutoProcessor.from_pretrained(path)
-```"""
-    merge = "`hnclip convert path merged/` writes the adapted model as a plain directory."
-    return f"""## Usage
-
-```python
-import hnclip
-
-model = hnclip.load(path)
-similarity = model.similarity(model.encode(["a long caption …"]), model.encode(["image.jpg"]))
-```
-
-{alone if adapter_of is None else merge}"""
+def _table(headers: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    rule = [":---", *["---:"] * (len(headers) - 1)]
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (headers, rule, *escaped))

@@ -11,7 +11,6 @@ differ from theirs in the fourth digit.
 
 from __future__ import annotations
 
-import pickle
 import re
 import zipfile
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hnclip.data.images import OPENAI_MEAN, OPENAI_STD, ImageTransform
@@ -52,13 +52,6 @@ RENAMES = {
 }
 # No meaning in a CLIPModel: attention masks, OpenAI's records of sizes, the bias of a sigmoid loss.
 IGNORED = re.compile(r"(.*\.)?attn_mask|mask[12]|input_resolution|context_length|vocab_size|logit_bias")
-UNSUPPORTED = {
-    r"text_decoder\.|visual\.attn_pool\.": "CoCa",
-    r"visual\.(layer1|attnpool)\.": "CLIP with a ResNet image tower",
-    r"visual\.trunk\.": "an open_clip model with a timm image tower",
-    r"visual\.(blocks|patch_embed)\.": "EVA-CLIP",
-    r"text\.transformer\.(?!resblocks\.)": "an open_clip model with a Hugging Face text tower",
-}
 # Settings of open_clip that change the model but no tensor, with the value of OpenAI's CLIP.
 PLAIN: dict[str, dict[str, Any]] = {
     "vision_cfg": {"pool_type": "tok", "act_kwargs": None},
@@ -79,70 +72,36 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
 
 
 def _read_checkpoint(file: Path) -> tuple[dict[str, Tensor], set[str]]:
-    """The tensors, and the keys of the trainer's dictionary around them."""
-    try:
-        content = _read(file)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # safetensors, zipfile and torch raise many types; name the file
-        raise ValueError(f"{file} cannot be read as a checkpoint: {error}") from error
-    keys: set[str] = set()
-    while isinstance(content, Mapping):
-        inner = next((content[key] for key in CONTAINERS if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            break
-        keys |= {str(key) for key in content}
-        content = inner
-    tensors = _named_tensors(content) if isinstance(content, Mapping) else {}
-    if not tensors:
-        raise ValueError(f"{file} contains no state dict")
-    prefixes = re.compile(r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
-    return {prefixes.sub("", name): value for name, value in tensors.items()}, keys
-
-
-def _read(file: Path) -> Any:
+    """The tensors, and the keys of the trainer's dictionary around them. No code in the file is executed."""
     with file.open("rb") as handle:
-        start = handle.read(64)
-    if start.startswith(b"version https://git-lfs"):
-        raise ValueError("it is a Git LFS pointer; run `git lfs pull`")
-    if file.suffix == ".safetensors" or start[8:9] == b"{":
-        from safetensors.torch import load_file
-
-        return load_file(file)
-    if start.startswith(b"PK") and _is_torchscript(file):
-        same = HUB_NAMES.get(file.stem.replace("@", "-"))
-        where = same or f"one of {', '.join(HUB_NAMES.values())}"
-        raise ValueError(
-            f"it is a TorchScript archive, which contains code and is not opened. OpenAI's weights are on the hub: use "
-            f"--model {where}"
-        )
+        is_zip = handle.read(2) == b"PK" and zipfile.is_zipfile(handle)
+    if is_zip:
+        with zipfile.ZipFile(file) as archive:
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                same = HUB_NAMES.get(file.stem.replace("@", "-"), " or ".join(HUB_NAMES.values()))
+                raise ValueError(
+                    f"{file} is a TorchScript archive, which contains code and is not opened. OpenAI's weights are on "
+                    f"the hub: use --model {same}"
+                )
     try:
-        return torch.load(file, map_location="cpu", weights_only=True, mmap=start.startswith(b"PK"))
-    except pickle.UnpicklingError as error:  # torch would advise to execute the code
+        if file.suffix == ".safetensors":
+            content = load_file(file)
+        else:
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    except Exception as error:  # many types; torch would advise to execute the code
         raise ValueError(
-            "it is damaged, or it contains objects other than tensors, which would execute code. Save the state dict "
-            "alone, preferably as safetensors"
+            f"{file} cannot be read: it is damaged, or it contains objects other than tensors, which would execute "
+            "code. Save the state dict alone, preferably as safetensors"
         ) from error
-
-
-def _is_torchscript(file: Path) -> bool:
-    with zipfile.ZipFile(file) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
-
-
-def _named_tensors(content: Mapping[str, Any], prefix: str = "") -> dict[str, Tensor]:
-    """Tensors by name; a dictionary inside the dictionary is a module of that name."""
-    found: dict[str, Tensor] = {}
-    for name, value in content.items():
-        if isinstance(value, Tensor):
-            found[f"{prefix}{name}"] = value.detach()
-        elif isinstance(value, Mapping):
-            found |= _named_tensors(value, f"{prefix}{name}.")
-    return found
+    keys = set(content)
+    for key in CONTAINERS:
+        content = content[key] if isinstance(content.get(key), Mapping) else content
+    prefixes = re.compile(r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
+    return {prefixes.sub("", name): value for name, value in content.items() if isinstance(value, Tensor)}, keys
 
 
 def load_openai_checkpoint(file: Path, activation: Activation | None = None) -> tuple[CLIPModel, str]:
-    """A `CLIPModel` in fp32 with the weights of `file`, and one line that describes it.
+    """A `CLIPModel` in fp32 with the weights of `file`, and where they come from.
 
     Tensors in fp32 are used where the file is mapped, so opening takes little memory; training never changes the file.
     Long-CLIP's two positional tables become one: the first 20 rows of `positional_embedding`, the other rows of
@@ -157,23 +116,21 @@ def load_openai_checkpoint(file: Path, activation: Activation | None = None) -> 
     """
     from transformers import CLIPConfig, CLIPModel
 
-    tensors, keys = _read_checkpoint(file)
-    for pattern, what in UNSUPPORTED.items():
-        if name := next((name for name in tensors if re.match(pattern, name)), None):
-            raise ValueError(f"{file} is {what} (tensor {name}); supported are CLIP and Long-CLIP with ViT towers")
-    if "visual.conv1.weight" not in tensors:
-        raise ValueError(
-            f"{file} is not in OpenAI's layout (no tensor visual.conv1.weight); a Hugging Face model is opened by its "
-            "directory, not by its weights file"
-        )
-    settings = open_clip_settings(file)
+    (tensors, keys), settings = _read_checkpoint(file), open_clip_settings(file)
     from_open_clip = (
         bool(settings)
         or "text.token_embedding.weight" in tensors
         or file.name.startswith("open_clip")
         or {"epoch", "name"} <= keys  # the dictionary of open_clip's trainer
     )
-    activation = activation or _activation(file, settings, from_open_clip)
+    if activation is None:
+        if from_open_clip and not settings:
+            raise ValueError(
+                f"{file} is a checkpoint of open_clip that does not specify its activation: pass activation gelu (most "
+                "models of open_clip) or quick_gelu (trained from OpenAI's weights, or *-quickgelu), or add its "
+                "open_clip_config.json"
+            )
+        activation = "gelu" if settings and not settings["model_cfg"].get("quick_gelu") else "quick_gelu"
     tensors = {name.removeprefix("text."): value for name, value in tensors.items()}
     residual = tensors.pop("positional_embedding_res", None)
     try:
@@ -183,19 +140,12 @@ def load_openai_checkpoint(file: Path, activation: Activation | None = None) -> 
         with torch.device("meta"):  # no memory for weights that are replaced at once
             model = CLIPModel(config)
         model.load_state_dict(_convert(tensors), assign=True)
-    except KeyError as error:
-        raise ValueError(f"{file} does not fit a CLIP model: tensor {error} is missing") from error
-    except (RuntimeError, ValueError) as error:  # names missing and unexpected tensors and wrong shapes
-        raise ValueError(f"{file} does not fit a CLIP model: {error}") from error
+    except (KeyError, RuntimeError, ValueError) as error:  # names missing and unexpected tensors and wrong shapes
+        raise ValueError(f"{file} is no CLIP with ViT towers in OpenAI's layout: {error}") from error
     for embeddings in (model.text_model.embeddings, model.vision_model.embeddings):  # not part of the state dict
         embeddings.position_ids = torch.arange(len(embeddings.position_embedding.weight))[None]
-    origin = "Long-CLIP" if residual is not None else "open_clip" if from_open_clip else "CLIP"
-    text, vision = config.text_config, config.vision_config
-    layers = f"{vision.num_hidden_layers} + {text.num_hidden_layers} layers"
-    return model.eval(), (
-        f"{origin} checkpoint in OpenAI's layout with patches of {vision.patch_size}, {layers}, "
-        f"{vision.image_size} px, {text.max_position_embeddings} tokens, {activation}"
-    )
+    origin = "Long-CLIP" if residual is not None else "open_clip" if from_open_clip else "OpenAI"
+    return model.eval(), f"{origin} checkpoint, {activation}"
 
 
 def open_clip_settings(file: Path) -> dict[str, Any]:
@@ -205,9 +155,7 @@ def open_clip_settings(file: Path) -> dict[str, Any]:
         return {}
     settings = read_json(config)
     for part, expected in PLAIN.items():
-        found = (settings.get("model_cfg") or {}).get(part)
-        if not isinstance(found, dict):
-            raise ValueError(f"{config} has no model_cfg.{part}: it is not a configuration of open_clip")
+        found = settings["model_cfg"][part]
         for key, value in expected.items():
             if found.get(key, value) != value:
                 raise ValueError(f"{config}: {part}.{key} {found[key]!r} is not supported")
@@ -229,18 +177,6 @@ def open_clip_transform(file: Path, size: int) -> ImageTransform:
     )
 
 
-def _activation(file: Path, settings: Mapping[str, Any], from_open_clip: bool) -> Activation:
-    if settings:
-        return "quick_gelu" if settings["model_cfg"].get("quick_gelu") else "gelu"
-    if from_open_clip:
-        raise ValueError(
-            f"{file} is a checkpoint of open_clip that does not specify its activation: pass activation gelu (most "
-            "models of open_clip) or quick_gelu (trained from OpenAI's weights, or *-quickgelu), or add its "
-            "open_clip_config.json"
-        )
-    return "quick_gelu"
-
-
 def _config(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], activation: Activation) -> dict[str, Any]:
     """Arguments of `CLIPConfig`, from tensor shapes and open_clip's `model_cfg`."""
     vocabulary, text_width = tensors["token_embedding.weight"].shape
@@ -253,15 +189,12 @@ def _config(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], activati
     joint = tensors["text_projection"].shape[1]
 
     def tower(width: int, prefix: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        head_width = options.get("head_width", 64)
-        if width % head_width:
-            raise ValueError(f"a width of {width} is not a multiple of the head width {head_width}")
         block = re.compile(rf"{prefix}transformer\.resblocks\.(\d+)\.")
         return {
             "hidden_size": width,
             "intermediate_size": len(tensors[f"{prefix}transformer.resblocks.0.mlp.c_fc.bias"]),
             "num_hidden_layers": len({match[1] for name in tensors if (match := block.match(name))}),
-            "num_attention_heads": options.get("heads", width // head_width),
+            "num_attention_heads": options.get("heads", width // options.get("head_width", 64)),
             "hidden_act": activation,
             "layer_norm_eps": (options.get("norm_kwargs") or {}).get("eps", 1e-5),
             "projection_dim": joint,
@@ -292,8 +225,6 @@ def _convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if IGNORED.fullmatch(name):
             continue
-        if not tensor.is_floating_point():
-            raise ValueError(f"tensor {name} has the type {tensor.dtype}; quantised weights are not supported")
         if name in ("text_projection", "visual.proj"):
             tensor = tensor.T
         if name == "logit_scale":

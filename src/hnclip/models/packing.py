@@ -13,16 +13,12 @@ from __future__ import annotations
 
 from copy import copy
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from hnclip.core import TextBatch
-
-Request: TypeAlias = Literal["global", "tokens", "hidden"]
-"""What a tower returns: global vectors alone, with token vectors, or with its last hidden states."""
-Features: TypeAlias = tuple[Tensor, Tensor | None]
 
 NAME = "hnclip_packed"
 WORTH = 0.95  # share of positions that hold tokens; above it, gathering them costs more than the pads
@@ -86,24 +82,3 @@ def unpack(packed: Tensor, texts: TextBatch) -> Tensor:
     count, width = texts.ids.shape
     padded = packed.new_zeros(count * width, *packed.shape[1:])
     return padded.index_copy(0, texts.positions, packed).unflatten(0, (count, width))
-
-
-def packed_text_features(backbone: Any, texts: TextBatch, *, request: Request) -> Features:
-    """`Family.text_features` of a CLIP whose text tower `use_packed_attention` has prepared; zeros for pads."""
-    tower = backbone.text_model
-    # Sequences of length 1: the embedding layer checks lengths against its positions.
-    ids, positions = pack(texts.ids, texts)[:, None], (texts.positions % texts.ids.shape[1])[:, None]  # [ΣT, 1]
-    hidden = tower.embeddings(input_ids=ids, position_ids=positions)  # [ΣT, 1, W]
-    last = tower.encoder(inputs_embeds=hidden, attention_mask=None, packed=texts).last_hidden_state[:, 0]  # [ΣT, W]
-    normed = tower.final_layer_norm(last)  # [ΣT, W]
-    first = texts.lengths.cumsum(0) - texts.lengths  # [B]
-    end = _end(tower, texts.ids).minimum(texts.lengths - 1)  # [B]; a pad may have the id of the end token
-    vectors = backbone.text_projection(normed[first + end])  # [B, D]
-    if request == "global":
-        return vectors, None
-    return vectors, unpack(last if request == "hidden" else backbone.text_projection(normed), texts)
-
-
-def _end(tower: Any, ids: Tensor) -> Tensor:
-    """The position that transformers pools: the first end token; old configurations (2) mean the highest id."""
-    return ids.argmax(1) if tower.eos_token_id == 2 else (ids == tower.eos_token_id).int().argmax(1)

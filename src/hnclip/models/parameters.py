@@ -51,20 +51,14 @@ def _stack(tower: nn.Module) -> tuple[str, nn.ModuleList]:
 
 def linear_names(model: DualEncoder, towers: Towers = "both") -> list[str]:
     """The names in the backbone of all linear layers inside the blocks: in CLIP and SigLIP q_proj, k_proj, v_proj,
-    out_proj, fc1 and fc2 of every block, and neither poolers nor projections.
-
-    Layers of a packed `nn.MultiheadAttention` are excluded: it reads their weights and never calls them, so an adapter
-    would have no effect.
-    """
-    names = []
+    out_proj, fc1 and fc2 of every block, and neither poolers nor projections."""
+    names: list[str] = []
     for which in _TOWERS if towers == "both" else (towers,):
         stack, blocks = _stack(getattr(model.backbone, _TOWERS[which]))
-        packed = tuple(f"{name}." for name, part in blocks.named_modules() if isinstance(part, nn.MultiheadAttention))
         linear = [name for name, part in blocks.named_modules() if isinstance(part, nn.Linear)]
-        usable = [f"{_TOWERS[which]}.{stack}.{name}" for name in linear if not name.startswith(packed)]
-        if not usable:
+        if not linear:
             raise ValueError(f"the {which} tower has no linear layers in its blocks, so adapters cannot be added")
-        names += usable
+        names += [f"{_TOWERS[which]}.{stack}.{name}" for name in linear]
     return names
 
 
@@ -84,35 +78,30 @@ def freeze(model: DualEncoder, *, image: Frozen = 0, text: Frozen = 0) -> None:
             the tower and its projection. 0: nothing.
     """
     for which, amount in (("image", image), ("text", text)):
+        tower = getattr(model.backbone, _TOWERS[which])
         if amount == "all":
-            for name in (_TOWERS[which], _PROJECTIONS[which]):
-                if (part := getattr(model.backbone, name, None)) is not None:
-                    part.requires_grad_(False)
+            tower.requires_grad_(False)
+            if (projection := getattr(model.backbone, _PROJECTIONS[which], None)) is not None:
+                projection.requires_grad_(False)
         elif amount:
-            _freeze_below(getattr(model.backbone, _TOWERS[which]), amount, which)
+            blocks = encoder_layers(tower)
+            if not 0 < amount <= len(blocks):
+                raise ValueError(f"the {which} tower has {len(blocks)} blocks, so {amount} cannot be frozen")
+            remaining = {id(parameter) for parameter in blocks[:amount].parameters()}
+            for parameter in tower.parameters():  # in the order of definition, which is that of the computation
+                if remaining:
+                    parameter.requires_grad_(False)
+                    remaining.discard(id(parameter))
     if (bias := getattr(model.backbone, "logit_bias", None)) is not None:
         bias.requires_grad_(False)
-
-
-def _freeze_below(tower: nn.Module, depth: int, which: str) -> None:
-    blocks = encoder_layers(tower)
-    if not 0 < depth <= len(blocks):
-        raise ValueError(f'the {which} tower has {len(blocks)} blocks, so {depth} cannot be frozen; "all" freezes all')
-    remaining = {id(parameter) for parameter in blocks[:depth].parameters()}
-    for parameter in tower.parameters():  # in the order of definition, which is that of the computation
-        parameter.requires_grad_(False)
-        remaining.discard(id(parameter))
-        if not remaining:
-            return
 
 
 def train_mode(model: nn.Module) -> None:
     """`model.train()`, except that batch norms with frozen weights keep their statistics."""
     model.train()
     for module in model.modules():
-        frozen = not any(parameter.requires_grad for parameter in module.parameters())
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and frozen:
-            module.eval()
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm):
+            module.train(any(parameter.requires_grad for parameter in module.parameters()))
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -134,14 +123,11 @@ def restore_trained_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> 
 
 
 def first_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
-    """A description of the first tensor, by name, that is missing, unknown or of another shape; empty if none is."""
+    """A description of the first tensor, by name, that is absent from one side or of another shape; empty if none."""
     for name in sorted({*found, *expected}):
-        if name not in found:
-            return f"tensor {name} is missing"
-        if name not in expected:
-            return f"tensor {name} is unknown"
-        if found[name].shape != expected[name].shape:
-            return f"tensor {name} has shape {list(found[name].shape)}, expected {list(expected[name].shape)}"
+        one, other = (list(side[name].shape) if name in side else "absent" for side in (found, expected))
+        if one != other:
+            return f"tensor {name} is {one}, expected {other}"
     return ""
 
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from hnclip.config import ReadConfig, RunOptions, TrainConfig
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.evaluate.protocol import open_task
-from hnclip.models.speed import choose_precision
 from hnclip.studies.identity import Trained
 from hnclip.studies.plan import Gallery, Job
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import RESULT, saved_config, saved_options
+from hnclip.train.speed import choose_precision
 from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ from hnclip.config import ReadConfig, TrainConfig, with_fields
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.data.sources import open_data
 from hnclip.models.load import BUNDLED, is_hub_name
-from hnclip.models.speed import choose_precision
 from hnclip.objectives.registry import MethodChoice
 from hnclip.options import Study as Options
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES
@@ -21,6 +20,7 @@ from hnclip.studies import miniature
 from hnclip.studies.names import ALL, MINIATURE, studies_named
 from hnclip.studies.plan import Setting
 from hnclip.studies.study import Domain, Study
+from hnclip.train.speed import choose_precision
 from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)

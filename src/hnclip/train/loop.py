@@ -17,7 +17,6 @@ from hnclip.models.adapters import BaseModel, add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.parameters import describe_trainable, freeze
-from hnclip.models.speed import choose_precision, compile_blocks, recompute_activations
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import METHODS, build_objective, build_readouts, term_weights
 from hnclip.train.checkpoint import only_writer, recover_state
@@ -32,6 +31,7 @@ from hnclip.train.distributed import (
 from hnclip.train.epochs import LEFT_OUT, RESULT, Run, TrainingDiverged, TrainProgress, TrainResult
 from hnclip.train.lost import ends_together
 from hnclip.train.run_data import RunData, open_run_data, with_similarities
+from hnclip.train.speed import choose_precision, compile_blocks, recompute_activations
 from hnclip.util.device import find_device
 from hnclip.util.files import recover_directory, replace_file
 

@@ -14,7 +14,7 @@ from hnclip.data.batches import pad_texts
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.parameters import freeze
-from hnclip.models.speed import choose_precision, compile_blocks, fast_bf16, recompute_activations
+from hnclip.train.speed import choose_precision, compile_blocks, fast_bf16, recompute_activations
 
 
 def batch_for(model: DualEncoder, lengths: list[int]) -> Batch:
