@@ -77,8 +77,6 @@ def test_truncation_is_counted_and_nothing_is_an_error(model: DualEncoder, recor
     assert prepare_gallery(records, model).truncated == 0
     with pytest.raises(ValueError, match="records is empty"):
         prepare_gallery([], model)
-    with pytest.raises(ValueError, match="batch must be at least 1"):
-        encode_gallery(model, prepare_gallery(records, model), batch=0)
     with pytest.raises(ValueError, match="empty"):
         prepare_gallery([replace(records[0], captions=(" ",))], model)
 

@@ -348,6 +348,20 @@ def test_tensors_that_do_not_fit_are_named(name, shape, word, tmp_path):
         convert(state, tmp_path)
 
 
+def test_quantised_weights_are_refused(tmp_path):
+    state = small_l14().state_dict()
+    state["visual.proj"] = state["visual.proj"].to(torch.int8)
+    with pytest.raises(ValueError, match="int8"):
+        convert(state, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"model_cfg": 3}', '{"model_cfg": {"vision_cfg": {}}}', "[]", "{"])
+def test_a_malformed_configuration_of_open_clip_is_named(content, tmp_path):
+    (tmp_path / "open_clip_config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"open_clip_config\.json"):
+        convert(small_l14().state_dict(), tmp_path)
+
+
 def test_head_widths_of_towers_wider_than_openais_are_not_guessed(tmp_path):
     """ViT-H has 16 heads of 80, not 20 of 64, and no shape shows it."""
     twin = small_b16(long=False, vision_width=1280, vision_layers=1, vision_heads=16, seed=None)

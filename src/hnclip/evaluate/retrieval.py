@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,7 +79,7 @@ def encode_gallery(
 
 def encode_pixels(model: DualEncoder, pixels: Pixels, *, batch: int = 128, progress: Progress = iter) -> Tensor:
     """Global vectors [I, D] of pictures, in fp32 on the CPU."""
-    with _evaluating(model, batch):
+    with model.inference():
         parts = [
             model.encode_images(pixels[start : start + batch].to(model.device)).vectors.float().cpu()
             for start in progress(range(0, len(pixels), batch))
@@ -97,7 +96,7 @@ def encode_captions(
     """
     order = sorted(range(len(captions)), key=lambda row: len(captions[row]))
     parts = []
-    with _evaluating(model, batch):
+    with model.inference():
         for start in progress(range(0, len(order), batch)):
             rows = [captions[row] for row in order[start : start + batch]]
             padded = pad_texts(rows, model.text_transform.pad).to(model.device)
@@ -106,20 +105,6 @@ def encode_captions(
     text = torch.empty_like(encoded)
     text[torch.tensor(order)] = encoded
     return text
-
-
-@contextmanager
-def _evaluating(model: DualEncoder, batch: int) -> Iterator[None]:
-    """No gradients and no dropout inside; the model's mode as it was afterwards."""
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(training)
 
 
 def evaluate(

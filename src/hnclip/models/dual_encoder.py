@@ -147,6 +147,8 @@ class DualEncoder(nn.Module):
         """
         if isinstance(inputs, str | Path | Image.Image):
             raise ValueError(f"encode takes a list of texts or images, got a single {type(inputs).__name__}")
+        if to not in ("numpy", "torch"):
+            raise ValueError(f"to must be 'numpy' or 'torch', got {to!r}")
         self.require_trained("encoding")
         inputs = list(inputs)
         images = [not isinstance(item, str) or (is_image_name(item) and os.path.isfile(item)) for item in inputs]
@@ -165,7 +167,7 @@ class DualEncoder(nn.Module):
             # In order of length, so that short texts are not padded to long ones.
             order = torch.tensor([len(row) for row in ids], dtype=torch.long).argsort(stable=True)
         vectors = torch.empty(len(inputs), self.width)
-        with self._inference():
+        with self.inference():
             for rows in _track(order.split(batch_size) if inputs else (), progress):
                 if any(images):
                     found = self.encode_images(self.preprocess_images([inputs[row] for row in rows]))
@@ -260,7 +262,7 @@ class DualEncoder(nn.Module):
         return F.normalize(features.to(self.dtype), dim=-1)
 
     @contextmanager
-    def _inference(self) -> Iterator[None]:
+    def inference(self) -> Iterator[None]:
         """No gradients and no dropout inside the block; afterwards every module is in its mode again."""
         modes = [(module, module.training) for module in self.modules()]
         self.eval()

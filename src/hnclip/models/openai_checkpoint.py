@@ -140,7 +140,7 @@ def load_openai_checkpoint(file: Path, activation: Activation | None = None) -> 
         with torch.device("meta"):  # no memory for weights that are replaced at once
             model = CLIPModel(config)
         model.load_state_dict(_convert(tensors), assign=True)
-    except (KeyError, RuntimeError, ValueError) as error:  # names missing and unexpected tensors and wrong shapes
+    except (KeyError, TypeError, RuntimeError, ValueError) as error:  # they name the tensors and shapes
         raise ValueError(f"{file} is no CLIP with ViT towers in OpenAI's layout: {error}") from error
     for embeddings in (model.text_model.embeddings, model.vision_model.embeddings):  # not part of the state dict
         embeddings.position_ids = torch.arange(len(embeddings.position_embedding.weight))[None]
@@ -155,7 +155,9 @@ def open_clip_settings(file: Path) -> dict[str, Any]:
         return {}
     settings = read_json(config)
     for part, expected in PLAIN.items():
-        found = settings["model_cfg"][part]
+        found = settings["model_cfg"].get(part) if isinstance(settings.get("model_cfg"), dict) else None
+        if not isinstance(found, dict):
+            raise ValueError(f"{config} has no model_cfg.{part}")
         for key, value in expected.items():
             if found.get(key, value) != value:
                 raise ValueError(f"{config}: {part}.{key} {found[key]!r} is not supported")
@@ -225,6 +227,8 @@ def _convert(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if IGNORED.fullmatch(name):
             continue
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} has dtype {tensor.dtype}; quantised weights are not supported")
         if name in ("text_projection", "visual.proj"):
             tensor = tensor.T
         if name == "logit_scale":
