@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(arguments: Sequence[str]) -> None:
     from hnclip import recipes
-    from hnclip.config import RunOptions, TrainConfig, from_json
+    from hnclip.config import RunOptions, TrainConfig, read_config
     from hnclip.options import Train
 
     resumed, run = _value(arguments, "--resume"), RunOptions()
@@ -96,7 +96,7 @@ def _train(arguments: Sequence[str]) -> None:
 
         base, run = saved_config(Path(resumed)), saved_options(Path(resumed))
     elif (path := _value(arguments, "--config")) is not None:
-        base = _apply_short_options(from_json(TrainConfig, Path(path).read_text(encoding="utf-8")), arguments)
+        base = _apply_short_options(read_config(TrainConfig, Path(path)), arguments)
     else:
         base = recipes.RECIPES[_value(arguments, "--recipe", "demo", recipes.RECIPES)]()
         base = _apply_short_options(base, arguments)
