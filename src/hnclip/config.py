@@ -296,7 +296,8 @@ def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
     content = json.loads(to_json(config))
     for name, value in values.items():
         *groups, last = name.split(".")
-        place, kind = content, config
+        place: Any = content
+        kind: Any = config
         for group in groups:
             if not (isinstance(place, dict) and group in place):
                 raise ValueError(f"there is no field {name}")
