@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from hnclip.config import TrainConfig, to_json
+from hnclip.config import RunOptions, TrainConfig, to_json
 from hnclip.evaluate.compare import Comparison
 from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
 from hnclip.measure import Report, machine
@@ -73,7 +73,6 @@ def configurations(options: Options) -> dict[tuple[str, str], TrainConfig]:
         cluster=options.cluster,
         limit=options.limit,
         seed=options.seed,
-        device=options.device,
         optim=optim,
         objective=replace(recipe.objective, gamma=options.gamma),
     )
@@ -87,12 +86,12 @@ def configurations(options: Options) -> dict[tuple[str, str], TrainConfig]:
     return found
 
 
-def trained(name: str, term: str, config: TrainConfig, runs: Path) -> Path:
+def trained(name: str, term: str, config: TrainConfig, options: Options) -> Path:
     """The directory of the finished run: begun, continued or found. Other settings are another directory."""
-    digest = sha256(to_json(replace(config, out=Path())).encode()).hexdigest()[:10]
-    config = replace(config, out=runs / f"{name}-{term}-{digest}")
-    log.info(f"run: {config.out}")
-    return train_or_continue(config).out
+    digest = sha256(to_json(config).encode()).hexdigest()[:10]
+    out = options.runs / f"{name}-{term}-{digest}"
+    log.info(f"run: {out}")
+    return train_or_continue(config, RunOptions(out=out, device=options.device)).out
 
 
 def run(options: Options) -> Report:
@@ -101,7 +100,7 @@ def run(options: Options) -> Report:
             raise ValueError(f"there is no method {name!r}; there are {', '.join((PLAIN, *METHOD_CHOICES))}")
     device = find_device(options.device)
     made = configurations(options)
-    outs = {f"{name} {term}": trained(name, term, config, options.runs) for (name, term), config in made.items()}
+    outs = {f"{name} {term}": trained(name, term, config, options) for (name, term), config in made.items()}
     log.info("evaluating")
     models = [(START, lambda: load(options.model).to(device))]
     models += [(name, lambda out=out: load(str(out / "last")).to(device)) for name, out in outs.items()]  # type: ignore[misc]

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from hnclip.analysis.head_probe import Change, Features, Fit, ProbeSettings, head_probe, recall_change
-from hnclip.config import AdaptConfig, ObjectiveConfig, ReadConfig, TrainConfig, to_json
+from hnclip.config import AdaptConfig, ObjectiveConfig, ReadConfig, RunOptions, TrainConfig, to_json
 from hnclip.evaluate.bootstrap import Estimate
 from hnclip.evaluate.ranks import Ranks
 from hnclip.evaluate.retrieval import encode_captions, encode_gallery, encode_pixels, evaluate, group_numbers
@@ -98,7 +98,7 @@ def run(options: Options) -> Report:
 
 
 def configuration(options: Options, model: str, data: str) -> TrainConfig:
-    """InfoNCE by the demo's recipe; the losses, seeds and directories of the runs come later."""
+    """InfoNCE by the demo's recipe; the losses and seeds of the runs come later."""
     recipe = demo("infonce")
     return replace(
         recipe,
@@ -107,7 +107,6 @@ def configuration(options: Options, model: str, data: str) -> TrainConfig:
         read=options.read,
         limit=options.limit,
         context=options.context,
-        device=options.device,
         optim=replace(recipe.optim, epochs=options.epochs, lr=options.lr),
         adapt=AdaptConfig(freeze_image=options.freeze_image),
     )
@@ -151,9 +150,9 @@ def compared(
 
     def tuned(objective: ObjectiveConfig) -> dict[str, list[Ranks]]:
         """Ranks of the last and the best epoch, one for each seed."""
-        made = [fine_tuned(replace(config, objective=objective, seed=seed), options.runs) for seed in options.seeds]
+        made = [fine_tuned(replace(config, objective=objective, seed=seed), options) for seed in options.seeds]
         return {
-            name: [evaluate(load(out / name).to(find_device(config.device)), data.validation).ranks for out in made]
+            name: [evaluate(load(out / name).to(find_device(options.device)), data.validation).ranks for out in made]
             for name in EPOCHS
         }
 
@@ -169,14 +168,14 @@ def compared(
     return rows
 
 
-def fine_tuned(config: TrainConfig, runs: Path) -> Path:
+def fine_tuned(config: TrainConfig, options: Options) -> Path:
     """The directory of the finished run: begun, continued or found. Other settings are another directory."""
     objective = config.objective
     loss = "infonce" if objective.global_loss == "infonce" else f"hn-{objective.gamma:g}"
-    digest = sha256(to_json(replace(config, out=Path())).encode()).hexdigest()[:10]
-    config = replace(config, out=runs / f"{loss}-{config.optim.negatives}-seed-{config.seed}-{digest}")
-    log.info(f"run: {config.out}")
-    return train_or_continue(config).out
+    digest = sha256(to_json(config).encode()).hexdigest()[:10]
+    out = options.runs / f"{loss}-{config.optim.negatives}-seed-{config.seed}-{digest}"
+    log.info(f"run: {out}")
+    return train_or_continue(config, RunOptions(out=out, device=options.device)).out
 
 
 def row(fit: Fit, measured: Mapping[str, Change]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from hnclip.config import TrainConfig
+from hnclip.config import RunOptions
 from hnclip.data.scenes import scene_records
 from hnclip.data.scenes.world import DOMAINS
 from hnclip.evaluate.companions import caption_similarity
@@ -23,7 +23,7 @@ from hnclip.models.load import load
 from hnclip.recipes import demo
 from hnclip.tables import markdown_table
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import train_or_continue
+from hnclip.train.loop import TrainResult, train_or_continue
 from hnclip.util.console import configure_logging
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
@@ -39,28 +39,27 @@ def main() -> None:
     options = parser.parse_args()
     configure_logging()
 
-    runs = {(domain, lr): _config(options, domain, lr) for domain in options.domains for lr in RATES}
-    best = {key: train_or_continue(config).best for key, config in runs.items()}
+    runs = {(domain, lr): _trained(options, domain, lr) for domain in options.domains for lr in RATES}
+    best = {key: run.best for key, run in runs.items()}
     validation = {lr: mean(best[domain, lr]["mean_R@1"] for domain in options.domains) for lr in RATES}
     chosen = max(RATES, key=validation.__getitem__)
     rows = []
     for domain in options.domains:
         rows.append([domain, "zero-shot", "", *_test(domain, options.model)])
         for lr in RATES:
-            config = runs[domain, lr]
-            measured = _test(domain, str(config.out / "best")) if lr == chosen else [""] * 6
+            measured = _test(domain, str(runs[domain, lr].out / "best")) if lr == chosen else [""] * 6
             rows.append([domain, f"InfoNCE, {lr:g}", f"{best[domain, lr]['mean_R@1']:.1f}", *measured])
     print(markdown_table(HEADS, rows))
     print(f"\nchosen rate: {chosen:g} (mean validation R@1 {validation[chosen]:.1f})")
     for domain in options.domains:
-        shares = ", ".join(f"{share:.2f}" for share in _saturation(runs[domain, chosen]))
+        shares = ", ".join(f"{share:.2f}" for share in _saturation(runs[domain, chosen].out))
         print(f"{domain}: share of micro-batches with InfoNCE below 0.001 by epoch: {shares}")
 
 
-def _config(options: argparse.Namespace, domain: str, lr: float) -> TrainConfig:
-    config = demo("infonce", options.out / f"{domain}-{lr:g}")
-    optim = replace(config.optim, lr=lr)
-    return replace(config, data=f"scenes/{domain}", model=options.model, optim=optim, threads=options.threads)
+def _trained(options: argparse.Namespace, domain: str, lr: float) -> TrainResult:
+    config = demo("infonce")
+    config = replace(config, data=f"scenes/{domain}", model=options.model, optim=replace(config.optim, lr=lr))
+    return train_or_continue(config, RunOptions(out=options.out / f"{domain}-{lr:g}", threads=options.threads))
 
 
 def _test(domain: str, model: str) -> list[str]:
@@ -75,10 +74,10 @@ def _test(domain: str, model: str) -> list[str]:
     return [f"{recall:.1f}" for recall in recalls] + [f"{similarity.pairwise:.2f}", f"{similarity.hardest:.2f}"]
 
 
-def _saturation(config: TrainConfig) -> list[float]:
+def _saturation(run: Path) -> list[float]:
     """Mean share of saturated micro-batches of each epoch."""
     shares = defaultdict(list)
-    for entry in read_metrics(config.out, "step"):
+    for entry in read_metrics(run, "step"):
         shares[entry["epoch"]].append(entry["saturated"])
     return [mean(shares[epoch]) for epoch in sorted(shares)]
 

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import hnclip.train.loop as loop
 from hnclip.cli import main
+from hnclip.config import RunOptions, SpeedConfig, to_json
+from hnclip.recipes import tiny
 from hnclip.train.log import read_metrics
 
 
@@ -70,7 +73,8 @@ def test_wrong_calls_say_what_is_wrong() -> None:
         assert said in refused.stderr
     impossible = run("train", "--objective.gamma", "-1")
     assert impossible.returncode == 2
-    assert "gamma must not be negative" in impossible.stderr
+    assert "gamma" in impossible.stderr
+    assert "greater than or equal to 0" in impossible.stderr
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ def test_wrong_calls_say_what_is_wrong() -> None:
         (["eval", "--data", "photos"], "'photos' is not known"),
         (["train", "--data", "scenes/moon", "--out", "OUT"], "domain must be one of park, shelf"),
         (["train", "--resume", "OUT"], "holds no run to resume"),
-        (["train", "--resume", "OUT", "--optim.epochs", "5"], "leave the other options out"),
+        (["train", "--resume", "OUT", "--optim.epochs", "5"], "holds no run to resume"),
         (["train", "--config", "OUT/none.json"], "none.json"),
         (["eval", "--device", "warp"], "device 'warp'"),
     ],
@@ -108,6 +112,8 @@ def test_train_eval_resume_and_rerun(model_directory: Path, tmp_path: Path, caps
     assert result["steps"] == 1
     assert main(["train", "--resume", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == result
+    assert main(["train", "--resume", str(out), "--json", "--device", "cpu", "--save-every", "3"]) == 0
+    assert json.loads(capsys.readouterr().out) == result
 
     stored = tmp_path / "results.json"
     assert main(["eval", "--model", str(out), "--split", "validation", "--out", str(stored), "--json"]) == 0
@@ -125,6 +131,53 @@ def test_train_eval_resume_and_rerun(model_directory: Path, tmp_path: Path, caps
     capsys.readouterr()
     same = [(run / "last" / "model.safetensors").read_bytes() for run in (out, again)]
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--optim.lr", "1"], ["--seed", "7"], ["--out", "elsewhere"], ["--recipe", "tiny"], ["--limit", "3"]]
+)
+def test_resuming_refuses_another_configuration(
+    wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text(to_json(tiny()))
+    assert main(["train", "--resume", str(run), *wrong]) == 1
+    error = capsys.readouterr().err
+    assert "--resume continues with the run's own configuration: only --device, --threads, --speed" in error
+    assert [path.name for path in run.iterdir()] == ["config.json"]
+
+
+def test_resuming_takes_other_options_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not given is as it was saved, but for the directory, which may have moved."""
+    run, asked = tmp_path / "run", []
+    run.mkdir()
+    (run / "config.json").write_text(to_json(tiny()))
+    (run / "options.json").write_text(to_json(RunOptions(out=Path("before"), threads=3, evaluate_batch=7)))
+
+    def resume(out: Path, options: RunOptions) -> None:
+        asked.append((out, options))
+        raise ValueError("no run")
+
+    monkeypatch.setattr(loop, "resume", resume)
+    words = ["--device", "cpu", "--speed.parallel", "fsdp", "--save-every", "3", "--tensorboard"]
+    assert main(["train", "--resume", str(run), *words]) == 1
+    speed = SpeedConfig(parallel="fsdp")
+    expected = RunOptions(
+        out=run, device="cpu", threads=3, speed=speed, save_every=3, evaluate_batch=7, tensorboard=True
+    )
+    assert asked == [(run, expected)]
+
+
+@pytest.mark.parametrize("flag", ["--config", "--resume"])
+def test_a_configuration_that_is_wrong_is_named_with_its_field(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"optim": {"epochs": 0}, "outt": "x"}')
+    assert main(["train", flag, str(path if flag == "--config" else tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{path}: optim.epochs: Input should be greater than or equal to 1, got 0; outt: there is no such" in line
 
 
 def test_a_lora_run_is_an_adapter_that_is_evaluated_merged_and_interpolated(

@@ -29,9 +29,8 @@ def small(monkeypatch: pytest.MonkeyPatch, model_directory: Path):
     def open_data(source: str, read: object, splits: object) -> DataSet:
         return DataSet(source, tuple(record for split in sizes for record in open_records(source, split)))
 
-    def recipe(global_loss: str, out: Path) -> TrainConfig:
-        config = demo_recipe(global_loss, out)
-        return replace(config, model=str(model_directory), threads=1, device="cpu", optim=tiny().optim)
+    def recipe(global_loss: str) -> TrainConfig:
+        return replace(demo_recipe(global_loss), model=str(model_directory), optim=tiny().optim)
 
     monkeypatch.setattr(run_data, "open_data", open_data)
     monkeypatch.setattr(demo_module, "open_records", open_records)

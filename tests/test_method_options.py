@@ -10,7 +10,7 @@ import pytest
 import hnclip.train.loop as loop
 from hnclip import recipes
 from hnclip.cli import main
-from hnclip.config import TrainConfig, to_json
+from hnclip.config import RunOptions, TrainConfig, to_json
 from hnclip.objectives.registry import METHOD_CHOICES, METHODS, apply_method
 
 PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def config_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     """The configuration that a command line comes to, or what it says."""
     found: list[TrainConfig] = []
 
-    def catch(config: TrainConfig, **_: object) -> None:
+    def catch(config: TrainConfig, options: RunOptions) -> None:
         found.append(config)
         raise Caught("no run")
 
@@ -86,7 +86,7 @@ def test_a_saved_configuration_is_where_options_start(config_of, tmp_path: Path)
     [
         (("--objective.token-weight", "0", "--global", "none"), "none is for methods with terms of their own"),
         (("--objective", "goal", "--objective.token-weight", "1"), "token_weight belongs to hn_clip"),
-        (("--objective.weights", "local", "1"), "objective.weights is for methods other than hn_clip"),
+        (("--objective.weights", "local", "1"), "weights is for methods other than hn_clip"),
     ],
 )
 def test_what_does_not_go_together_is_said(config_of, words: tuple[str, ...], said: str) -> None:
@@ -142,7 +142,7 @@ def test_a_resumed_run_keeps_its_configuration(flag: str, capsys: pytest.Capture
     if flag == "--fidelity":
         words += ["--objective", "goal"]
     assert main(["train", "--resume", str(tmp_path), *words]) == 1
-    assert "--resume goes on with the run's own configuration: leave --" in capsys.readouterr().err
+    assert "--resume continues with the run's own configuration" in capsys.readouterr().err
 
 
 def test_short_and_long_spelling_together_are_refused(config_of) -> None:

@@ -1,6 +1,6 @@
-"""The `hnclip` command: parses, calls, prints.
+"""The `hnclip` command: parses options, calls the library, prints results.
 
-Nothing heavy is imported before a command needs it, so help answers at once.
+Heavy modules are imported only by the commands that need them, so that --help is fast.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ image–text retrieval for long, nearly identical captions
   train        fine-tune a model; continue a stopped run with --resume RUN
   eval         retrieval metrics of models on benchmarks or your data
   compare      two models on the same queries, with a paired bootstrap
-  data check   look for problems in your data before training
-  prepare      regions, edge maps and filtered captions for objectives that look at more than the pair
-  study        tables and figures of the paper, and controls that it lacks, on your data and model
-  diagnose     how alike your captions are to a model, and what that means for training
-  convert      open a model in any layout, write it as a Hugging Face directory or as ONNX
-  encode       pictures and captions into vectors on disk, resumable, by any number of processes
-  index        make your pictures findable by description; again, to take in what changed
-  search       find pictures by a description or a picture, and captions by a picture
-  serve        a page to search an index, and an HTTP API
-  interpolate  weights between a base model and a fine-tuned one, against forgetting
-  bench        speed and memory beside named peers, measured here
+  data check   look for problems in data before training
+  prepare      regions, edge maps and filtered captions for objectives that need them
+  study        tables and figures of the paper, and additional controls, on your data and model
+  diagnose     similarity of captions to a model, and what it means for training
+  convert      load a model in any layout, write it as a Hugging Face directory or as ONNX
+  encode       images and captions to embeddings on disk, resumable, with any number of processes
+  index        build or update an index of images for search by text
+  search       find images by a description or an image, and captions by an image
+  serve        a web page to search an index, and an HTTP API
+  interpolate  interpolate the weights of a base model and a fine-tuned one, against forgetting
+  bench        measure speed and memory, compared with other libraries
 
   --version    print the version
 """
@@ -48,16 +48,17 @@ image–text retrieval for long, nearly identical captions
 
 PREPARE = """usage: hnclip prepare KIND DATA [options]        hnclip prepare KIND --help for the options
 
-auxiliary inputs, made once before training and kept beside the picture cache (docs/prepare.md)
+auxiliary inputs, computed once before training and stored with the image cache (docs/prepare.md)
 
-  regions      parts of the pictures, and the sentence of the caption that describes each
-  edges        edge maps of the pictures
-  text         captions without their words of appearance: colours, materials, textures
+  regions      regions of the images, and the sentence of the caption that describes each
+  edges        edge maps of the images
+  text         captions without appearance words: colours, materials, textures
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; 0 when it worked, 1 when it failed with a message, 2 for a wrong call, 130 when interrupted."""
+    """Run a command. Returns 0 on success, 1 for an error with a message, 2 for invalid arguments, 130 if
+    interrupted."""
     command, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     if command in ("-h", "--help", "help"):
         print(HELP, end="")
@@ -73,21 +74,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logging()  # until the options are read
     try:
         return COMMANDS[command](rest) or 0
-    except BrokenPipeError:  # whoever read the output has seen enough
-        sys.stdout = None  # else the interpreter tries once more when it ends
+    except BrokenPipeError:  # the reader of the output has closed it
+        sys.stdout = None  # otherwise the interpreter tries to flush it on exit
         return 1
     except (ValueError, OSError, RuntimeError) as error:
         name = "data check" if command == "data" else command
-        log.error(f"hnclip {name}: {error}")
+        log.error(f"hnclip {name}: {_text(error)}")
         return 1
     except KeyboardInterrupt:
         log.error(f"hnclip {command}: interrupted; {CONTINUE.get(command, 'nothing was lost')}")
         return 130
 
 
+def _text(error: Exception) -> str:
+    from pydantic import ValidationError
+
+    from hnclip.config import one_line
+
+    return one_line(error) if isinstance(error, ValidationError) else str(error)
+
+
 def _train(arguments: Sequence[str]) -> None:
     from hnclip import recipes
-    from hnclip.config import RunOptions, TrainConfig, from_json
+    from hnclip.config import RunOptions, TrainConfig, read_config
     from hnclip.options import Train
 
     resumed, run = _value(arguments, "--resume"), RunOptions()
@@ -96,7 +105,7 @@ def _train(arguments: Sequence[str]) -> None:
 
         base, run = saved_config(Path(resumed)), saved_options(Path(resumed))
     elif (path := _value(arguments, "--config")) is not None:
-        base = _apply_short_options(from_json(TrainConfig, Path(path).read_text(encoding="utf-8")), arguments)
+        base = _apply_short_options(read_config(TrainConfig, Path(path)), arguments)
     else:
         base = recipes.RECIPES[_value(arguments, "--recipe", "demo", recipes.RECIPES)]()
         base = _apply_short_options(base, arguments)
@@ -137,7 +146,7 @@ def _train(arguments: Sequence[str]) -> None:
 
 
 def _apply_short_options(base: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
-    """The configuration with the method, fidelity and global loss of the short options; other options start from it."""
+    """The configuration with the method, fidelity and global loss of the short options, before other options apply."""
     from hnclip.config import Fidelity, GlobalLoss
     from hnclip.objectives.registry import METHOD_CHOICES, apply_method, with_fidelity, with_global
 
@@ -177,8 +186,8 @@ def _eval(arguments: Sequence[str]) -> None:
     for task in tasks:
         if task.split == "all" and options.split is None:
             log.warning(
-                f"{task.data.name} declares no splits: all {len(task.records):,} records are used. Of a model that was "
-                "trained on them, --split validation takes only those that training held out."
+                f"{task.data.name} declares no splits: all {len(task.records):,} records are used. For a model "
+                "that was trained on them, --split validation uses only the records that training held out."
             )
     with progress("evaluating, batches") as bar:
         results = evaluate_models(
@@ -231,7 +240,7 @@ def _data(arguments: Sequence[str]) -> int:
     data = open_data(options.data, options.read)
     model = None
     if options.model is not None:
-        from hnclip.models.load import load  # and with it transformers, which takes seconds
+        from hnclip.models.load import load  # imports transformers, which takes seconds
 
         model = load(options.model, **vars(options.opening))
     with progress("reading images") as bar:
@@ -258,7 +267,7 @@ def _diagnose(arguments: Sequence[str]) -> None:
 
 
 def _sources(given: Sequence[str]) -> list[str]:
-    """Names separated by spaces or commas; a path that exists may have commas of its own."""
+    """Names separated by spaces or commas; an existing path may contain commas."""
     return [part for name in given for part in ([name] if Path(name).exists() else name.split(",")) if part]
 
 
@@ -273,7 +282,7 @@ def _convert(arguments: Sequence[str]) -> None:
     model = load(options.model, **vars(options.opening))
     log.info(f"recognised: {model.source}")
     if model.untrained_projections:
-        log.info("the projections that join the two towers are untrained; hnclip train --model aligns them")
+        log.info("the projections of the joined towers are untrained; train them with hnclip train --model")
     result = {"model": options.model, "recognised": model.source, "out": str(options.out), "to": options.to}
     if options.to == "hf":
         save(model, options.out)
@@ -444,13 +453,13 @@ def _bench(arguments: Sequence[str]) -> None:
 
 
 def _check_free(out: Path, replace: bool) -> None:
-    """Before any work is done: nothing of the user's is overwritten unasked."""
+    """Refuse to overwrite existing files, before any work is done."""
     if out.exists() and not replace and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists already; choose another directory or pass --replace")
 
 
 def _parse(kind: type, command: str, arguments: Sequence[str], **extra: Any) -> Any:
-    """The options of a command; sets up its messages."""
+    """Parse the options of a command and configure logging."""
     import tyro
 
     options = tyro.cli(kind, prog=f"hnclip {command}", args=arguments, **extra)
@@ -460,8 +469,8 @@ def _parse(kind: type, command: str, arguments: Sequence[str], **extra: Any) -> 
 
 
 def _value(arguments: Sequence[str], flag: str, default: Any = None, allowed: Any = None) -> Any:
-    """The value behind a flag that decides the defaults of all others, so it is read before they are parsed. A value
-    that is not allowed is left for the parser, which says so properly."""
+    """The value of a flag that determines the defaults of other options, and so is read before they are parsed. A value
+    that is not allowed is ignored here; the parser reports it."""
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name == flag:
@@ -471,13 +480,13 @@ def _value(arguments: Sequence[str], flag: str, default: Any = None, allowed: An
 
 
 CONTINUE = {
-    "train": "continue with hnclip train --resume RUN, RUN being the directory of the run",
-    "demo": "the same command continues where it was",
-    "diagnose": "the same command continues where it was",
-    "study": "the same command continues where it was",
-    "encode": "the same command continues where it was",
-    "index": "the same command continues where it was",
-    "prepare": "the same command continues where it was",
+    "train": "continue with hnclip train --resume RUN, where RUN is the directory of the run",
+    "demo": "the same command continues",
+    "diagnose": "the same command continues",
+    "study": "the same command continues",
+    "encode": "the same command continues",
+    "index": "the same command continues",
+    "prepare": "the same command continues",
     "bench": "nothing was written",
 }
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {

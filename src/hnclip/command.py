@@ -1,4 +1,4 @@
-"""The command line that does a run again: whatever differs from the paper's recipe, spelt out."""
+"""Command lines that reproduce a configuration: the options in which it differs from the paper's recipe."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hnclip.config import ReadConfig, TrainConfig
 
 
 def train_command(config: TrainConfig) -> str:
-    """`hnclip train …` for this configuration, to be pasted into a shell."""
+    """`hnclip train …` for this configuration, quoted for a shell."""
     words = ["hnclip", "train", "--recipe", "paper", *differences(config, recipes.paper(), "")]
     return shlex.join(words)
 
 
 def eval_command(config: TrainConfig, out: Path, *, split: str | None) -> str:
-    """`hnclip eval …` for the models of a run on the data that it was trained on."""
+    """`hnclip eval …` for the models of a run, on the data that it was trained on."""
     words = ["hnclip", "eval", "--model", str(out), "--data", config.data, *(("--split", split) if split else ())]
     return shlex.join([*words, *differences(config.read, ReadConfig(), "read.")])
 
 
 def differences(config: Any, default: Any, prefix: str) -> list[str]:
-    """The options, `prefix` before their names, that make this configuration of the default one."""
+    """The options that turn the default into this configuration, with `prefix` before their names."""
     words: list[str] = []
     for spec in fields(config):
         value, usual = getattr(config, spec.name), getattr(default, spec.name)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 GlobalLoss = Literal[
@@ -296,10 +296,39 @@ def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
     content = json.loads(to_json(config))
     for name, value in values.items():
         *groups, last = name.split(".")
-        place = content
+        place: Any = content
+        kind: Any = config
         for group in groups:
-            place = place.setdefault(group, {}) if isinstance(place, dict) else None
-        if not isinstance(place, dict):
+            if not (isinstance(place, dict) and group in place):
+                raise ValueError(f"there is no field {name}")
+            place, kind = place[group], getattr(kind, group, None)
+        if not isinstance(place, dict) or (is_dataclass(kind) and last not in place):
             raise ValueError(f"there is no field {name}")
         place[last] = value
     return from_json(type(config), json.dumps(content))
+
+
+def read_config(kind: type[Config], path: Path) -> Config:
+    """A configuration from a JSON file."""
+    try:
+        return from_json(kind, path.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        raise ValueError(f"{path}: {one_line(error)}") from error
+
+
+def one_line(error: ValidationError) -> str:
+    """The fields that are wrong, and why.
+
+    >>> try: with_fields(TrainConfig(), {"optim.epochs": 0, "seed": "x"})
+    ... except ValidationError as error: print(one_line(error))
+    optim.epochs: Input should be greater than or equal to 1, got 0; seed: Input should be a valid integer, got 'x'
+    """
+    problems = []
+    for found in error.errors(include_url=False):
+        name, message = ".".join(map(str, found["loc"])), found["msg"].removeprefix("Value error, ")
+        if found["type"] == "unexpected_keyword_argument":
+            message = "there is no such field"
+        elif isinstance(found["input"], str | int | float) and found["type"] != "json_invalid":
+            message += f", got {found['input']!r}"
+        problems.append(f"{name}: {message}" if name else message)
+    return "; ".join(problems)

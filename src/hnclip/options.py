@@ -1,4 +1,4 @@
-"""The options of every command, as dataclasses that the command line is made from."""
+"""Options of the commands, as dataclasses from which the command line is built."""
 
 from __future__ import annotations
 
@@ -48,17 +48,16 @@ class Train:
     training: Annotated[TrainConfig, tyro.conf.arg(name="")]
     run: Annotated[RunOptions, tyro.conf.arg(name="")]
     recipe: Recipe = "demo"
-    """Settings to start from; other options change them. Those named after a method are its released ones; paper/…
-    are the paper's own with Long-CLIP-L and the training data of one of its benchmarks."""
+    """Base settings, which other options override. A recipe named after a method has its released hyper-parameters;
+    paper/… are the paper's settings with Long-CLIP-L and the training data of one of its benchmarks."""
     objective: MethodChoice | None = None
-    """A method for the settings of the recipe: its terms and its own global loss, which --global replaces
-    (docs/methods.md)."""
+    """Apply a method to the recipe: its terms and its own global loss, which --global replaces (docs/methods.md)."""
     global_loss: Annotated[GlobalLoss | None, tyro.conf.arg(name="global")] = None
-    """The global loss, the same as --objective.global-loss: `--objective goal --global hn` is GOAL with L_HN."""
+    """Global loss, short for --objective.global-loss: `--objective goal --global hn` is GOAL with L_HN."""
     fidelity: Fidelity | None = None
-    """The same as --objective.fidelity: a method as it was released, or with its errors corrected."""
+    """Short for --objective.fidelity: a method as released, or with its errors corrected."""
     config: Path | None = None
-    """Start from a configuration file instead, for example the config.json of an earlier run."""
+    """Start from a configuration file instead of a recipe, for example the config.json of an earlier run."""
     resume: Path | None = None
     """Continue the run in this directory from its last checkpoint, with its own configuration; --device, --threads,
     --speed.*, --save-every, --evaluate-batch and --tensorboard may change."""
@@ -67,117 +66,117 @@ class Train:
 
 @dataclass(frozen=True)
 class Opening:
-    """How a model is opened."""
+    """How a model is loaded."""
 
     context: int | None = None
-    """Longest caption in tokens: a shorter model is stretched to it, a longer one is left as it is."""
+    """Longest caption in tokens; a shorter context is stretched to it, a longer one stays."""
     keep: int = 20
-    """Leading positions that stretching leaves as they are."""
+    """Leading positions that stretching does not change."""
     ratio: int | None = None
-    """New positions for each step of the others; the smallest that reaches the context when left out."""
+    """New positions for each old one after them; the smallest number that reaches the context if not given."""
     tokenizer: Path | None = None
-    """Directory of another tokenizer than the model's own."""
+    """Directory of a tokenizer to use instead of the model's own."""
     activation: Literal["quick_gelu", "gelu"] | None = None
-    """Of a file of weights that does not say it: quick_gelu for OpenAI's, gelu for most of open_clip's."""
+    """Activation function, if the checkpoint does not specify one (OpenAI: quick_gelu; most open_clip models: gelu)."""
 
 
 @dataclass(frozen=True)
 class Eval:
-    """Retrieval metrics of one or several models on one or several data sets: both directions, bootstrap intervals,
-    every model compared with the first."""
+    """Retrieval metrics of one or more models on one or more data sets: both directions, with bootstrap intervals.
+    Every model is compared with the first."""
 
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     read: ReadConfig
     model: tuple[str, ...] = ("bundled",)
-    """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter, a file of weights in OpenAI's
-    layout (docs/models.md), or a run: its best epoch and its last."""
+    """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter, a checkpoint file in OpenAI's
+    layout (docs/models.md), or a run directory (its best and its last epoch)."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--on"])] = ("scenes/park",)
     """Benchmarks and data as for `hnclip train`, separated by spaces or commas (docs/data.md)."""
     split: str | None = None
-    """test, validation, train, all, or a split of the data's own; test when left out, all where there are no splits."""
+    """test, validation, train, all, or another split of the data; test if not given, or all if there are no splits."""
     out: tuple[Path, ...] = ()
     """Also write the results to these files: .json, .md, .tex or .txt."""
     queries: Path | None = None
-    """Also write every query with its rank and best candidates into this directory, a file per model and data set."""
+    """Also write every query with its rank and top candidates to this directory, one file per model and data set."""
     top: int = 10
-    """Candidates of each query in those files."""
+    """Candidates per query in those files."""
     paper: bool = True
-    """Show the paper's published numbers beside, where it has the benchmark."""
+    """Show the paper's published numbers next to the results, if it has the benchmark."""
     batch: int = 128
-    """Pictures or captions encoded at once."""
+    """Images or captions encoded at once."""
     device: str = "auto"
-    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Two models on the same queries, from the files that `hnclip eval --queries` wrote: who finds more, by how much,
-    and whether that is more than chance."""
+    """Compare two models on the same queries, from the files of `hnclip eval --queries`: the difference in recall, with
+    the interval of a paired bootstrap."""
 
     a: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="A")]
-    """File of queries of one model."""
+    """Query file of one model."""
     b: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="B")]
-    """File of queries of the model that it is compared with."""
+    """Query file of the model that it is compared with."""
     k: tuple[int, ...] = (1, 5, 10)
-    """Lengths of the result list."""
+    """Values of K for R@K."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 
 @dataclass(frozen=True)
 class Check:
-    """Look for problems in data before training: pictures that are missing or damaged, captions that are empty, cut or
-    equal, near-duplicates, pictures shared by two splits. Exit code 1 if records cannot be used."""
+    """Look for problems in data before training: missing or damaged images, empty, truncated or equal captions,
+    near-duplicates, images in two splits. Exit code 1 if there are invalid records."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
     read: ReadConfig
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     model: str | None = None
-    """Count tokens as this model does, and captions that it would cut."""
+    """Count the tokens of this model, and the captions that it would truncate."""
     images: bool = True
-    """Decode the pictures too."""
+    """Also decode the images."""
     listed: int = 5
-    """Examples of each problem; --json has all of them."""
+    """Examples printed per problem; --json has all of them."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Look at captions through a model before training: how alike they are, which pairs repeat each other, whether
-    InfoNCE has anything left to learn, and whether L_HN can be expected to help. Writes a report with advice."""
+    """Analyse captions with a model before training: how similar they are, which pairs are duplicates, whether InfoNCE
+    is saturated, and whether L_HN can be expected to help. Writes a report with advice."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """As for `hnclip train` (docs/data.md). Pictures may be missing: then only captions are looked at."""
+    """As for `hnclip train` (docs/data.md). Without images, only the captions are analysed."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     read: ReadConfig
     model: str = "bundled"
-    """As for `hnclip eval` (docs/models.md); of a run its best epoch."""
+    """As for `hnclip eval` (docs/models.md); for a run directory, its best epoch."""
     out: Path = Path("runs/diagnose")
-    """Where the report is written, and the vectors, which another call need not encode again."""
+    """Directory of the report, and of the embeddings, which later calls reuse."""
     split: str | None = None
-    """Whose captions to look at; those for training when left out, all where there are no splits."""
+    """Split to analyse; the training split if not given, or all records if there are no splits."""
     probe: bool = True
-    """Train small heads on the vectors of pictures and captions, to predict what L_HN changes; encodes the pictures."""
+    """Train small heads on the image and caption embeddings, to predict the effect of L_HN; encodes the images."""
     gradients: bool = False
-    """Measure gradients of both losses by all parameters, at the model's own weights."""
+    """Measure the gradients of both losses with respect to all parameters, at the model's weights."""
     batches: int = 16
     """Batches on which gradients are measured."""
     fractions: tuple[float, ...] = ()
-    """Also fine-tune on these shares of the training pairs and measure gradients on the way; the paper's are 0.05 0.2
-    0.5 1. These are whole runs."""
+    """Also fine-tune on these shares of the training pairs and measure gradients during training; the paper's are 0.05
+    0.2 0.5 1. Each is a whole run."""
     recipe: Literal["demo", "paper", "tiny", "lora", "dora"] = "demo"
-    """Settings of the run that is thought of, above all its batches."""
+    """Settings of the planned run, above all its batch sizes."""
     negatives: Literal["micro", "batch"] = "micro"
-    """Where its negatives come from, as --optim.negatives of `hnclip train`."""
+    """Negatives of the planned run, as --optim.negatives of `hnclip train`."""
     gamma: float = 0.5
-    """Its γ."""
+    """γ of the planned run."""
     threshold: float = 0.98
-    """Captions with at least this cosine are suspected to say the same."""
+    """Captions with at least this cosine similarity are reported as suspected duplicates."""
     batch: int = 128
-    """Pictures or captions encoded at once."""
+    """Images or captions encoded at once."""
     device: str = "auto"
-    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
@@ -185,151 +184,157 @@ class Diagnose:
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
         if not all(0 < fraction <= 1 for fraction in self.fractions):
-            raise ValueError(f"--fractions takes shares above 0 and up to 1, as 0.05 0.2, got {self.fractions}")
+            raise ValueError(
+                f"--fractions must be shares above 0 and at most 1, for example 0.05 0.2, got {self.fractions}"
+            )
         if not 0 < self.threshold <= 1:
-            raise ValueError(f"--threshold is a cosine above 0 and up to 1, got {self.threshold}")
+            raise ValueError(f"--threshold must be a cosine similarity above 0 and at most 1, got {self.threshold}")
         if self.gamma < 0:
             raise ValueError(f"--gamma must not be negative, got {self.gamma}")
 
 
 @dataclass(frozen=True)
 class Convert:
-    """Open a model in any supported layout, say what was recognised, and write it in another."""
+    """Load a model in any supported layout, print what was recognised, and write it in another layout."""
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
-    """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter (it is merged), or a file of
-    weights in OpenAI's layout (docs/models.md)."""
+    """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter (it is merged), or a checkpoint
+    file in OpenAI's layout (docs/models.md)."""
     out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
-    """Directory to write; one that exists is refused unless --replace."""
+    """Directory to write; it must be empty or not exist, unless --replace is given."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     to: Literal["hf", "onnx", "immich"] = "hf"
     """hf: Hugging Face directory for transformers and sentence-transformers. onnx: both towers as ONNX. immich: the
     same in the layout of the immich photo app."""
     replace: bool = False
-    """Replace what is in the directory."""
+    """Replace the contents of the directory."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 
 @dataclass(frozen=True)
 class Interpolate:
-    """Weights between a base model and what fine-tuning made of it (WiSE-FT): (1 − α)·base + α·tuned.
+    """Interpolate the weights of a base model and its fine-tuned version (WiSE-FT): (1 − α)·base + α·tuned.
 
-    One --alpha and --out: write that model. Several: evaluate each on the validation split of every --data, print the
-    tables, and with --out write the one with the best mean R@1."""
+    With one --alpha and --out, writes that model. With several, evaluates each on the validation split of every --data,
+    prints the tables, and with --out writes the one with the best mean R@1."""
 
     base: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="BASE")]
     """The model before fine-tuning."""
     tuned: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TUNED")]
-    """The model after it."""
+    """The model after fine-tuning."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     alpha: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    """0 is the base, 1 the tuned model."""
+    """Values of α: 0 is the base model, 1 the tuned model."""
     data: tuple[str, ...] = ("scenes/park",)
-    """Data sets to evaluate on: what was tuned for, and what must not be forgotten."""
+    """Data sets to evaluate on: those of the fine-tuning, and those that must not be forgotten."""
     read: ReadConfig = field(default_factory=ReadConfig)
     out: Path | None = None
-    """Directory to write; one that exists is refused unless --replace."""
+    """Directory to write; it must be empty or not exist, unless --replace is given."""
     replace: bool = False
-    """Replace what is in the directory."""
+    """Replace the contents of the directory."""
     batch: int = 128
-    """Pictures or captions encoded at once."""
+    """Images or captions encoded at once."""
     device: str = "auto"
-    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
         if not self.alpha or not all(0 <= alpha <= 1 for alpha in self.alpha):
-            raise ValueError(f"--alpha takes numbers between 0 (the base) and 1 (the tuned model), got {self.alpha}")
+            raise ValueError(f"--alpha must be numbers between 0 (the base) and 1 (the tuned model), got {self.alpha}")
         if not self.data:
             raise ValueError("--data needs the name of at least one data set")
 
 
 @dataclass(frozen=True)
 class Encode:
-    """Encode pictures and captions into a directory of vectors that numpy reads. After a kill the same command goes on.
-    With --partition 0/N to N-1/N any number of processes share the work, and the result is the same to the bit."""
+    """Encode images and captions to a directory of embeddings that numpy can read. The same command resumes an
+    interrupted one. With --partition 0/N to N-1/N, N processes share the work; the result is bit-identical."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """As for `hnclip train` (docs/data.md); with --only images also any folder of pictures."""
+    """As for `hnclip train` (docs/data.md); with --only images also any folder of images."""
     out: Path
-    """Directory to write, or to go on with."""
+    """Directory to write, or to resume."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     read: ReadConfig
     model: str = "bundled"
-    """As for `hnclip eval` (docs/models.md); of a run its best epoch."""
+    """As for `hnclip eval` (docs/models.md); for a run directory, its best epoch."""
     split: str = "all"
     """all, or one split of the data."""
     only: Literal["both", "images", "captions"] = "both"
-    """Encode pictures or captions alone."""
+    """Encode only images or only captions."""
     partition: str = "0/1"
-    """K/N: make the shards K, K + N, K + 2·N … alone."""
+    """K/N: write only the shards K, K + N, K + 2·N …"""
     shard_size: int = 4096
-    """Records that are written together; a kill costs the shard in work."""
+    """Records per shard; an interruption loses at most the unfinished shard."""
     batch: int = 128
-    """Pictures or captions encoded at once."""
+    """Images or captions encoded at once."""
     dtype: Literal["float32", "float16"] = "float32"
-    """Of the vectors on disk."""
+    """Data type of the embeddings on disk."""
     cache: bool = False
-    """Keep decoded pictures in the picture cache, as training does: for pictures that several models will encode."""
+    """Store decoded images in the image cache, as training does; useful if several models encode the same images."""
     engine: Literal["local", "ray"] = "local"
-    """local: in this process. ray: by a pool of Ray actors (pip install 'hnclip[scale]')."""
+    """local: in this process. ray: in a pool of Ray actors (pip install 'hnclip[scale]')."""
     workers: int | None = None
-    """Actors of the ray engine; when left out one per GPU of the cluster, or one per four processors."""
+    """Actors of the ray engine; if not given, one per GPU of the cluster, or one per four CPUs."""
     threads: int = 0
-    """Threads of each process or actor; 0 leaves it to torch, and with ray divides the processors among the actors."""
+    """CPU threads per process or actor; 0 leaves the choice to torch, and with ray divides the CPUs among the
+    actors."""
     device: str = "auto"
-    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
         part, parts = self.part
         if part >= parts:
-            raise ValueError(f"--partition is K/N with K from 0 to N - 1, as 0/3, 1/3, 2/3; got {self.partition!r}")
+            raise ValueError(
+                f"--partition must be K/N with K from 0 to N - 1, for example 0/3, 1/3, 2/3; got {self.partition!r}"
+            )
         for name in ("shard_size", "batch", "workers"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
         if self.threads < 0:
             raise ValueError(f"--threads must not be negative, got {self.threads}")
         if self.workers is not None and self.engine != "ray":
-            raise ValueError("--workers is for --engine ray; without it start a process for each --partition")
+            raise ValueError("--workers requires --engine ray; otherwise start one process per --partition")
 
     @property
     def part(self) -> tuple[int, int]:
-        """K and N of the partition; (0, 0) if it is not written that way."""
+        """K and N of the partition; (0, 0) if it is malformed."""
         part, slash, parts = self.partition.partition("/")
         return (int(part), int(parts)) if slash and part.isdecimal() and parts.isdecimal() else (0, 0)
 
 
 @dataclass(frozen=True)
 class PrepareRegions:
-    """Find parts of the pictures and the sentences that describe them, for objectives that compare both. The same
-    command goes on after a kill, and makes again what has changed."""
+    """Find regions of the images and the sentences that describe them, for objectives that compare both. The same
+    command resumes an interrupted one, and recomputes records that have changed."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     read: ReadConfig
     proposer: str = "auto"
-    """Who proposes regions: sam, felzenszwalb, grid, felzenszwalb+grid, or truth for those that the data bring along.
-    auto: truth for scenes, nothing where the data bring regions along, else sam if --weights are given, else
-    felzenszwalb+grid, but not in place of what another proposer found."""
+    """Region proposer: sam, felzenszwalb, grid, felzenszwalb+grid, or truth for the regions in the data. auto: truth
+    for scenes, none if the data have regions, otherwise sam if --weights is given, otherwise felzenszwalb+grid; results
+    of another proposer are kept."""
     weights: Path | None = None
-    """Directory of SAM's weights, as transformers saves them."""
+    """Directory of SAM's weights, in the layout of transformers."""
     model: str = "bundled"
-    """Whose similarity matches sentences to regions, as for `hnclip eval` (docs/models.md); of a run its best epoch."""
+    """Model that matches sentences to regions, as for `hnclip eval` (docs/models.md); for a run directory, its best
+    epoch."""
     sentences: Literal["careful", "dots"] = "careful"
-    """How captions are cut into sentences: careful knows decimals and abbreviations, dots is GOAL's split('.')."""
+    """How captions are split into sentences: careful handles decimals and abbreviations, dots is GOAL's split('.')."""
     split: str | None = None
-    """Of which split; those for training when left out, all where there are none."""
+    """Split to prepare; the training split if not given, or all records if there are no splits."""
     out: Path | None = None
-    """The manifest to write, or to go on with; that of --read.prepared, or else in the cache directory, by the name of
-    the data, when left out."""
+    """Manifest to write, or to resume; if not given, that of --read.prepared, or one in the cache directory named after
+    the data."""
     batch: int = 128
     """Crops or sentences encoded at once."""
     workers: int | None = None
-    """Pictures that are worked on at once before they are encoded; as many as processors when left out."""
+    """Images processed in parallel before encoding; the number of CPUs if not given."""
     device: str = "auto"
-    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
@@ -338,30 +343,30 @@ class PrepareRegions:
 
 @dataclass(frozen=True)
 class PrepareEdges:
-    """Make the edge maps of whole pictures, in the size that a model sees, so that training finds them in the cache.
-    Their crops are made in training."""
+    """Compute the edge maps of whole images at the input size of a model, so that training reads them from the cache.
+    Their crops are computed during training."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     read: ReadConfig
     method: str = "auto"
-    """canny, canny:LOW,HIGH with thresholds of its own, log (Laplacian of Gaussian), log:SIGMA or log:SIGMA,CONTRAST,
-    or hed, which needs --weights. auto: canny, or hed if --weights are given; nothing where the data bring maps along,
-    and canny not in place of another method's."""
+    """canny, canny:LOW,HIGH with other thresholds, log (Laplacian of Gaussian), log:SIGMA or log:SIGMA,CONTRAST, or
+    hed, which requires --weights. auto: canny, or hed if --weights is given; none if the data have edge maps; canny
+    does not replace the maps of another method."""
     weights: Path | None = None
-    """Weights of HED."""
+    """Weights file of HED."""
     model: str = "bundled"
-    """The model that will be trained, as for `hnclip eval`: it says how large the maps must be."""
+    """The model that will be trained, as for `hnclip eval`; it determines the size of the maps."""
     split: str | None = None
-    """Of which split; those for training when left out, all where there are none."""
+    """Split to prepare; the training split if not given, or all records if there are no splits."""
     out: Path | None = None
-    """The manifest to write, or to go on with; that of --read.prepared, or else in the cache directory, by the name of
-    the data, when left out."""
+    """Manifest to write, or to resume; if not given, that of --read.prepared, or one in the cache directory named after
+    the data."""
     workers: int | None = None
-    """Threads; as many as processors when left out."""
+    """Threads; the number of CPUs if not given."""
     device: str = "auto"
-    """Of HED: auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    """Device of HED: auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
@@ -370,22 +375,22 @@ class PrepareEdges:
 
 @dataclass(frozen=True)
 class PrepareText:
-    """Take words of appearance (colours, materials, textures) out of the captions."""
+    """Remove appearance words (colours, materials, textures) from the captions."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
     read: ReadConfig
     filter: str = "auto"
-    """lexicon, lexicon:colours and the like for some of its lists, blunt for plain removal of words, or
-    package.module:function for one of your own, which takes a caption and returns one. auto: lexicon, but not in place
-    of another filter's."""
+    """lexicon, lexicon:colours (or another of its lists), blunt to delete words without repairing the sentence, or
+    package.module:function, a function of your own that takes a caption and returns one. auto: lexicon, which does not
+    replace the results of another filter."""
     split: str | None = None
-    """Of which split; those for training when left out, all where there are none."""
+    """Split to prepare; the training split if not given, or all records if there are no splits."""
     out: Path | None = None
-    """The manifest to write, or to go on with; that of --read.prepared, or else in the cache directory, by the name of
-    the data, when left out."""
+    """Manifest to write, or to resume; if not given, that of --read.prepared, or one in the cache directory named after
+    the data."""
     workers: int = 1
-    """Captions that are filtered at once, for a filter of your own that waits for a service."""
+    """Captions filtered in parallel, for a function of your own that waits for a service."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
@@ -400,51 +405,52 @@ def _at_least_one(options: Any, *names: str) -> None:
 
 @dataclass(frozen=True)
 class Study:
-    """Tables and figures of the paper, and the controls that it lacks, on any data and model: runs what is missing,
-    reuses what is there, writes both (docs/studies.md). The same command goes on after a kill, and several processes
-    may give it at once."""
+    """Tables and figures of the paper, and controls that it lacks, on any data and model (docs/studies.md). Trains
+    missing runs and reuses finished ones. The same command resumes an interrupted study; several processes may run it
+    at the same time."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """A study, several separated by commas, or all; list prints them. adaptivity asks of frozen towers what is left for
-    adaptivity itself. miniature is all of them on generated scenes, with the paper's claims beside."""
+    """A study, several separated by commas, or all; list prints them. adaptivity compares adaptive and constant margins
+    on frozen towers. miniature is all studies on generated scenes, checked against the paper's claims."""
     read: ReadConfig
     model: str | None = None
-    """As for `hnclip train` (docs/models.md); the recipe's when left out."""
+    """As for `hnclip train` (docs/models.md); the model of the recipe if not given."""
     data: tuple[str, ...] = ()
-    """Domains to train on, each also tested on by its test split (docs/data.md); the recipe's when left out."""
+    """Domains to train on; each is also tested on its test split (docs/data.md). The data of the recipe if not
+    given."""
     tests: tuple[str, ...] = ()
-    """Further data to test on: long-dci belongs to dci and urban-1k to vg-paragraphs, where these are trained on, any
-    other to every domain. With a recipe paper/… those of the paper are there already."""
+    """Additional data to test on: long-dci is for runs on dci, urban-1k for runs on vg-paragraphs, any other for every
+    domain. A recipe paper/… already includes those of the paper."""
     recipe: Recipe | None = None
-    """What all rows share, as for `hnclip train`. When left out demo for the bundled model, paper for any other. With
-    paper, or paper/…, the methods have the learning rates that the paper gave them."""
+    """Base settings of all rows, as for `hnclip train`; if not given, demo for the bundled model and paper for any
+    other. With paper or paper/…, each method has the learning rate that the paper states for it."""
     set: tuple[str, ...] = ()
-    """Fields of the recipe by their dotted names, `optim.epochs=2 objective.gamma=0.25`; what a row itself says wins,
-    and so does a learning rate of its own."""
+    """Fields of the configuration by their dotted names, `optim.epochs=2 objective.gamma=0.25`, or of how runs are
+    executed, `speed.recompute=true save_every=100`. Settings of a row, and its own learning rate, take precedence."""
     seeds: tuple[int, ...] = ()
-    """Of all rows alike; when left out as many of 42, 1337, 3407 as the study asks for."""
+    """Seeds of all rows; if not given, as many of 42, 1337, 3407 as the study requires."""
     out: Path = Path("runs/studies")
-    """Runs go to OUT/runs, where other studies find them, tables and figures to OUT/NAME."""
+    """Runs are written to OUT/runs, shared by all studies, tables and figures to OUT/NAME."""
     docs: Path | None = None
-    """Of the miniature: the directory for miniature.md and its figures; OUT/miniature when left out."""
+    """Directory of miniature.md and its figures (miniature only); OUT/miniature if not given."""
     dry_run: bool = False
-    """Print what would run and how long it should take. The data of benchmarks need not be here."""
+    """Print the planned runs and their expected duration. The data of benchmarks need not be present."""
     measure: bool = True
-    """In a dry run, time a step of what has no finished run to judge by."""
+    """In a dry run, time a training step if no finished run gives an estimate."""
     shard: str | None = None
-    """K/N: do the K-th of N parts of the plan, as 1/4, 2/4, 3/4, 4/4 on four machines that share OUT. Whoever finds all
-    runs done writes the tables."""
+    """K/N: execute the K-th of N parts of the plan, for example 1/4, 2/4, 3/4, 4/4 on four machines that share OUT. The
+    process that finds all runs finished writes the tables."""
     commands: bool = False
-    """Print a command for every run that is missing, for any scheduler. When they are done, the study itself has only
-    tables to write."""
+    """Print a command for every missing run, for a job scheduler. After them, run the study again to write the
+    tables."""
     run: str | None = None
-    """Do this one run, by its identity, and nothing else: what --commands prints."""
+    """Execute only the run with this identity, as in the output of --commands."""
     any_version: bool = False
-    """Also take runs that other versions of this package or its libraries made."""
+    """Also reuse runs of other versions of this package or its libraries."""
     device: str = "auto"
-    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     threads: int = 0
-    """Processor threads of a run; 0 leaves torch's choice. Results are bit-identical only for the same number."""
+    """CPU threads of a run; 0 leaves the choice to torch. Results are bit-identical only for the same number."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
@@ -455,15 +461,15 @@ class Study:
         given = [flag for flag in ("dry_run", "commands", "shard", "run") if getattr(self, flag)]
         if len(given) > 1:
             first, second = (f"--{flag.replace('_', '-')}" for flag in given[:2])
-            raise ValueError(f"{first} and {second} do not go together: give one of them")
+            raise ValueError(f"{first} and {second} exclude each other: give one of them")
 
 
 @dataclass(frozen=True)
 class Demo:
     """Fine-tune the bundled model on generated scenes with InfoNCE and with HN-CLIP, compare them on the test split,
-    and write a report. A few minutes on two cores; a stopped demo continues where it was."""
+    and write a report. Takes a few minutes on two cores; the same command resumes an interrupted demo."""
 
     out: Path = Path("runs/demo")
-    """Where both runs and the report are written."""
+    """Directory of both runs and the report."""
     seed: int = 42
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()

@@ -1,4 +1,4 @@
-"""A run is a function that returns its whole configuration."""
+"""Recipes: functions that return a complete configuration."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ def paper_docci() -> TrainConfig:
 
 
 def paper_dci() -> TrainConfig:
-    """The same on DCI, which is also what is tested on Long-DCI."""
+    """`paper/docci` on DCI. These models are also tested on Long-DCI."""
     return _paper_on("dci")
 
 
 def paper_urban_1k() -> TrainConfig:
-    """The same on paragraphs of Visual Genome, which is what is tested on Urban-1K: that has no training pairs."""
+    """`paper/docci` on paragraphs of Visual Genome. These models are tested on Urban-1K, which has no training
+    pairs."""
     return _paper_on("vg-paragraphs")
 
 
-# The rates that methods keep in the paper's comparison (its appendix on the training setup), where other rows train
-# at 2e-6; of FineLIP that of the backbone: its own modules have theirs in `METHODS`.
+# Learning rates of methods in the paper's comparison (its appendix on the training setup) that differ from 2e-6. For
+# FineLIP it is that of the backbone; the learning rate of its own modules is in `METHODS`.
 PAPER_RATES: dict[MethodChoice, float] = {"finelip": 1e-6, "goal": 5e-6, "structxlip": 5e-6, "lora": 5e-5, "dora": 5e-5}
 
-# What the paper evaluates models on that were trained on each of its domains.
+# Test data in the paper for models trained on each domain.
 PAPER_GALLERIES: dict[str, tuple[str, ...]] = {
     "docci": ("docci",),
     "dci": ("dci", "long-dci"),
@@ -48,9 +49,9 @@ PAPER_GALLERIES: dict[str, tuple[str, ...]] = {
 
 
 def lora() -> TrainConfig:
-    """The paper's LoRA: rank 16 and lr 5e-5 on a frozen backbone, L_HN alone without the token term, all else as
-    `paper`. It does not state α, the layers, or whether the temperature trains: here 32, every linear layer of every
-    block, and no."""
+    """The paper's LoRA: rank 16 and lr 5e-5 on a frozen backbone, L_HN without the token term, otherwise as `paper`.
+    The paper does not state α, the layers, or whether the scale is trained: here 32, every linear layer of every block,
+    and no."""
     whole = paper()
     return replace(
         whole,
@@ -67,8 +68,8 @@ def dora() -> TrainConfig:
 
 
 def _released(method: MethodChoice, **optim: Any) -> TrainConfig:
-    """A method as it was released: AdamW with torch's default betas, everything decayed, no clipping of gradients or of
-    the scale, a cosine that would reach 0 one step after the last, captions of 248 tokens."""
+    """A method as released: AdamW with torch's default betas, weight decay on all parameters, no clipping of gradients
+    or of the scale, a cosine schedule that would reach 0 one step after the last, captions of 248 tokens."""
     common: dict[str, Any] = {
         "beta2": 0.999,
         "decay": "all",
@@ -83,8 +84,8 @@ def _released(method: MethodChoice, **optim: Any) -> TrainConfig:
 
 
 def long_clip() -> TrainConfig:
-    """Long-CLIP's released trainer: 2048 pairs that are each other's negatives, lr 1e-6, 200 steps of warm-up. Its 16
-    processes of 128 pairs are 16 chunks here; fp16 is `auto`."""
+    """Long-CLIP's released trainer: batches of 2048 pairs with in-batch negatives, lr 1e-6, 200 steps of warm-up. Its
+    16 processes of 128 pairs are 16 chunks here, its fp16 is `auto`."""
     config = _released(
         "long_clip", lr=1e-6, weight_decay=1e-2, warmup=200, epochs=6, micro_batch=128, accumulate=16, negatives="batch"
     )
@@ -92,8 +93,8 @@ def long_clip() -> TrainConfig:
 
 
 def finelip() -> TrainConfig:
-    """FineLIP's released trainer: 128 × 4, lr 1e-6 and 2e-4 for its own modules, no global term, and a schedule that
-    wraps."""
+    """FineLIP's released trainer: 128 × 4, lr 1e-6 and 2e-4 for its own modules, no global loss, and a schedule that
+    wraps around."""
     config = _released(
         "finelip", lr=1e-6, readout_lr=2e-4, weight_decay=1e-2, warmup=200, epochs=6, micro_batch=128, accumulate=4
     )
@@ -107,8 +108,8 @@ def goal() -> TrainConfig:
 
 
 def smartclip() -> TrainConfig:
-    """SmartCLIP as its notes have it: batches of 1024, lr 1e-6 and 1e-3 for the mask network. Weight decay, warm-up and
-    epochs are not known and are Long-CLIP's, whose code it builds on."""
+    """SmartCLIP's published settings: batches of 1024, lr 1e-6 and 1e-3 for the mask network. Weight decay, warm-up and
+    epochs are not published and are those of Long-CLIP, whose code it builds on."""
     return _released(
         "smartclip",
         lr=1e-6,
@@ -123,18 +124,17 @@ def smartclip() -> TrainConfig:
 
 
 def structxlip() -> TrainConfig:
-    """StructXLIP's released trainer with the weights of its DOCCI script: as GOAL's, but the temperature clamped to
+    """StructXLIP's released trainer with the weights of its DOCCI script: as GOAL's, but the scale is clamped to
     e^3.5."""
     return _released("structxlip", lr=5e-6, weight_decay=0.05, accumulate=1)
 
 
 def demo(global_loss: Literal["hn", "infonce"] = "hn") -> TrainConfig:
-    """The embedded default: the bundled model on `scenes/park`, minutes on two cores.
+    """The default: the bundled model on `scenes/park`, a few minutes on two cores.
 
-    Same objective settings and micro-batches as the paper. The epochs are what a few minutes hold; the learning rate is
-    the one at which InfoNCE retrieves best on the validation splits (docs/scenes.md).
-    `infonce` is the baseline: plain CLIP fine-tuning, no margin and no token term. fp32, so that the table is the same
-    on every machine.
+    Objective settings and micro-batches as in the paper. The number of epochs fits a few minutes; the learning rate is
+    the best for InfoNCE on the validation splits (docs/scenes.md). `infonce` is the baseline: plain CLIP fine-tuning
+    without margin and token term. fp32, so that results are the same on every machine.
     """
     if global_loss == "infonce":
         objective = ObjectiveConfig(global_loss="infonce", token_weight=0.0)
@@ -144,14 +144,15 @@ def demo(global_loss: Literal["hn", "infonce"] = "hn") -> TrainConfig:
 
 
 def miniature() -> TrainConfig:
-    """The paper in miniature: the bundled model on small `scenes`, half a minute a run on two cores. Micro-batches and
-    objective as in the paper; 16 × 2, so that a run of 384 pairs has 24 steps. The learning rate is the demo's."""
+    """The paper in miniature: the bundled model on small `scenes`, half a minute per run on two cores. Micro-batches
+    and objective as in the paper, but 16 × 2, so that a run of 384 pairs has 24 steps. The learning rate is the
+    demo's."""
     small = demo()
     return replace(small, data="scenes/park/small", optim=replace(small.optim, epochs=2, accumulate=2))
 
 
 def tiny() -> TrainConfig:
-    """The demo in a few seconds, to see that everything runs."""
+    """The demo in a few seconds, to test an installation."""
     small = demo()
     return replace(small, limit=64, optim=replace(small.optim, epochs=2, micro_batch=8, accumulate=2))
 

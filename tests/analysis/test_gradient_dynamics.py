@@ -111,5 +111,5 @@ def test_mixed_dtypes_are_said(other: dict[str, str]) -> None:
 
 
 def test_nothing_measured_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match="train with --probe-gradients every=5"):
+    with pytest.raises(ValueError, match="train with --probe-gradients 5"):
         gradient_dynamics([])

@@ -381,7 +381,7 @@ def test_wrong_calls_are_answered(
     folder: Path, model_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["prepare", "--help"]) == 0
-    assert "regions      parts of the pictures" in capsys.readouterr().out
+    assert "regions      regions of the images" in capsys.readouterr().out
     assert main(["prepare", "sounds", "scenes/park"]) == 2
     assert "there is no kind 'sounds'" in capsys.readouterr().err
     out = tmp_path / "mine.jsonl"

@@ -299,7 +299,7 @@ def test_captions_alone_need_no_pictures(table: Path, encoded: Path, model_direc
         (["--batch", "0"], "--batch must be at least 1"),
         (["--shard-size", "0"], "--shard-size must be at least 1"),
         (["--threads", "-1"], "--threads must not be negative"),
-        (["--workers", "2"], "start a process for each --partition"),
+        (["--workers", "2"], "start one process per --partition"),
     ],
 )
 def test_wrong_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hnclip.analysis.figures.words import joined
+from hnclip.config import RunOptions
 from hnclip.data.scenes import scene_records
 from hnclip.models.load import load, save
 from hnclip.recipes import miniature
@@ -48,12 +49,12 @@ def setting(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> 
             rows[6]["caption"] = rows[7]["caption"]
         (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     sources = [str(root / f"{name}.jsonl") for name in ("plain", "double")]
-    base = replace(miniature(), model=str(model_directory), device="cpu")
+    base = replace(miniature(), model=str(model_directory))
     return Setting(base, tuple(Domain(source, (source,)) for source in sources))
 
 
 def found_of(study: str, setting: Setting, directory: Path) -> Findings:
-    return find(STUDIES[study], setting, Store(directory))
+    return find(STUDIES[study], setting, Store(directory, RunOptions(device="cpu")))
 
 
 def only(shown: Shown, kind: type) -> list[Any]:
@@ -99,7 +100,7 @@ def test_geometry_is_that_of_the_training_captions(
     assert len(data["batch"]) == 16
     # The mean is the one that a matched margin is made of.
     config = replace(setting.base, data=plain.data)
-    assert data["pairwise"] == pytest.approx(mean_similarity(config, tmp_path / "measures"), abs=1e-6)
+    assert data["pairwise"] == pytest.approx(mean_similarity(config, tmp_path / "measures", "cpu"), abs=1e-6)
     parts = {part.name: part for part in only(shown, FigurePart)}
     assert len(parts) == 4 + len(setting.domains)
     assert len(parts["geometry-distributions"].figure.axes) == 2

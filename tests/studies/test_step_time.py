@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hnclip.studies.step_time as step_time
-from hnclip.config import TrainConfig
+from hnclip.config import RunOptions, TrainConfig
 from hnclip.core import Record
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
@@ -36,13 +36,13 @@ def config(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfi
         return DataSet(source, tuple(records()))
 
     monkeypatch.setattr(identity, "open_data", open_data)
-    return replace(miniature(), model=str(model_directory), device="cpu")
+    return replace(miniature(), model=str(model_directory))
 
 
 def test_the_bundled_model_is_timed_and_nothing_is_left_behind(picture_cache: Path) -> None:
     torch.manual_seed(7)
     random, before = torch.get_rng_state(), set(picture_cache.rglob("*"))
-    found = measure_step(replace(miniature(), device="cpu"), pairs=8, turns=1)
+    found = measure_step(miniature(), RunOptions(device="cpu"), pairs=8, turns=1)
     assert found.pairs_per_second > 0
     assert found.seconds_per_step > 0
     assert found.source == "real data"
@@ -53,7 +53,7 @@ def test_the_bundled_model_is_timed_and_nothing_is_left_behind(picture_cache: Pa
 
 def test_a_run_is_timed_with_its_own_threads_which_are_not_kept(config: TrainConfig) -> None:
     with threads(2):
-        found = measure_step(replace(config, threads=1), pairs=2, turns=1)
+        found = measure_step(config, RunOptions(device="cpu", threads=1), pairs=2, turns=1)
         assert torch.get_num_threads() == 2
     assert found.machine["threads"] == 1
 

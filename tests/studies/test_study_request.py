@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from hnclip.config import ReadConfig
+from hnclip.config import ReadConfig, RunOptions, SpeedConfig
 from hnclip.options import Study as Options
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES, miniature, paper
+from hnclip.studies import request
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.forecast import identify_unseen
 from hnclip.studies.names import studies_named
 from hnclip.studies.plan import plan
-from hnclip.studies.request import domains_of, entries_of, is_here, parse_fields, recipe_of, setting_of
+from hnclip.studies.request import domains_of, entries_of, is_here, parse_fields, recipe_of, run_options_of, setting_of
 from hnclip.studies.variant import resolve
 
 READ = ReadConfig()
@@ -110,9 +111,8 @@ def test_all_leaves_out_what_needs_two_domains_and_says_so(caplog) -> None:
 
 
 def test_the_miniature_has_settings_of_its_own() -> None:
-    found = entries_of(options("miniature", threads=2))
+    found = entries_of(options("miniature"))
     assert {study.name for study, _ in found} == {*STUDIES}
-    assert {setting.base.threads for _, setting in found} == {2}
     assert next(setting for study, setting in found if study.name == "main").base.optim == miniature().optim
 
 
@@ -139,3 +139,23 @@ def test_what_is_set_for_all_rows_reaches_all_of_them() -> None:
 def test_a_rate_that_is_set_is_everybodys() -> None:
     assert setting_of(options(recipe="miniature")).rates
     assert not setting_of(options(recipe="miniature", set=("optim.lr=1e-5",))).rates
+
+
+@pytest.mark.parametrize("set_fields", [(), ("optim.precision=auto",)])
+def test_auto_is_resolved_when_a_setting_is_made(set_fields: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in fp32 and in bf16 are not one run because both asked for auto."""
+    asked = options(recipe="paper", data=("scenes/park/small",), set=set_fields)
+    for precision in ("fp32", "bf16"):
+        monkeypatch.setattr(request, "choose_precision", lambda wanted, device, precision=precision: precision)
+        assert setting_of(asked).base.optim.precision == precision
+
+
+def test_options_of_the_runs_can_be_set_too() -> None:
+    """They change no run."""
+    plain = options(device="cpu", threads=2)
+    asked = options(device="cpu", threads=2, set=("speed.recompute=true", "save-every=1", "optim.epochs=2"))
+    assert run_options_of(plain) == RunOptions(device="cpu", threads=2)
+    assert run_options_of(asked) == RunOptions(device="cpu", threads=2, speed=SpeedConfig(recompute=True), save_every=1)
+    assert setting_of(asked) == setting_of(options(set=("optim.epochs=2",)))
+    with pytest.raises(ValueError, match=r"--set: save_every: .*greater than or equal to 1, got 0"):
+        run_options_of(options(set=("save_every=0",)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from study_data import write_pairs
 
-from hnclip.config import ObjectiveConfig, OptimConfig, TrainConfig
+from hnclip.config import ObjectiveConfig, OptimConfig, RunOptions, TrainConfig
 from hnclip.models.load import load
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import train
@@ -27,9 +27,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained(data: Path, out: Path, **changes: object) -> Path:
     optim = OptimConfig(epochs=2, micro_batch=8, accumulate=1, lr=1e-3, precision="fp32")
-    base = TrainConfig(out=out, data=str(data), objective=INFONCE, optim=optim, threads=1, device="cpu")
-    train(replace(base, **changes))  # type: ignore[arg-type]
-    return out
+    config = replace(TrainConfig(data=str(data), objective=INFONCE, optim=optim), **changes)  # type: ignore[arg-type]
+    return train(config, RunOptions(out=out, threads=1, device="cpu")).out
 
 
 def weights(run: Path) -> bytes:

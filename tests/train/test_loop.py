@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
 import hnclip.train.step as step
-from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
+from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, RunOptions, TrainConfig, from_json, to_json
 from hnclip.core import Batch, Record
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
@@ -28,7 +28,7 @@ from hnclip.models.load import load, save, wrap
 from hnclip.models.parameters import describe_trainable
 from hnclip.train.checkpoint import load_state, only_writer, save_state
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import TrainingDiverged, resume, train
+from hnclip.train.loop import TrainingDiverged, resume, saved_config, saved_options, train
 from hnclip.util.device import find_device
 
 
@@ -45,10 +45,18 @@ def small_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_data, "open_data", small_scenes)
 
 
-def config_for(model: Path, out: Path, **changes: object) -> TrainConfig:
+def config_for(model: Path, **changes: object) -> TrainConfig:
     optim = OptimConfig(epochs=2, micro_batch=4, accumulate=2, lr=1e-3)
-    base = TrainConfig(out=out, model=str(model), optim=optim, save_every=2, threads=1, device="cpu")
-    return replace(base, **changes)  # type: ignore[arg-type]
+    return replace(TrainConfig(model=str(model), optim=optim), **changes)  # type: ignore[arg-type]
+
+
+def options_for(out: Path, **changes: object) -> RunOptions:
+    return replace(RunOptions(out=out, device="cpu", threads=1, save_every=2), **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> RunOptions:
+    return options_for(tmp_path / "run")
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -56,16 +64,12 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-def silently(config: TrainConfig) -> loop.TrainResult:
-    return train(config)
-
-
-def stop_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def stop_at(step: int, config: TrainConfig, options: RunOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run until a step is done, and no further."""
     original = loop.Run._step
 
-    def failing(self: loop.Run, epoch: int, batch: Batch, **options: float) -> float:
-        loss = original(self, epoch, batch, **options)
+    def failing(self: loop.Run, epoch: int, batch: Batch, **others: float) -> float:
+        loss = original(self, epoch, batch, **others)
         if self.step == step:
             raise KeyboardInterrupt
         return loss
@@ -73,7 +77,7 @@ def stop_at(step: int, config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Run, "_step", failing)
         with pytest.raises(KeyboardInterrupt):
-            silently(config)
+            train(config, options)
 
 
 def assert_same_weights(a: Path, b: Path) -> None:
@@ -83,9 +87,9 @@ def assert_same_weights(a: Path, b: Path) -> None:
         assert torch.equal(first[name], second[name]), name
 
 
-def test_a_run_learns_and_leaves_everything_behind(model_directory: Path, tmp_path: Path) -> None:
-    config = config_for(model_directory, tmp_path / "run")
-    result = silently(replace(config, optim=replace(config.optim, epochs=6)))
+def test_a_run_learns_and_leaves_everything_behind(model_directory: Path, options: RunOptions) -> None:
+    config = config_for(model_directory)
+    result = train(replace(config, optim=replace(config.optim, epochs=6)), options)
     steps, evaluations = read_metrics(result.out, "step"), read_metrics(result.out, "evaluation")
     assert result.steps == len(steps) == 6 * 4
     assert [entry["step"] for entry in steps] == list(range(1, 25))
@@ -107,7 +111,7 @@ def test_a_run_learns_and_leaves_everything_behind(model_directory: Path, tmp_pa
 
 def test_same_seed_same_weights_other_seed_others(model_directory: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        silently(config_for(model_directory, tmp_path / name, seed=seed))
+        train(config_for(model_directory, seed=seed), options_for(tmp_path / name))
     assert_same_weights(tmp_path / "a", tmp_path / "b")
     assert any(not torch.equal(value, weights(tmp_path / "c")[name]) for name, value in weights(tmp_path / "a").items())
 
@@ -117,12 +121,12 @@ def test_stopping_at_any_step_changes_nothing(
     negatives: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropout is on, so this needs the random state too; stops fall before, at and after checkpoints."""
-    optim = replace(config_for(model_directory, tmp_path).optim, negatives=negatives)
-    whole = config_for(model_directory, tmp_path / "whole", optim=optim)
-    silently(whole)
+    optim = replace(config_for(model_directory).optim, negatives=negatives)
+    config = config_for(model_directory, optim=optim)
+    train(config, options_for(tmp_path / "whole"))
     for stop in (1, 2, 3, 5, 8):
         out = tmp_path / f"stopped{stop}"
-        stop_at(stop, replace(whole, out=out), monkeypatch)
+        stop_at(stop, config, options_for(out), monkeypatch)
         resume(out)
         assert_same_weights(tmp_path / "whole", out)
         assert [entry["step"] for entry in read_metrics(out, "step")] == list(range(1, 9))
@@ -134,25 +138,27 @@ def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, tmp
         "import sys; from pathlib import Path; from dataclasses import replace;"
         "import hnclip.train.loop as loop, hnclip.train.run_data as run_data;"
         "from hnclip.data.records import DataSet; from hnclip.data.scenes import scene_records;"
-        "from hnclip.config import TrainConfig, from_json;"
+        "from hnclip.config import RunOptions, TrainConfig, from_json;"
         "records = scene_records('park', 'train', families=8, members=4);"
         "records += scene_records('park', 'validation', families=5);"
         "run_data.open_data = lambda source, read, splits: DataSet(source, tuple(records));"
         "out = Path(sys.argv[1]);"
         "started = (out / 'config.json').exists();"
         "go = (lambda: loop.resume(out)) if started else "
-        "(lambda: loop.train(from_json(TrainConfig, Path(sys.argv[2]).read_text())));"
+        "(lambda: loop.train(from_json(TrainConfig, Path(sys.argv[2]).read_text()), "
+        "from_json(RunOptions, Path(sys.argv[3]).read_text())));"
         "print('go', flush=True); go()"
     )
-    whole = config_for(model_directory, tmp_path / "whole", save_every=1)
-    silently(whole)
+    config, options = config_for(model_directory), options_for(tmp_path / "whole", save_every=1)
+    train(config, options)
     killed = tmp_path / "killed"
-    settings = tmp_path / "settings.json"
-    settings.write_text(loop.to_json(replace(whole, out=killed)))
+    files = tmp_path / "settings.json", tmp_path / "options.json"
+    for file, content in zip(files, (config, replace(options, out=killed))):
+        file.write_text(to_json(content))
     kills = 0
     for delay in (0.15, 1.0, 300):
         process = subprocess.Popen(
-            [sys.executable, "-c", script, str(killed), str(settings)],
+            [sys.executable, "-c", script, str(killed), *map(str, files)],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -174,32 +180,80 @@ def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, tmp
     assert [entry["step"] for entry in read_metrics(killed, "step")] == list(range(1, 9))
 
 
+def test_options_are_written_and_reread(model_directory: Path, options: RunOptions) -> None:
+    config = config_for(model_directory)
+    train(config, options)
+    assert from_json(RunOptions, (options.out / "options.json").read_text()) == options
+    assert saved_options(options.out) == options
+    saved = saved_config(options.out)
+    assert saved.optim.precision in ("fp32", "bf16")  # auto is resolved once
+    assert replace(saved, optim=config.optim) == config
+    (options.out / "options.json").unlink()  # the defaults, where there are none
+    assert saved_options(options.out) == RunOptions(out=options.out)
+
+
+def test_a_moved_run_is_resumed_where_it_is(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(model_directory)
+    train(config, options_for(tmp_path / "whole"))
+    stop_at(3, config, options_for(tmp_path / "before"), monkeypatch)
+    (tmp_path / "elsewhere").mkdir()
+    moved = (tmp_path / "before").rename(tmp_path / "elsewhere" / "after")
+    assert resume(moved).out == moved
+    assert_same_weights(tmp_path / "whole", moved)
+    assert saved_options(moved) == options_for(moved)
+    assert from_json(RunOptions, (moved / "options.json").read_text()).out == moved
+    assert not (tmp_path / "before").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"save_every": 1}, {"evaluate_batch": 3}, {"device": "auto"}, {"tensorboard": True}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_other_options_end_in_the_same_weights(
+    changes: dict[str, object], model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where and how a run is executed may change when it is resumed, and is saved with it."""
+    config = config_for(model_directory)
+    if changes.get("device") == "auto" and find_device("auto").type != "cpu":
+        pytest.skip("another device computes other bits")
+    train(config, options_for(tmp_path / "whole"))
+    stop_at(3, config, options_for(tmp_path / "stopped"), monkeypatch)
+    other = options_for(tmp_path / "nowhere", **changes)
+    resume(tmp_path / "stopped", other)
+    assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
+    assert [entry["step"] for entry in read_metrics(tmp_path / "stopped", "step")] == list(range(1, 9))
+    assert saved_options(tmp_path / "stopped") == replace(other, out=tmp_path / "stopped")
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_a_finished_run_is_left_alone(model_directory: Path, tmp_path: Path) -> None:
-    config = config_for(model_directory, tmp_path / "run")
-    first = silently(config)
+    config, options = config_for(model_directory), options_for(tmp_path / "run")
+    first = train(config, options)
     stamp = (tmp_path / "run" / "last" / "model.safetensors").stat().st_mtime_ns
     assert resume(tmp_path / "run") == first
     assert (tmp_path / "run" / "last" / "model.safetensors").stat().st_mtime_ns == stamp
     with pytest.raises(ValueError, match="already holds a run"):
-        silently(config)
+        train(config, options)
 
 
 def test_nan_stops_the_run_and_names_the_last_good_state(
-    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_directory: Path, options: RunOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_for(model_directory, tmp_path / "run")
     original = step.BACKWARD["micro"]
 
-    def poisoned(model: torch.nn.Module, *arguments: object, **options: object) -> object:
-        result = original(model, *arguments, **options)
-        if (config.out / "checkpoint.pt").exists():
+    def poisoned(model: torch.nn.Module, *arguments: object, **others: object) -> object:
+        result = original(model, *arguments, **others)
+        if (options.out / "checkpoint.pt").exists():
             result.terms["global"].fill_(float("nan"))
         return result
 
     monkeypatch.setitem(step.BACKWARD, "micro", poisoned)
     with pytest.raises(TrainingDiverged, match=r"step 3: .*global nan.*checkpoint\.pt"):
-        silently(config)
-    state = load_state(config.out)
+        train(config_for(model_directory), options)
+    state = load_state(options.out)
     assert state is not None
     assert state.step == 2
     assert all(torch.isfinite(value).all() for value in state.model.values())
@@ -210,9 +264,8 @@ def test_frozen_margins_come_from_the_initial_encoder(model_directory: Path, tmp
     runs = {}
     for source in ("live", "frozen"):
         objective = ObjectiveConfig(margin_source=source, token_weight=0.0)  # type: ignore[arg-type]
-        config = config_for(model_directory, tmp_path / source, objective=objective)
-        silently(config)
-        runs[source] = [entry["global"] for entry in read_metrics(config.out, "step")]
+        result = train(config_for(model_directory, objective=objective), options_for(tmp_path / source))
+        runs[source] = [entry["global"] for entry in read_metrics(result.out, "step")]
     # Dropout makes the live margins of a step differ a little from those of the evaluation mode.
     assert runs["live"][0] == pytest.approx(runs["frozen"][0], rel=0.05)
     assert runs["live"][-1] != pytest.approx(runs["frozen"][-1], rel=1e-4)
@@ -230,8 +283,8 @@ def test_cut_captions_are_counted_and_said(
 
     monkeypatch.setattr(run_data, "open_data", long_ones)
     caplog.set_level("INFO", logger="hnclip")
-    base = config_for(model_directory, tmp_path / "run")
-    train(replace(base, optim=replace(base.optim, epochs=1)))
+    base = config_for(model_directory)
+    train(replace(base, optim=replace(base.optim, epochs=1)), options_for(tmp_path / "run"))
     assert "1 of 8 training texts (caption) are cut at 248 tokens" in caplog.messages
     assert "1 of 8 validation captions are cut at 248 tokens" in caplog.messages
     (entry,) = read_metrics(tmp_path / "run", "data")
@@ -242,17 +295,17 @@ def test_cut_captions_are_counted_and_said(
 def test_micro_and_batch_negatives_differ(model_directory: Path, tmp_path: Path) -> None:
     losses = {}
     for negatives in ("micro", "batch"):
-        base = config_for(model_directory, tmp_path / negatives)
+        base = config_for(model_directory)
         config = replace(base, optim=replace(base.optim, negatives=negatives))
-        silently(config)
-        losses[negatives] = read_metrics(config.out, "step")[0]["infonce"]
+        result = train(config, options_for(tmp_path / negatives))
+        losses[negatives] = read_metrics(result.out, "step")[0]["infonce"]
     assert losses["batch"] > losses["micro"]  # 7 negatives are harder than 3
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    silently(config_for(model_directory, tmp_path / "run"))
+    train(config_for(model_directory), options_for(tmp_path / "run"))
     before = (tmp_path / "run" / "checkpoint.pt").read_bytes()
     state = load_state(tmp_path / "run")
     assert state is not None
@@ -299,17 +352,17 @@ def test_unknown_device_is_a_clear_error() -> None:
     assert find_device("cpu") == torch.device("cpu")
 
 
-def test_bf16_trains(model_directory: Path, tmp_path: Path) -> None:
-    base = config_for(model_directory, tmp_path / "run")
+def test_bf16_trains(model_directory: Path, options: RunOptions) -> None:
+    base = config_for(model_directory)
     config = replace(base, optim=replace(base.optim, precision="bf16", epochs=1))
-    result = silently(config)
+    result = train(config, options)
     assert result.steps == 4
     assert all(value.dtype == torch.float32 for value in weights(result.out).values())
 
 
 def test_tensorboard_events_are_written(model_directory: Path, tmp_path: Path) -> None:
-    base = config_for(model_directory, tmp_path / "run", tensorboard=True)
-    silently(replace(base, optim=replace(base.optim, epochs=1)))
+    base = config_for(model_directory)
+    train(replace(base, optim=replace(base.optim, epochs=1)), options_for(tmp_path / "run", tensorboard=True))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
@@ -334,10 +387,10 @@ def test_stopping_changes_nothing_when_only_a_part_trains(
     name: str, negatives: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checkpoint holds that part alone; dropout is on, in the adapters too, and the temperature trains."""
-    optim = replace(config_for(model_directory, tmp_path).optim, negatives=negatives)
-    whole = config_for(model_directory, tmp_path / "whole", optim=optim, adapt=ADAPTED[name])
-    silently(whole)
-    stop_at(3, replace(whole, out=tmp_path / "stopped"), monkeypatch)
+    optim = replace(config_for(model_directory).optim, negatives=negatives)
+    config = config_for(model_directory, optim=optim, adapt=ADAPTED[name])
+    train(config, options_for(tmp_path / "whole"))
+    stop_at(3, config, options_for(tmp_path / "stopped"), monkeypatch)
     resume(tmp_path / "stopped")
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
     state = load_state(tmp_path / "whole")
@@ -372,12 +425,12 @@ def test_a_run_with_adapters_leaves_adapters(
     """The base does not move, and what is on disk, opened again, is the model that was trained."""
     models: list[DualEncoder] = []
     caplog.set_level("INFO", logger="hnclip")
-    base = config_for(model_directory, tmp_path / "run", adapt=AdaptConfig(method=method, rank=2))  # type: ignore[arg-type]
+    base = config_for(model_directory, adapt=AdaptConfig(method=method, rank=2))  # type: ignore[arg-type]
     config = replace(base, optim=replace(base.optim, epochs=1, scale_lr=0.0))
     with pytest.MonkeyPatch.context() as patch:
         original = loop.Run._save_model
         patch.setattr(loop.Run, "_save_model", lambda run, *rest: (models.append(run.model), original(run, *rest)))
-        train(config)
+        train(config, options_for(tmp_path / "run"))
     assert caplog.messages[0].startswith("model: CLIP with patches of 16, 2 + 2 layers")
     assert caplog.messages[1] == describe_trainable(models[0])
     assert caplog.messages[1].endswith("temperature fixed at 14.3")
@@ -400,16 +453,16 @@ def test_a_run_with_adapters_leaves_adapters(
 def test_a_checkpoint_of_other_parts_is_refused_by_name(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = config_for(model_directory, tmp_path / "run", adapt=ADAPTED["frozen"])
-    stop_at(3, config, monkeypatch)
+    config = config_for(model_directory, adapt=ADAPTED["frozen"])
+    stop_at(3, config, options_for(tmp_path / "run"), monkeypatch)
     changed = replace(config, adapt=AdaptConfig(freeze_image="all"))
-    (tmp_path / "run" / "config.json").write_text(loop.to_json(changed))
+    (tmp_path / "run" / "config.json").write_text(to_json(changed))
     with pytest.raises(ValueError, match=r"tensor backbone\.text_model\.embeddings\."):
         resume(tmp_path / "run")
 
 
-def test_a_run_that_cannot_start_leaves_nothing_in_the_way(model_directory: Path, tmp_path: Path) -> None:
-    base = config_for(model_directory, tmp_path / "run")
+def test_a_run_that_cannot_start_leaves_nothing_in_the_way(model_directory: Path, options: RunOptions) -> None:
+    base = config_for(model_directory)
     fixed = replace(base.optim, scale_lr=0.0)
     for config, message in (
         (replace(base, adapt=AdaptConfig(freeze_image=7)), "image tower has 2 blocks"),
@@ -419,8 +472,9 @@ def test_a_run_that_cannot_start_leaves_nothing_in_the_way(model_directory: Path
         ),
     ):
         with pytest.raises(ValueError, match=message):
-            silently(config)
-        assert not (tmp_path / "run" / "config.json").exists()
+            train(config, options)
+        assert not (options.out / "config.json").exists()
+        assert not (options.out / "options.json").exists()
 
 
 @pytest.mark.parametrize("bias_trains", [False, True])
@@ -438,9 +492,9 @@ def test_a_parameter_without_gradient_is_in_nobodys_way(
     save(wrap(backbone, tokenizer), tmp_path / "siglip")
     if bias_trains:
         monkeypatch.setattr(loop, "freeze", lambda model, **_: None)
-    config = config_for(tmp_path / "siglip", tmp_path / "whole")
-    silently(config)
-    stop_at(3, replace(config, out=tmp_path / "stopped"), monkeypatch)
+    config = config_for(tmp_path / "siglip")
+    train(config, options_for(tmp_path / "whole"))
+    stop_at(3, config, options_for(tmp_path / "stopped"), monkeypatch)
     resume(tmp_path / "stopped")
     assert_same_weights(tmp_path / "whole", tmp_path / "stopped")
     state = load_state(tmp_path / "whole")
@@ -459,21 +513,19 @@ def test_a_short_model_is_stretched_before_it_is_trained(
     short.backbone.config.text_config.max_position_embeddings = 40
     save(wrap(CLIPModel(short.backbone.config), short.tokenizer), tmp_path / "short")
     caplog.set_level("INFO", logger="hnclip")
-    base = config_for(
-        tmp_path / "short", tmp_path / "run", context=60, keep=10, ratio=2, adapt=AdaptConfig(method=method)
-    )  # type: ignore[arg-type]
-    train(replace(base, optim=replace(base.optim, epochs=1)))
+    base = config_for(tmp_path / "short", context=60, keep=10, ratio=2, adapt=AdaptConfig(method=method))  # type: ignore[arg-type]
+    train(replace(base, optim=replace(base.optim, epochs=1)), options_for(tmp_path / "run"))
     assert "stretched from 40 to 60 tokens (keep 10, ratio 2)" in caplog.messages[0]
     assert load(tmp_path / "run" / "last").context == 60
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_the_scale_of_the_start_can_be_chosen_and_kept(method: str, model_directory: Path, tmp_path: Path) -> None:
-    base = config_for(model_directory, tmp_path / "kept", adapt=AdaptConfig(method=method))  # type: ignore[arg-type]
+    base = config_for(model_directory, adapt=AdaptConfig(method=method))  # type: ignore[arg-type]
     optim = replace(base.optim, epochs=1, lr=1e-2, scale=20.0)
     kept, trained = replace(optim, scale_lr=0.0), replace(optim, scale_lr=1e-2)
     for name, chosen in (("kept", kept), ("trained", trained)):
-        silently(replace(base, out=tmp_path / name, optim=chosen))
+        train(replace(base, optim=chosen), options_for(tmp_path / name))
     scales = {name: [entry["scale"] for entry in read_metrics(tmp_path / name, "step")] for name in ("kept", "trained")}
     assert scales["kept"] == pytest.approx([20.0] * 4)
     assert load(str(tmp_path / "kept" / "last")).scale.item() == pytest.approx(20.0)
@@ -481,15 +533,16 @@ def test_the_scale_of_the_start_can_be_chosen_and_kept(method: str, model_direct
     assert len({*scales["trained"]}) == 4
 
 
-@pytest.mark.parametrize(("options", "warned"), [({}, True), ({"scale_max": 200.0}, False), ({"scale_lr": 0.0}, False)])
+@pytest.mark.parametrize(("changes", "warned"), [({}, True), ({"scale_max": 200.0}, False), ({"scale_lr": 0.0}, False)])
 def test_a_temperature_beyond_the_clamp_is_announced(
-    options: dict[str, float], warned: bool, model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    changes: dict[str, float], warned: bool, model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = load(model_directory)
     with torch.no_grad():
         model.backbone.logit_scale.fill_(math.log(150))
     save(model, tmp_path / "sharp")
-    base = config_for(tmp_path / "sharp", tmp_path / "run")
+    base = config_for(tmp_path / "sharp")
     caplog.set_level("INFO", logger="hnclip")
-    train(replace(base, optim=replace(base.optim, epochs=1, **options)))  # type: ignore[arg-type]
+    config = replace(base, optim=replace(base.optim, epochs=1, **changes))  # type: ignore[arg-type]
+    train(config, options_for(tmp_path / "run"))
     assert any("inverse temperature 150.0 will be clamped to 100" in line for line in caplog.messages) == warned

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import hnclip.train.run_data as run_data
+from hnclip.config import RunOptions
 from hnclip.core import ImageSource
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
@@ -66,12 +67,12 @@ def test_it_finds_more_than_before(method: str, term: str, tmp_path: Path, monke
         term = "infonce"  # its own is L_HN
     monkeypatch.setattr(run_data, "open_data", lambda source, read, splits: negatives())
     lr = 6e-3 if method in ("lora", "dora") else 1e-3
-    base = demo("infonce", out=tmp_path / "run")
+    base = demo("infonce")
     optim = replace(base.optim, epochs=5, micro_batch=PAIRS, accumulate=1, lr=lr, warmup=0.0)
-    config = apply_method(replace(base, optim=optim, threads=1), method)  # type: ignore[arg-type]
+    config = apply_method(replace(base, optim=optim), method)  # type: ignore[arg-type]
     if term != "own":
         config = replace(config, objective=replace(config.objective, global_loss=term))  # type: ignore[arg-type]
-    train(config)
-    before, *_, after = (entry["mean_R@1"] for entry in read_metrics(config.out, "evaluation"))
+    result = train(config, RunOptions(out=tmp_path / "run", threads=1))
+    before, *_, after = (entry["mean_R@1"] for entry in read_metrics(result.out, "evaluation"))
     assert before < 20
     assert after > 2 * before

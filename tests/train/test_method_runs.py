@@ -18,7 +18,7 @@ from small_runs import small_runs
 
 import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
-from hnclip.config import OptimConfig, SpeedConfig, TrainConfig
+from hnclip.config import OptimConfig, RunOptions, SpeedConfig, TrainConfig
 from hnclip.core import Record
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
@@ -73,35 +73,33 @@ def small(double: bool) -> pytest.MonkeyPatch:
 def config_for(
     method: str,
     model: Path,
-    out: Path,
     *,
     fidelity: str = "corrected",
     global_loss: str | None = None,
-    mode: str = "ddp",
     negatives: str = "micro",
 ) -> TrainConfig:
     optim = OptimConfig(epochs=2, micro_batch=4, accumulate=2, lr=1e-3, readout_lr=2e-3, negatives=negatives)  # type: ignore[arg-type]
-    base = TrainConfig(out=out, model=str(model), optim=optim, save_every=1, threads=1, device="cpu", limit=LIMIT)
-    base = apply_method(replace(base, speed=SpeedConfig(parallel=mode)), method, fidelity)  # type: ignore[arg-type]
+    base = apply_method(TrainConfig(model=str(model), optim=optim, limit=LIMIT), method, fidelity)  # type: ignore[arg-type]
     if global_loss is None:
         return base
     return replace(base, objective=replace(base.objective, global_loss=global_loss))  # type: ignore[arg-type]
 
 
-def run_config(name: str, model: Path, out: Path) -> TrainConfig:
+def options_for(out: Path, parallel: str = "ddp") -> RunOptions:
+    return RunOptions(out=out, device="cpu", threads=1, save_every=1, speed=SpeedConfig(parallel=parallel))  # type: ignore[arg-type]
+
+
+def run_named(name: str, model: Path, out: Path) -> None:
     method, fidelity, global_loss, mode, negatives = RUNS[name]
-    return config_for(method, model, out, fidelity=fidelity, global_loss=global_loss, mode=mode, negatives=negatives)
-
-
-def silently(config: TrainConfig) -> loop.TrainResult:
-    return train(config)
+    config = config_for(method, model, fidelity=fidelity, global_loss=global_loss, negatives=negatives)
+    train(config, options_for(out, mode))
 
 
 def work(number: int, folder: Path, model: Path) -> None:
     with process_group("cpu"):
         patch = small(double=True)
         for name in RUNS:
-            silently(run_config(name, model, folder / f"2 {name}"))
+            run_named(name, model, folder / f"2 {name}")
         patch.undo()
 
 
@@ -111,7 +109,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> Pat
     folder = tmp_path_factory.mktemp("methods")
     patch = small(double=True)
     for name in RUNS:
-        silently(run_config(name, model_directory, folder / f"1 {name}"))
+        run_named(name, model_directory, folder / f"1 {name}")
     patch.undo()
     together.run(2, work, folder / "found", folder, model_directory)
     return folder
@@ -167,8 +165,9 @@ def test_stopping_changes_no_bit(
     method: str, negatives: str, model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patch = small(double=False)
-    whole = config_for(method, model_directory, tmp_path / "whole", global_loss="hn", negatives=negatives)
-    silently(whole)
+    config = config_for(method, model_directory, global_loss="hn", negatives=negatives)
+    whole, stopped = options_for(tmp_path / "whole"), options_for(tmp_path / "stopped")
+    train(config, whole)
     original = loop.Run._save
 
     def saving(self: loop.Run) -> None:
@@ -176,11 +175,10 @@ def test_stopping_changes_no_bit(
         if self.step == 3:
             raise Stop
 
-    stopped = replace(whole, out=tmp_path / "stopped")
     with monkeypatch.context() as stopping:
         stopping.setattr(loop.Run, "_save", saving)
         with pytest.raises(Stop):
-            silently(stopped)
+            train(config, stopped)
     resume(stopped.out)
     patch.undo()
     assert steps(whole.out) == steps(stopped.out)
@@ -194,9 +192,9 @@ def test_the_global_term_is_all_that_a_swap_changes(method: str, model_directory
     patch = small(double=False)
     entries = {}
     for name in ("infonce", "hn"):
-        config = config_for(method, model_directory, tmp_path / name, global_loss=name)
-        silently(replace(config, optim=replace(config.optim, epochs=1)))
-        entries[name] = steps(config.out)[0]
+        config = config_for(method, model_directory, global_loss=name)
+        result = train(replace(config, optim=replace(config.optim, epochs=1)), options_for(tmp_path / name))
+        entries[name] = steps(result.out)[0]
     patch.undo()
     for term in METHODS[method].weights:  # type: ignore[index]
         assert entries["hn"][term] == entries["infonce"][term]
@@ -208,18 +206,19 @@ def test_half_precision(method: str, model_directory: Path, tmp_path: Path) -> N
     patch = small(double=False)
     found = {}
     for precision in ("fp32", "bf16"):
-        config = config_for(method, model_directory, tmp_path / precision, global_loss="hn")
-        silently(replace(config, optim=replace(config.optim, epochs=1, precision=precision)))  # type: ignore[arg-type]
-        found[precision] = steps(config.out)[0]
+        config = config_for(method, model_directory, global_loss="hn")
+        config = replace(config, optim=replace(config.optim, epochs=1, precision=precision))  # type: ignore[arg-type]
+        result = train(config, options_for(tmp_path / precision))
+        found[precision] = steps(result.out)[0]
     patch.undo()
     assert found["bf16"]["loss"] != found["fp32"]["loss"]
     for term in ("global", *METHODS[method].weights):  # type: ignore[index]
         assert found["bf16"][term] == pytest.approx(found["fp32"][term], rel=0.1, abs=2e-3), term
 
 
-def test_views_are_part_of_what_a_run_has_seen(model_directory: Path, tmp_path: Path, monkeypatch) -> None:
+def test_views_are_part_of_what_a_run_has_seen(model_directory: Path, monkeypatch) -> None:
     """Other edges or short captions between stopping and going on are other data."""
-    config = config_for("structxlip", model_directory, tmp_path / "run")
+    config = config_for("structxlip", model_directory)
     marks = set()
     for change in ({}, {"short": "another"}, {"edges": scenes("a").records[0].image}):
         changed = [replace(record, **change) for record in scenes("a").records]
@@ -234,9 +233,9 @@ def test_a_warm_up_as_long_as_the_run_is_said(
     model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     patch = small(double=False)
-    config = config_for("long_clip", model_directory, tmp_path / "run")
+    config = config_for("long_clip", model_directory)
     caplog.set_level("INFO", logger="hnclip")
-    train(replace(config, optim=replace(config.optim, epochs=1, warmup=200)))
+    train(replace(config, optim=replace(config.optim, epochs=1, warmup=200)), options_for(tmp_path / "run"))
     patch.undo()
     assert any("warm-up of 200 steps is as long as the run of 2" in line for line in caplog.messages)
     assert any("Long-CLIP" in line and "smoothed" in line and "short 1" in line for line in caplog.messages)
@@ -246,11 +245,10 @@ def test_a_warm_up_as_long_as_the_run_is_said(
 def test_probing_gradients_changes_no_bit(model_directory: Path, tmp_path: Path) -> None:
     """Of a method with parts and absent views: the probe looks at whole pictures and captions alone."""
     patch = small(double=False)
-    plain = config_for("goal", model_directory, tmp_path / "plain", global_loss="hn")
-    plain = replace(plain, optim=replace(plain.optim, epochs=1))
-    probed = replace(plain, out=tmp_path / "probed", probe_gradients="every=1")
-    for config in (plain, probed):
-        silently(config)
+    config = config_for("goal", model_directory, global_loss="hn")
+    config = replace(config, optim=replace(config.optim, epochs=1))
+    plain = train(config, options_for(tmp_path / "plain"))
+    probed = train(replace(config, probe_gradients=1), options_for(tmp_path / "probed"))
     patch.undo()
     assert steps(plain.out) == steps(probed.out)
     assert len(read_metrics(probed.out, "gradients")) == len(steps(probed.out))

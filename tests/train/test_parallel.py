@@ -21,7 +21,7 @@ import hnclip.train.distributed as distributed
 import hnclip.train.loop as loop
 import hnclip.train.lost as lost
 import hnclip.train.run_data as run_data
-from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, SpeedConfig, TrainConfig
+from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, RunOptions, SpeedConfig, TrainConfig
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.train.checkpoint import load_state
@@ -49,11 +49,14 @@ def plain(double: bool) -> pytest.MonkeyPatch:
     return small_runs(scenes, double=double)
 
 
-def config_for(model: Path, out: Path, *, parallel: str = "ddp", **changes: object) -> TrainConfig:
+def config_for(model: Path, **changes: object) -> TrainConfig:
     negatives = changes.pop("negatives", "micro")
     optim = OptimConfig(epochs=1, micro_batch=4, accumulate=2, lr=1e-3, negatives=negatives)  # type: ignore[arg-type]
-    base = TrainConfig(out=out, model=str(model), optim=optim, save_every=1, threads=1, device="cpu", limit=LIMIT)
-    return replace(base, speed=SpeedConfig(parallel=parallel), **changes)  # type: ignore[arg-type]
+    return replace(TrainConfig(model=str(model), optim=optim, limit=LIMIT), **changes)  # type: ignore[arg-type]
+
+
+def options_for(out: Path, parallel: str = "ddp") -> RunOptions:
+    return RunOptions(out=out, device="cpu", threads=1, save_every=1, speed=SpeedConfig(parallel=parallel))  # type: ignore[arg-type]
 
 
 PLAIN = ObjectiveConfig()
@@ -74,13 +77,10 @@ RUNS = {
 NAMES = {2: tuple(RUNS), 4: ("ddp micro", "fsdp batch", "fsdp micro frozen")}
 
 
-def run_config(name: str, model: Path, out: Path) -> TrainConfig:
+def run_named(name: str, model: Path, out: Path) -> None:
     mode, negatives, adapt, objective, cluster = RUNS[name]
-    return config_for(model, out, parallel=mode, negatives=negatives, adapt=adapt, objective=objective, cluster=cluster)
-
-
-def silently(config: TrainConfig) -> loop.TrainResult:
-    return train(config)
+    config = config_for(model, negatives=negatives, adapt=adapt, objective=objective, cluster=cluster)
+    train(config, options_for(out, mode))
 
 
 def until(step: int, go: object) -> None:
@@ -104,19 +104,20 @@ def work(number: int, folder: Path, model: Path) -> dict[str, str]:
     with process_group("cpu"):
         patch = plain(double=True)
         for name in NAMES[world]:
-            silently(run_config(name, model, folder / f"{world} {name}"))
+            run_named(name, model, folder / f"{world} {name}")
         for name, mode in (("there", "fsdp"), ("back", "ddp")):  # begun by one process, then by two, then by four
             parallel = mode if world == 2 else {"fsdp": "ddp", "ddp": "fsdp"}[mode]
-            until(world // 2 + 1, lambda n=name, p=parallel: resume(folder / n, parallel=p))
+            other = options_for(folder / name, parallel)
+            until(world // 2 + 1, lambda o=other: resume(o.out, o))
         errors = refusals(folder, model)
         patch.undo()
         patch = plain(double=False)
         if world == 2:
             for mode in ("ddp", "fsdp"):
-                whole = config_for(model, folder / f"whole {mode}", parallel=mode, negatives="batch")
-                silently(whole)
-                stopped = replace(whole, out=folder / f"stopped {mode}")
-                until(2, lambda c=stopped: silently(c))
+                config = config_for(model, negatives="batch")
+                train(config, options_for(folder / f"whole {mode}", mode))
+                stopped = options_for(folder / f"stopped {mode}", mode)
+                until(2, lambda c=config, o=stopped: train(c, o))
                 resume(stopped.out)
         patch.undo()
     return errors
@@ -125,18 +126,19 @@ def work(number: int, folder: Path, model: Path) -> dict[str, str]:
 def refusals(folder: Path, model: Path) -> dict[str, str]:
     """Who says what if a run cannot begin."""
 
-    def attempt(config: TrainConfig) -> str:
+    world = world_size()
+    config, refused = config_for(model), folder / f"refused {world}"
+
+    def attempt(config: TrainConfig, out: Path = refused) -> str:
         try:
-            silently(config)
+            train(config, options_for(out))
         except (ValueError, OSError) as error:
             return str(error)
         except SystemExit as exit:
             return f"silent {exit.code}"
         return "began"
 
-    world = world_size()
-    config = config_for(model, folder / f"refused {world}")
-    found = {"taken": attempt(replace(config, out=folder / f"{world} ddp micro"))}
+    found = {"taken": attempt(config, folder / f"{world} ddp micro")}
     if world > 2:
         found["narrow"] = attempt(replace(config, optim=replace(config.optim, micro_batch=2)))
     with pytest.MonkeyPatch.context() as patch:
@@ -148,7 +150,7 @@ def refusals(folder: Path, model: Path) -> dict[str, str]:
             fewer = DataSet("fewer", scenes("scenes/park").records[1:])
             patch.setattr(run_data, "open_data", lambda *_, **__: fewer)
         found["other"] = attempt(config)
-    found["left"] = str((config.out / "config.json").exists())
+    found["left"] = str((refused / "config.json").exists())
     return found
 
 
@@ -158,9 +160,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> dic
     folder = tmp_path_factory.mktemp("runs")
     patch = plain(double=True)
     for name in RUNS:
-        silently(run_config(name, model_directory, folder / f"1 {name}"))
+        run_named(name, model_directory, folder / f"1 {name}")
     for name in ("there", "back"):
-        until(1, lambda n=name: silently(config_for(model_directory, folder / n)))
+        until(1, lambda n=name: train(config_for(model_directory), options_for(folder / n)))
     found = {world: together.run(world, work, folder / f"found{world}", folder, model_directory) for world in (2, 4)}
     for name in ("there", "back"):
         resume(folder / name)

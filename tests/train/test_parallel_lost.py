@@ -15,22 +15,22 @@ from pathlib import Path
 import pytest
 import together
 import torch
-from test_parallel import config_for, plain, silently, weights
+from test_parallel import config_for, options_for, plain, weights
 
 import hnclip.train.loop as loop
-from hnclip.config import TrainConfig
+from hnclip.config import RunOptions, TrainConfig
 from hnclip.data.scenes import scene_records
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import resume
+from hnclip.train.loop import resume, train
 from hnclip.train.lost import WorkerLost, is_loss
 
 
-def hurt(number: int, config: TrainConfig, victim: int, sign: int) -> str:
+def hurt(number: int, config: TrainConfig, options: RunOptions, victim: int, sign: int) -> str:
     """A run in which one process gets a signal after its third step; what becomes of the others."""
     original = loop.Run._step
 
-    def struck(self: loop.Run, *arguments: object, **options: object) -> float:
-        loss = original(self, *arguments, **options)  # type: ignore[arg-type]
+    def struck(self: loop.Run, *arguments: object, **others: object) -> float:
+        loss = original(self, *arguments, **others)  # type: ignore[arg-type]
         if self.step == 3 and number == victim:
             os.kill(os.getpid(), sign)
         return loss
@@ -38,7 +38,7 @@ def hurt(number: int, config: TrainConfig, victim: int, sign: int) -> str:
     patch = plain(double=False)
     patch.setattr(loop.Run, "_step", struck)
     try:
-        silently(config)
+        train(config, options)
     except WorkerLost as error:
         return f"said: {error}"
     except SystemExit as exit:
@@ -46,9 +46,14 @@ def hurt(number: int, config: TrainConfig, victim: int, sign: int) -> str:
     return "finished"
 
 
-def go_on(number: int, out: Path | TrainConfig) -> None:
+def go_on(number: int, out: Path) -> None:
     plain(double=False)
-    resume(out) if isinstance(out, Path) else silently(out)
+    resume(out)
+
+
+def go_through(number: int, config: TrainConfig, options: RunOptions) -> None:
+    plain(double=False)
+    train(config, options)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +67,10 @@ def go_on(number: int, out: Path | TrainConfig) -> None:
 def test_the_others_end_and_the_run_goes_on(
     world: int, victim: int, sign: int, mode: str, model_directory: Path, tmp_path: Path
 ) -> None:
-    whole = config_for(model_directory, tmp_path / "whole", parallel=mode, save_every=2)
-    config = replace(whole, out=tmp_path / "run")
+    config = config_for(model_directory)
+    options = replace(options_for(tmp_path / "run", mode), save_every=2)
     patience = "5" if sign == signal.SIGSTOP else "120"
-    processes = together.start(world, hurt, tmp_path / "found", config, victim, sign, HNCLIP_TIMEOUT=patience)
+    processes = together.start(world, hurt, tmp_path / "found", config, options, victim, sign, HNCLIP_TIMEOUT=patience)
     others = [process for number, process in enumerate(processes) if number != victim]
     try:
         together.finish(others)
@@ -82,7 +87,7 @@ def test_the_others_end_and_the_run_goes_on(
     if world > 2:
         return  # that runs of four processes go on is seen elsewhere
     together.run(world, go_on, tmp_path / "again", tmp_path / "run")
-    together.run(world, go_on, tmp_path / "unhurt", whole)
+    together.run(world, go_through, tmp_path / "unhurt", config, replace(options, out=tmp_path / "whole"))
     for name, value in weights(tmp_path / "whole").items():
         assert torch.equal(weights(tmp_path / "run")[name], value), name
     assert [entry["step"] for entry in read_metrics(tmp_path / "run", "step")] == [1, 2, 3, 4]

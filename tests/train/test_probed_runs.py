@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import together
 import torch
-from test_parallel import config_for, plain, silently, until
+from test_parallel import config_for, options_for, plain, until
 
 import hnclip.train.loop as loop
 from hnclip.config import AdaptConfig, ObjectiveConfig, TrainConfig, to_json
@@ -18,7 +18,7 @@ from hnclip.train.checkpoint import load_state
 from hnclip.train.distributed import process_group
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.log import MetricsLog, read_metrics
-from hnclip.train.loop import resume, train_or_continue
+from hnclip.train.loop import resume, train, train_or_continue
 
 LIMIT = 19  # batches of 8, 8 and 3 pairs in micro-batches of 4: measured at steps 0 and 2
 LORA = AdaptConfig(method="lora", rank=2, dropout=0.3)
@@ -34,12 +34,12 @@ TOGETHER = {
 }
 
 
-def small(model: Path, out: Path, **changes: Any) -> TrainConfig:
-    return config_for(model, out, limit=LIMIT, **changes)
+def small(model: Path, **changes: Any) -> TrainConfig:
+    return config_for(model, limit=LIMIT, **changes)
 
 
 def probed(config: TrainConfig) -> TrainConfig:
-    return replace(config, out=config.out.with_name(f"{config.out.name} probed"), probe_gradients="every=2")
+    return replace(config, probe_gradients=2)
 
 
 def steps(run: Path) -> list[dict[str, Any]]:
@@ -83,11 +83,11 @@ def scenes() -> Any:
 @pytest.mark.parametrize("name", ALONE)
 def test_measuring_changes_no_bit(name: str, model_directory: Path, tmp_path: Path) -> None:
     negatives, adapt = ALONE[name]
-    config = small(model_directory, tmp_path / "run", negatives=negatives, adapt=adapt)
-    silently(config)
-    silently(probed(config))
-    assert_same_bits(config.out, probed(config).out)
-    for entry in read_metrics(probed(config).out, "gradients"):
+    config = small(model_directory, negatives=negatives, adapt=adapt)
+    train(config, options_for(tmp_path / "plain"))
+    train(probed(config), options_for(tmp_path / "probed"))
+    assert_same_bits(tmp_path / "plain", tmp_path / "probed")
+    for entry in read_metrics(tmp_path / "probed", "gradients"):
         assert (entry["epoch"], entry["negatives"], entry["gamma"]) == (1, negatives, 0.5)
         assert entry["hn"] > entry["infonce"] > 0  # margins of captions that are alike
         assert -1 <= entry["cosine"] <= 1
@@ -98,14 +98,14 @@ def test_measuring_changes_no_bit(name: str, model_directory: Path, tmp_path: Pa
 @pytest.mark.parametrize("stop", [1, 2])
 def test_a_stopped_run_measures_the_same(stop: int, model_directory: Path, tmp_path: Path) -> None:
     """Between two measurements, and just before one; the log is the same line by line."""
-    config = probed(small(model_directory, tmp_path / "whole"))
-    silently(replace(config, save_every=100))  # saving reads what a step found, and so orders the log by itself
-    stopped = replace(config, out=tmp_path / "stopped")
-    until(stop, lambda: silently(stopped))
+    config = probed(small(model_directory))
+    whole, stopped = options_for(tmp_path / "whole"), options_for(tmp_path / "stopped")
+    train(config, replace(whole, save_every=100))  # saving reads what a step found, and so orders the log by itself
+    until(stop, lambda: train(config, stopped))
     resume(stopped.out)
     logs = [
         [{**json.loads(line), "pairs_per_second": 0, "waited": 0} for line in text.splitlines()]
-        for text in ((run / "metrics.jsonl").read_text() for run in (config.out, stopped.out))
+        for text in ((run / "metrics.jsonl").read_text() for run in (whole.out, stopped.out))
     ]
     assert logs[0] == logs[1]
     kinds = [entry["kind"] for entry in logs[0] if entry["kind"] in ("step", "gradients")]
@@ -118,9 +118,10 @@ def work(number: int, folder: Path, model: Path) -> None:
             patch = plain(double=double)
             for mode, (negatives, adapt) in TOGETHER.items():
                 out = folder / f"2 {mode} {double}"
-                config = small(model, out, parallel=mode, negatives=negatives, adapt=without_dropout(adapt, double))
-                for run in (probed(config),) if double else (config, probed(config)):
-                    silently(run)
+                config = small(model, negatives=negatives, adapt=without_dropout(adapt, double))
+                if not double:
+                    train(config, options_for(out, mode))
+                train(probed(config), options_for(out.with_name(f"{out.name} probed"), mode))
             patch.undo()
 
 
@@ -135,11 +136,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> P
     together.run(2, work, folder / "found", folder, model_directory)
     patch = plain(double=True)
     for mode, (negatives, adapt) in TOGETHER.items():
-        silently(
-            probed(
-                small(model_directory, folder / f"1 {mode}", negatives=negatives, adapt=without_dropout(adapt, True))
-            )
-        )
+        config = small(model_directory, negatives=negatives, adapt=without_dropout(adapt, True))
+        train(probed(config), options_for(folder / f"1 {mode} probed"))
     patch.undo()
     return folder
 
@@ -167,11 +165,11 @@ def test_several_processes_measure_what_one_does(folder: Path, mode: str) -> Non
 def test_gamma_is_the_runs_own_where_it_has_one(
     objective: ObjectiveConfig, gamma: float, model_directory: Path, tmp_path: Path
 ) -> None:
-    config = small(model_directory, tmp_path / "run", objective=objective, probe_gradients="3")
-    silently(config)
-    (entry,) = read_metrics(config.out, "gradients")
+    config = small(model_directory, objective=objective, probe_gradients=3)
+    out = train(config, options_for(tmp_path / "run")).out
+    (entry,) = read_metrics(out, "gradients")
     assert (entry["gamma"], entry["step"]) == (gamma, 0)
-    first = read_metrics(config.out, "step")[0]
+    first = read_metrics(out, "step")[0]
     name = "hn" if objective.global_loss == "hn" else "infonce"
     assert entry[name] == first["global"]
     if not objective.token_weight:
@@ -185,9 +183,8 @@ def test_numbers_that_are_none_are_not_written(
     """If the step after it found the same, the run would end with a message; here it does not."""
     nan = {"infonce_norm": float("nan"), "hn_norm": 1.0}
     monkeypatch.setattr(GradientProbe, "probe", lambda *_: nan)
-    config = probed(small(model_directory, tmp_path / "run"))
-    silently(config)
-    assert not read_metrics(config.out, "gradients")
+    result = train(probed(small(model_directory)), options_for(tmp_path / "run"))
+    assert not read_metrics(result.out, "gradients")
 
 
 def test_what_is_missing_is_no_event(tmp_path: Path) -> None:
@@ -206,15 +203,15 @@ def test_what_is_missing_is_no_event(tmp_path: Path) -> None:
 def test_a_run_is_begun_continued_or_used(
     model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = small(model_directory, tmp_path / "run")
-    until(2, lambda: train_or_continue(config))
+    config, options = small(model_directory), options_for(tmp_path / "run")
+    until(2, lambda: train_or_continue(config, options))
     caplog.set_level("INFO", logger="hnclip")
-    result = train_or_continue(config)
+    result = train_or_continue(config, options)
     assert any("resuming at step 2 of 3" in line for line in caplog.messages)
-    assert train_or_continue(config) == result
+    assert train_or_continue(config, options) == result
     with pytest.raises(ValueError, match="holds a run with other settings"):
-        train_or_continue(replace(config, seed=1))
+        train_or_continue(replace(config, seed=1), options)
     older = json.loads(to_json(config))  # of a version without these options
     del older["probe_gradients"], older["fraction"]
-    (config.out / loop.CONFIG).write_text(json.dumps(older))
-    assert train_or_continue(config) == result
+    (options.out / loop.CONFIG).write_text(json.dumps(older))
+    assert train_or_continue(config, options) == result

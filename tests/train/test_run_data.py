@@ -12,7 +12,7 @@ import torch
 
 import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
-from hnclip.config import ObjectiveConfig, OptimConfig, ReadConfig, TrainConfig
+from hnclip.config import ObjectiveConfig, OptimConfig, ReadConfig, RunOptions, TrainConfig
 from hnclip.core import Batch, Problem, Record
 from hnclip.data.batches import PairData, prepare
 from hnclip.data.pictures import FileImage
@@ -26,11 +26,13 @@ Seen = list[list[tuple[int, int]]]
 
 
 @pytest.fixture
-def config(model_directory: Path, tmp_path: Path) -> TrainConfig:
-    optim = OptimConfig(epochs=2, micro_batch=4, accumulate=2, lr=1e-3)
-    return TrainConfig(
-        out=tmp_path / "run", model=str(model_directory), optim=optim, save_every=2, threads=1, device="cpu"
-    )
+def config(model_directory: Path) -> TrainConfig:
+    return TrainConfig(model=str(model_directory), optim=OptimConfig(epochs=2, micro_batch=4, accumulate=2, lr=1e-3))
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> RunOptions:
+    return RunOptions(out=tmp_path / "run", device="cpu", threads=1, save_every=2)
 
 
 @pytest.fixture
@@ -62,9 +64,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     batches: Seen = []
     original = loop.Run._step
 
-    def watched(self: loop.Run, epoch: int, batch: Batch, **options: float) -> dict:
+    def watched(self: loop.Run, epoch: int, batch: Batch, **others: float) -> dict:
         batches.append([tuple(row) for row in batch.ids.tolist()])
-        return original(self, epoch, batch, **options)
+        return original(self, epoch, batch, **others)
 
     monkeypatch.setattr(loop.Run, "_step", watched)
     return batches
@@ -76,38 +78,48 @@ def messages(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_every_epoch_shows_another_caption_of_each_picture(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen, caplog: pytest.LogCaptureFixture
+    config: TrainConfig,
+    options: RunOptions,
+    scenes: list[Record],
+    use: Callable,
+    seen: Seen,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     use([replace(record, captions=(*record.captions, str(record.short))) for record in scenes])
-    train(config)
+    train(config, options)
     epochs = [{pair for batch in part for pair in batch} for part in (seen[:4], seen[4:])]
     assert [len(epoch) for epoch in epochs] == [32, 32]
     for epoch in epochs:
         assert {picture for picture, _ in epoch} == set(range(32))
     assert not epochs[0] & epochs[1]
     assert any("32 training pairs with 64 captions, one of each image in an epoch," in line for line in caplog.messages)
-    (entry,) = read_metrics(config.out, "data")
+    (entry,) = read_metrics(options.out, "data")
     assert entry["captions"] == 64
     assert entry["validation_captions"] == 40  # all of them count in evaluation
 
 
 def test_a_stopped_run_goes_on_with_the_same_captions_and_batches(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen, monkeypatch: pytest.MonkeyPatch
+    config: TrainConfig,
+    options: RunOptions,
+    scenes: list[Record],
+    use: Callable,
+    seen: Seen,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In the middle of an epoch, with several captions, clusters and frozen margins."""
     use([replace(record, captions=(*record.captions, str(record.short))) for record in scenes])
     config = replace(config, cluster=3, objective=ObjectiveConfig(margin_source="frozen"))
-    train(config)
+    train(config, options)
     whole = list(seen)
     seen.clear()
     with monkeypatch.context() as patch:
         patch.setattr(loop.Run, "_save", stop_after(loop.Run._save))
         with pytest.raises(KeyboardInterrupt):
-            train(replace(config, out=config.out.with_name("stopped")))
-    resume(config.out.with_name("stopped"))
+            train(config, replace(options, out=options.out.with_name("stopped")))
+    resume(options.out.with_name("stopped"))
     assert seen == whole
     first, second = (
-        torch.load(config.out.with_name(name) / "checkpoint.pt", weights_only=True) for name in ("run", "stopped")
+        torch.load(options.out.with_name(name) / "checkpoint.pt", weights_only=True) for name in ("run", "stopped")
     )
     for name, value in first["model"].items():
         assert torch.equal(value, second["model"][name])
@@ -122,14 +134,14 @@ def stop_after(save: Callable) -> Callable:
 
 
 def test_no_batch_holds_two_records_of_one_picture_or_caption(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen
+    config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable, seen: Seen
 ) -> None:
     """Four pictures come twice, with other captions, and four captions come twice, with other pictures."""
     again = [replace(record, id=f"{record.id}-b", captions=(f"again: {record.short}",)) for record in scenes[:4]]
     copied = [replace(scenes[i + 8], id=f"copy-{i}", captions=scenes[i + 16].captions) for i in range(4)]
     shown = [replace(record, image=scenes[40 + i].image) for i, record in enumerate(copied)]
     use([*scenes, *again, *shown])
-    train(config)
+    train(config, options)
     assert sum(map(len, seen)) == 2 * 40
     for batch in seen:
         pictures, captions = zip(*batch)
@@ -137,16 +149,26 @@ def test_no_batch_holds_two_records_of_one_picture_or_caption(
 
 
 def test_pairs_that_repeat_too_often_sit_out_and_it_is_said(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen, caplog: pytest.LogCaptureFixture
+    config: TrainConfig,
+    options: RunOptions,
+    scenes: list[Record],
+    use: Callable,
+    seen: Seen,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     use([replace(record, captions=("one for many",)) if i < 6 else record for i, record in enumerate(scenes)])
-    train(config)
+    train(config, options)
     assert sum(map(len, seen)) == 2 * 30  # four batches take four of the six
     assert sum("2 of 32 pairs sit out epoch" in line for line in caplog.messages) == 2
 
 
 def test_bad_records_are_left_out_listed_and_counted(
-    config: TrainConfig, scenes: list[Record], use: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    config: TrainConfig,
+    options: RunOptions,
+    scenes: list[Record],
+    use: Callable,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 broken")
     bad = [
@@ -156,12 +178,12 @@ def test_bad_records_are_left_out_listed_and_counted(
     ]
     use([*bad, *scenes[2:]], (Problem("unreadable row", "line 9", "not JSON"),))
     with pytest.raises(ValueError, match=r"1 of 54 rows of scenes/park cannot be used.*--read\.max-bad"):
-        train(config)
+        train(config, options)
     with pytest.raises(ValueError, match=r"3 of 53 records of scenes/park cannot be used.*--read\.max-bad"):
-        train(replace(config, read=ReadConfig(max_bad=0.03)))
-    assert not (config.out / "config.json").exists()
-    train(replace(config, read=ReadConfig(max_bad=0.1)))
-    lines = (config.out / "left_out.jsonl").read_text().splitlines()
+        train(replace(config, read=ReadConfig(max_bad=0.03)), options)
+    assert not (options.out / "config.json").exists()
+    train(replace(config, read=ReadConfig(max_bad=0.1)), options)
+    lines = (options.out / "left_out.jsonl").read_text().splitlines()
     assert [(json.loads(line)["kind"], json.loads(line)["where"]) for line in lines] == [
         ("unreadable row", "line 9"),
         ("truncated image", "broken"),
@@ -169,38 +191,38 @@ def test_bad_records_are_left_out_listed_and_counted(
         ("empty caption", "silent"),
     ]
     assert any(line.startswith("4 problems in the data") for line in caplog.messages)
-    (entry,) = read_metrics(config.out, "data")
+    (entry,) = read_metrics(options.out, "data")
     assert (entry["pairs"], entry["problems"]) == (30, 4)
 
 
 def test_a_bad_caption_beside_good_ones_costs_no_record(
-    config: TrainConfig, scenes: list[Record], use: Callable
+    config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable
 ) -> None:
     use([replace(record, captions=(*record.captions, " ")) for record in scenes])
-    train(config)
-    (entry,) = read_metrics(config.out, "data")
+    train(config, options)
+    (entry,) = read_metrics(options.out, "data")
     assert (entry["pairs"], entry["captions"], entry["problems"]) == (32, 32, 52)
 
 
 def test_a_run_is_not_resumed_on_other_data(
-    config: TrainConfig, scenes: list[Record], use: Callable, monkeypatch: pytest.MonkeyPatch
+    config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A picture that was there when the run began is gone: another order, so other batches under the same steps."""
     use(scenes)
     with monkeypatch.context() as patch:
         patch.setattr(loop.Run, "_save", stop_after(loop.Run._save))
         with pytest.raises(KeyboardInterrupt):
-            train(config)
+            train(config, options)
     use(scenes[1:])
     with pytest.raises(ValueError, match=r"has seen 32 pairs, 20 validation.*there are 31 pairs, 20 validation"):
-        resume(config.out)
+        resume(options.out)
     use(scenes)
-    resume(config.out)
-    assert [entry["step"] for entry in read_metrics(config.out, "step")] == list(range(1, 9))
+    resume(options.out)
+    assert [entry["step"] for entry in read_metrics(options.out, "step")] == list(range(1, 9))
 
 
 def test_copies_under_other_names_never_meet(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen, tmp_path: Path
+    config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable, seen: Seen, tmp_path: Path
 ) -> None:
     """Files with the same bytes, and captions that a tokenizer cannot tell apart."""
     copies = []
@@ -211,32 +233,36 @@ def test_copies_under_other_names_never_meet(
             image = FileImage(tmp_path / f"{number}{name}.png")
             copies.append(replace(record, id=f"{number}{name}", image=image, captions=(caption,)))
     use([*copies, *scenes[8:]])
-    train(config)
+    train(config, options)
     assert sum(map(len, seen)) == 2 * 40
     for batch in seen:
         pictures, captions = zip(*batch)
         assert len(set(pictures)) == len(set(captions)) == len(batch)
 
 
-def test_a_source_of_its_own_for_validation(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
+def test_a_source_of_its_own_for_validation(
+    config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable
+) -> None:
     unsplit = [replace(record, split=None) for record in scenes]
     use(unsplit[:32], other=unsplit[32:40], split=scenes[30:])
     for name, pictures in (("other", 8), ("split", 20)):
-        out = config.out.with_name(name)
-        train(replace(config, out=out, validation=name))
+        out = options.out.with_name(name)
+        train(replace(config, validation=name), replace(options, out=out))
         (entry,) = read_metrics(out, "data")
         assert (entry["pairs"], entry["validation_captions"]) == (32, pictures)
 
 
-def test_unsplit_data_hold_out_a_share(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
+def test_unsplit_data_hold_out_a_share(
+    config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable
+) -> None:
     use([replace(record, split=None, group=None) for record in scenes])
-    train(replace(config, read=ReadConfig(validation_share=0.25)))
-    (entry,) = read_metrics(config.out, "data")
+    train(replace(config, read=ReadConfig(validation_share=0.25)), options)
+    (entry,) = read_metrics(options.out, "data")
     assert (entry["pairs"], entry["validation_captions"]) == (39, 13)
 
 
 def test_clusters_bring_near_duplicates_into_one_batch(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen
+    config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable, seen: Seen
 ) -> None:
     """Families share most words, so even an untrained encoder finds them alike."""
 
@@ -245,15 +271,20 @@ def test_clusters_bring_near_duplicates_into_one_batch(
         return sum(pairs) / len(pairs)
 
     use(scenes)
-    train(config)
+    train(config, options)
     random = together()
     seen.clear()
-    train(replace(config, out=config.out.with_name("clusters"), cluster=4))
+    train(replace(config, cluster=4), replace(options, out=options.out.with_name("clusters")))
     assert together() > 2 * random
 
 
 def test_validation_pictures_that_training_shows_too_are_counted(
-    config: TrainConfig, scenes: list[Record], use: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    config: TrainConfig,
+    options: RunOptions,
+    scenes: list[Record],
+    use: Callable,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Under another name, from another source."""
     copies = []
@@ -263,7 +294,7 @@ def test_validation_pictures_that_training_shows_too_are_counted(
         copies.append(replace(record, id=f"copy{number}", split=None, image=FileImage(tmp_path / f"two{number}.png")))
     files = [replace(r, image=FileImage(tmp_path / f"one{n}.png")) for n, r in enumerate(scenes[:3])]
     use([*files, *scenes[3:32]], other=[*copies, *(replace(record, split=None) for record in scenes[40:])])
-    train(replace(config, validation="other"))
+    train(replace(config, validation="other"), options)
     assert "3 of 15 validation images are training images too" in caplog.messages
 
 
@@ -293,15 +324,15 @@ def test_several_processes_get_short_and_long_captions_alike(
 
 
 def test_a_fraction_is_of_the_training_pairs_alone(
-    config: TrainConfig, scenes: list[Record], use: Callable, caplog: pytest.LogCaptureFixture
+    config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before the limit, of the training split only, and the same for another seed and another order of the records."""
     use(scenes)
     chosen = {record.id for record in fraction_of(scenes[:32], 0.25)}
     brief = replace(config, optim=replace(config.optim, epochs=1), fraction=0.25)
-    train(brief)
+    train(brief, options)
     assert "25 % of the training pairs, by their ids: 8 of 32" in caplog.messages
-    (entry,) = read_metrics(brief.out, "data")
+    (entry,) = read_metrics(options.out, "data")
     assert (entry["pairs"], entry["validation_captions"]) == (8, 20)
 
     def pairs(config: TrainConfig, records: list[Record]) -> set[str]:
@@ -312,12 +343,14 @@ def test_a_fraction_is_of_the_training_pairs_alone(
     assert pairs(replace(brief, seed=7), scenes[::-1]) == chosen
     assert pairs(replace(brief, limit=3), scenes) == {record.id for record in fraction_of(scenes[:32], 0.25)[:3]}
     with pytest.raises(ValueError, match="at least 2: raise --fraction"):
-        train(replace(brief, fraction=0.01, out=brief.out.with_name("none")))
+        train(replace(brief, fraction=0.01), replace(options, out=options.out.with_name("none")))
 
 
-def test_a_fraction_beside_a_source_for_validation(config: TrainConfig, scenes: list[Record], use: Callable) -> None:
+def test_a_fraction_beside_a_source_for_validation(
+    config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable
+) -> None:
     unsplit = [replace(record, split=None) for record in scenes]
     use(unsplit[:32], other=unsplit[32:40])
-    train(replace(config, validation="other", fraction=0.5, optim=replace(config.optim, epochs=1)))
-    (entry,) = read_metrics(config.out, "data")
+    train(replace(config, validation="other", fraction=0.5, optim=replace(config.optim, epochs=1)), options)
+    (entry,) = read_metrics(options.out, "data")
     assert (entry["pairs"], entry["validation_captions"]) == (16, 8)

@@ -10,7 +10,7 @@ import pytest
 
 import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
-from hnclip.config import OptimConfig, TrainConfig, to_json
+from hnclip.config import OptimConfig, RunOptions, TrainConfig, to_json
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.models.load import load
@@ -20,7 +20,7 @@ from hnclip.train.runs import models_of
 def fake_run(run: Path, epochs: dict[str, int | None], *, finished: bool = True) -> str:
     """A run's directory as training leaves it, without weights."""
     run.mkdir()
-    (run / "config.json").write_text(to_json(TrainConfig(out=run)))
+    (run / "config.json").write_text(to_json(TrainConfig()))
     for name, epoch in epochs.items():
         (run / name).mkdir()
         if epoch is not None:
@@ -78,28 +78,29 @@ def test_a_real_run_before_and_after_its_end(model_directory: Path, tmp_path: Pa
     parts = [scene_records("park", split, families=4, members=4) for split in ("train", "validation")]
     monkeypatch.setattr(run_data, "open_data", lambda source, *_, **__: DataSet(source, (*parts[0], *parts[1])))
     optim = OptimConfig(epochs=2, micro_batch=4, accumulate=1, lr=1e-3)
-    config = TrainConfig(out=tmp_path / "run", model=str(model_directory), optim=optim, threads=1, device="cpu")
+    config = TrainConfig(model=str(model_directory), optim=optim)
+    options = RunOptions(out=tmp_path / "run", threads=1, device="cpu")
     step = loop.Run._step
 
-    def stopped(self: loop.Run, *args: object, **options: object) -> dict:
+    def stopped(self: loop.Run, *args: object, **others: object) -> dict:
         if self.step == 5:
             raise KeyboardInterrupt
-        return step(self, *args, **options)
+        return step(self, *args, **others)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Run, "_step", stopped)
         with pytest.raises(KeyboardInterrupt):
-            loop.train(config)
-    run = str(config.out)
+            loop.train(config, options)
+    run = str(options.out)
     assert models_of(run) == [(f"{run} (best and last so far, epoch 1)", f"{run}/best")]
-    result = loop.resume(config.out)
+    result = loop.resume(options.out)
     found = models_of(run)
     if result.best["epoch"] == 2:
         assert found == [(f"{run} (best and last, epoch 2)", f"{run}/best")]
     else:
         assert found == [(f"{run} (best, epoch 1)", f"{run}/best"), (f"{run} (last, epoch 2)", f"{run}/last")]
     assert all(load(path).context == 248 for _, path in found)
-    shutil.rmtree(config.out / "best")
+    shutil.rmtree(options.out / "best")
     assert models_of(run) == [(f"{run} (last, epoch 2)", f"{run}/last")]
 
 
@@ -116,7 +117,8 @@ def test_a_run_aligns_two_joined_towers(method: str, tmp_path: Path, monkeypatch
     name = f"{write_dinov2(tmp_path / 'image')}+{write_bert(tmp_path / 'text')}"
     assert load(name).untrained_projections
     optim = OptimConfig(epochs=1, micro_batch=4, accumulate=1, lr=1e-3)
-    loop.train(TrainConfig(model=name, out=tmp_path / "run", optim=optim, adapt=AdaptConfig(method=method)))
+    config = TrainConfig(model=name, optim=optim, adapt=AdaptConfig(method=method))
+    loop.train(config, RunOptions(out=tmp_path / "run"))
     model = load(tmp_path / "run" / "best")
     assert not model.untrained_projections
     assert model.encode(["a red house"]).shape == (1, 512)

@@ -136,7 +136,7 @@ def gradient_dynamics(entries: Entries) -> GradientDynamics:
         HN-CLIP, section 2.4, figure of the gradient analysis, appendix C.
     """
     if not entries:
-        raise ValueError("there are no measurements of gradients: train with --probe-gradients every=5")
+        raise ValueError("there are no measurements of gradients: train with --probe-gradients 5")
     epochs = sorted({entry["epoch"] for entry in entries})
     return GradientDynamics(
         overall=_summary(entries),

@@ -1,4 +1,4 @@
-"""The options of `hnclip index`, `hnclip search` and `hnclip serve`."""
+"""Options of `hnclip index`, `hnclip search` and `hnclip serve`."""
 
 from __future__ import annotations
 
@@ -15,40 +15,41 @@ from hnclip.search.index.layout import EngineName, Storage
 
 @dataclass(frozen=True)
 class IndexOptions:
-    """Index pictures, and their captions where there are any, so that they are found by description. Run it again to
-    take in what is new, changed, moved or gone; after a kill the same command goes on."""
+    """Index images, and their captions if there are any, for search by text. Run it again to update the index with new,
+    changed, moved and deleted files; the same command resumes an interrupted one."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FOLDER|DATA")]
-    """A folder of pictures, or data as for `hnclip train` (docs/data.md)."""
+    """A folder of images, or data as for `hnclip train` (docs/data.md)."""
     out: Path
-    """The index: a directory, by custom NAME.hnc."""
+    """Directory of the index, by convention NAME.hnc."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     read: ReadConfig
     model: str = "bundled"
-    """As for `hnclip eval` (docs/models.md); of a run its best epoch."""
+    """As for `hnclip eval` (docs/models.md); for a run directory, its best epoch."""
     split: str = "all"
     """all, or one split of the data."""
     storage: Storage = "bf16"
-    """int8 takes a third of the room of bf16, and finds nearly the same (docs/search.md)."""
+    """Number format of the embeddings: int8 takes a third of the space of bf16, with nearly the same results
+    (docs/search.md)."""
     tokens: bool = False
-    """Keep the vectors of all patches: re-ranking and explanations need no picture then, but each one takes as much
-    room as all its patches have numbers."""
+    """Also store the embeddings of all patches: re-ranking and explanations then need no images, but the index is
+    larger by the number of patches per image."""
     engine: EngineName | None = None
-    """exact needs nothing else; faiss-ivf and faiss-hnsw are for millions on one machine (pip install
-    'hnclip[faiss]'); milvus is for more than one machine (pip install 'hnclip[milvus]'). Left out, it stays the
-    index's own, which is exact at first."""
+    """exact has no further dependency; faiss-ivf and faiss-hnsw are for millions of images on one machine (pip install
+    'hnclip[faiss]'); milvus is for several machines (pip install 'hnclip[milvus]'). If not given, the engine of the
+    index, or exact for a new index."""
     uri: str | None = None
-    """Of Milvus: a file, or a server as http://HOST:PORT; a file beside the index when left out."""
+    """Milvus only: a file, or a server as http://HOST:PORT; a file next to the index if not given."""
     replace: bool = False
-    """Make the index anew where one of another model or of other data lies there."""
+    """Replace an existing index of another model or of other data."""
     batch: int = 64
-    """Pictures or captions encoded at once."""
+    """Images or captions encoded at once."""
     workers: int = 0
-    """Threads that read and decode pictures; 0 for as many as processors."""
+    """Threads that read and decode images; 0 for the number of CPUs."""
     threads: int = 0
-    """Threads of the encoder; 0 leaves it to torch."""
+    """CPU threads of the encoder; 0 leaves the choice to torch."""
     device: str = "auto"
-    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def __post_init__(self) -> None:
@@ -58,88 +59,88 @@ class IndexOptions:
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
         if self.uri is not None and self.engine != "milvus":
-            raise ValueError("--uri is for --engine milvus")
+            raise ValueError("--uri requires --engine milvus")
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Find pictures by a description, or pictures and captions by a picture."""
+    """Find images by a description, or images and captions by an image."""
 
     index: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="INDEX")]
-    """What `hnclip index` made."""
+    """An index of `hnclip index`."""
     text: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="TEXT")] = None
-    """The description, the longer the better; - reads it from standard input."""
+    """The description; long ones work best. - reads it from standard input."""
     image: Path | None = None
-    """Search by this picture instead."""
+    """Search by this image instead."""
     find: Literal["images", "captions"] = "images"
-    """What is to be found."""
+    """Kind of hits."""
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 20
-    """How many."""
+    """Number of hits."""
     explain: bool = False
-    """Which words matched which parts of the pictures, which results are near-twins, and what separates them."""
+    """Show which words matched which parts of the images, which hits are near-duplicates, and how these differ."""
     rerank: bool = False
-    """Put the best 100 into another order, by words and patches (docs/search.md)."""
+    """Re-rank the top 100 by word and patch similarity (docs/search.md)."""
     engine: EngineName | None = None
-    """Another than the index's own."""
+    """Engine to use instead of the index's own."""
     model: str | None = None
-    """Where the index's model lies now, if it has moved."""
+    """Path of the index's model, if it has moved."""
     device: str = "auto"
-    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
-            raise ValueError("give a description, or a picture with --image")
+            raise ValueError("give either a description or an image with --image")
         if self.k < 1:
             raise ValueError(f"-k must be at least 1, got {self.k}")
         if self.rerank and (self.text is None or self.find != "images"):
-            raise ValueError("--rerank orders pictures by the words of a description: it needs TEXT and --find images")
+            raise ValueError("--rerank requires TEXT and --find images")
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Serve an index: a page to search it, and an HTTP API (its OpenAPI description is at /openapi.json)."""
+    """Serve a web page to search an index, and an HTTP API (OpenAPI schema at /openapi.json)."""
 
     index: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="INDEX")]
-    """What `hnclip index` made."""
+    """An index of `hnclip index`."""
     host: str = "127.0.0.1"
-    """Address to listen on; with another than this machine's own anyone who reaches it can search: set a token. Without
-    one it answers to addresses and the machine's own name only."""
+    """Address to listen on. With an address other than loopback, anyone who can reach it can search: set a
+    token. Without a token, requests must address the server by an IP address or the machine's own name."""
     port: int = 8765
-    """0 takes any that is free."""
+    """Port; 0 for any free one."""
     token: str | None = None
-    """Whoever asks must know it; also from $HNCLIP_TOKEN, where other users of the machine do not see it."""
+    """Token that requests must present; also read from $HNCLIP_TOKEN, which other users of the machine cannot see."""
     engine: EngineName | None = None
-    """Another than the index's own."""
+    """Engine to use instead of the index's own."""
     model: str | None = None
-    """Where the index's model lies now, if it has moved."""
+    """Path of the index's model, if it has moved."""
     device: str = "auto"
-    """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     threads: int = 0
-    """Threads that compute; 0 leaves it to torch."""
+    """CPU threads; 0 leaves the choice to torch."""
     waiting: int = 32
-    """Requests that may wait for their turn; more are answered with 503 at once."""
+    """Length of the request queue; further requests get status 503."""
     timeout: float = 30.0
-    """Seconds after which a request is given up."""
+    """Seconds after which a request is cancelled."""
     max_k: int = 200
-    """Most results of a request."""
+    """Maximum number of hits per request."""
     max_text: int = 20_000
-    """Most characters of a description."""
+    """Maximum number of characters of a description."""
     max_upload: int = 20_000_000
-    """Most bytes of a picture."""
+    """Maximum size of an uploaded image in bytes."""
     max_pixels: int = 50_000_000
-    """Most pixels of a picture."""
+    """Maximum number of pixels of an uploaded image."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if not self.host.strip():
-            raise ValueError("--host must be an address, 0.0.0.0 for all of this machine's")
+            raise ValueError("--host must be an address; 0.0.0.0 is for all interfaces")
         for name in ("waiting", "max_k", "max_text", "max_upload", "max_pixels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.timeout < float("inf"):
-            raise ValueError(f"--timeout must be seconds, more than 0, got {self.timeout}")
+            raise ValueError(f"--timeout must be a number of seconds above 0, got {self.timeout}")
         if self.threads < 0:
             raise ValueError(f"--threads must not be negative, got {self.threads}")
         if not 0 <= self.port < 65536:
-            raise ValueError(f"--port must lie between 0 and 65535, got {self.port}")
+            raise ValueError(f"--port must be between 0 and 65535, got {self.port}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hnclip.command import differences
-from hnclip.config import ReadConfig, RunOptions
+from hnclip.config import ReadConfig
 from hnclip.models.load import load
 from hnclip.options import Study as Options
 from hnclip.studies.estimate import FORWARD, counts_of, gallery_size, rates_of_store
@@ -21,7 +21,7 @@ from hnclip.studies.identity import gallery_fingerprint
 from hnclip.studies.names import ADAPTIVITY, MINIATURE
 from hnclip.studies.outcome import show
 from hnclip.studies.plan import Job, plan_entries
-from hnclip.studies.request import Entry, check_out, entries_of, is_here, parse_fields
+from hnclip.studies.request import Entry, check_out, entries_of, is_here, parse_fields, run_options_of
 from hnclip.studies.store import Store
 from hnclip.util.files import replace_file
 
@@ -50,11 +50,7 @@ def study(options: Options) -> Done:
     shard = None if options.shard is None else parse_shard(options.shard)
     if options.name == ADAPTIVITY:
         return _adaptivity(options)
-    store = Store(
-        options.out / "runs",
-        RunOptions(device=options.device, threads=options.threads),
-        any_version=options.any_version,
-    )
+    store = Store(options.out / "runs", run_options_of(options), any_version=options.any_version)
     entries = entries_of(options)
     if options.out.exists() and not options.out.is_dir():
         raise ValueError(f"--out {options.out} is a file, not a directory")

@@ -151,7 +151,7 @@ def _own_settings(setting: Setting) -> str:
     """What a study has other than the recipe, as options of `hnclip train`; where it lies and how fast it is are not
     told."""
     base = miniature()
-    same = {name: getattr(base, name) for name in ("data", "device", "threads", "read", "out")}
+    same = {name: getattr(base, name) for name in ("data", "read")}
     return " ".join(differences(replace(setting.base, **same), base, ""))
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hnclip.config import ReadConfig, TrainConfig, with_fields
+from pydantic import ValidationError
+
+from hnclip.config import ReadConfig, RunOptions, TrainConfig, one_line, with_fields
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.data.sources import open_data
 from hnclip.models.load import BUNDLED, is_hub_name
@@ -40,6 +43,9 @@ _ELSEWHERE = {
     "read": "--read.NAME",
     "watch": "a study that looks at every epoch",
 }
+
+# Fields of `RunOptions` that --set takes as well.
+_RUN = ("speed", "save_every", "evaluate_batch", "tensorboard")
 
 _FILES = (".pt", ".pth", ".bin", ".safetensors")  # endings of weights
 
@@ -88,16 +94,39 @@ def setting_of(options: Options) -> Setting:
     """Recipe, domains, seeds and rates."""
     recipe = recipe_of(options)
     base = RECIPES[recipe]()
-    base = replace(_with_precision(base, options.device), read=options.read, model=options.model or base.model)
-    try:
-        chosen = parse_fields(options.set)
+    base = replace(base, read=options.read, model=options.model or base.model)
+    with _set_errors():
+        chosen, _ = _split_fields(options.set)
         _check_objective(chosen)
         base = with_fields(base, chosen)
-    except ValueError as error:
-        raise ValueError(f"--set: {error}") from error
+    base = _with_precision(base, options.device)
     domains = domains_of(options.data or (base.data,), options.tests, options.read, paper=_is_paper(recipe))
     rates = {} if "optim.lr" in chosen else rates_of(recipe)  # one rate for all is what was asked for then
     return Setting(base, domains, seeds=options.seeds or None, rates=rates)
+
+
+def run_options_of(options: Options) -> RunOptions:
+    """Where and how the runs of a study are executed."""
+    with _set_errors():
+        _, chosen = _split_fields(options.set)
+        return with_fields(RunOptions(device=options.device, threads=options.threads), chosen)
+
+
+def _split_fields(given: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of --set that belong to the configuration, and those that belong to `RunOptions`."""
+    chosen = parse_fields(given)
+    run = {name: value for name, value in chosen.items() if name.partition(".")[0] in _RUN}
+    return {name: value for name, value in chosen.items() if name not in run}, run
+
+
+@contextmanager
+def _set_errors() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise ValueError(f"--set: {one_line(error)}") from error
+    except ValueError as error:
+        raise ValueError(f"--set: {error}") from error
 
 
 def _check_objective(chosen: Mapping[str, Any]) -> None:

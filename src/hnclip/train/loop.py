@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from hnclip.config import RunOptions, TrainConfig, from_json, to_json
+from hnclip.config import RunOptions, TrainConfig, read_config, to_json
 from hnclip.models.adapters import BaseModel, add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
@@ -37,7 +37,19 @@ from hnclip.util.files import recover_directory, replace_file
 
 log = logging.getLogger(__name__)
 
-__all__ = ["CONFIG", "LEFT_OUT", "RESULT", "TrainResult", "TrainingDiverged", "resume", "train", "train_or_continue"]
+__all__ = [
+    "CONFIG",
+    "LEFT_OUT",
+    "OPTIONS",
+    "RESULT",
+    "TrainResult",
+    "TrainingDiverged",
+    "resume",
+    "saved_config",
+    "saved_options",
+    "train",
+    "train_or_continue",
+]
 
 CONFIG, OPTIONS = "config.json", "options.json"
 
@@ -87,13 +99,13 @@ def saved_config(out: Path) -> TrainConfig:
             f"{out} holds no run to resume: {path} does not exist. If the run was stopped before its first step, start "
             "it again with the same command"
         )
-    return from_json(TrainConfig, path.read_text(encoding="utf-8"))
+    return read_config(TrainConfig, path)
 
 
 def saved_options(out: Path) -> RunOptions:
     """The options with which the run in a directory was started or last resumed; its directory may have moved."""
     path = out / OPTIONS
-    found = from_json(RunOptions, path.read_text(encoding="utf-8")) if path.exists() else RunOptions()
+    found = read_config(RunOptions, path) if path.exists() else RunOptions()
     return replace(found, out=out)
 
 
