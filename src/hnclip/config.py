@@ -243,6 +243,9 @@ class ReadConfig:
 
     images: str | None = None
     """Directory or tar file that holds the pictures, if they do not lie beside the captions."""
+    match: Literal["path", "name"] = "path"
+    """How a table names its images: `path`, relative to --read.images or to the table; `name` also searches both for a
+    file of the same name."""
     image_column: str | None = None
     """Column or key that names the picture, or holds it; guessed when left out."""
     caption_column: str | None = None
@@ -270,6 +273,7 @@ class ReadConfig:
         _require(
             0 <= self.validation_share < 1, f"read.validation_share must be in [0, 1), got {self.validation_share}"
         )
+        _require(self.match in ("path", "name"), f"read.match must be path or name, got {self.match!r}")
         _require(0 <= self.max_bad < 1, f"read.max_bad must be in [0, 1), got {self.max_bad}")
 
 

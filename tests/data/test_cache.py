@@ -22,7 +22,7 @@ from hnclip.core import InvalidImage
 from hnclip.data import cache as cache_module
 from hnclip.data.cache import cache_directory, load_pictures
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.pictures import CellImage, FileImage
+from hnclip.data.image_sources import CellImage, FileImage
 
 SMALL = ImageTransform(8)
 NOISE = np.random.default_rng(0)
@@ -454,7 +454,7 @@ import torch
 
 from hnclip.data import cache, store
 from hnclip.data.images import ImageTransform
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 
 pictures, directory, log, pause, place, number = sys.argv[1:]
 cache.CHUNK = 8

@@ -17,7 +17,7 @@ from PIL import Image
 
 from hnclip.core import ImageSource, InvalidImage
 from hnclip.data import pictures
-from hnclip.data.pictures import CellImage, FileImage, TarImage, decode_picture, is_image_name
+from hnclip.data.image_sources import CellImage, FileImage, TarImage, decode_image, is_image_name
 from hnclip.data.problems import ERRORS
 
 
@@ -85,7 +85,7 @@ def test_a_changed_file_has_another_stamp(sources: list[ImageSource], tmp_path: 
 )
 def test_damage_is_named_with_its_place(content: bytes, kind: str) -> None:
     with pytest.raises(InvalidImage, match="photo 7") as caught:
-        decode_picture(content, "photo 7")
+        decode_image(content, "photo 7")
     assert caught.value.kind == kind
     assert kind in ERRORS
 
@@ -104,7 +104,7 @@ def test_a_large_picture_is_refused_before_it_is_decoded(monkeypatch: pytest.Mon
     monkeypatch.setattr(pictures, "MAX_PIXELS", 1199)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     with pytest.raises(InvalidImage, match="40 × 30 pixels; at most 1,199"):
-        decode_picture(content, "photo 7")
+        decode_image(content, "photo 7")
 
 
 def test_a_pipe_is_no_picture_and_is_not_waited_for(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from encode_helpers import PROCESSES, save_picture
 
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder

@@ -20,6 +20,11 @@ ERRORS = {
 
 # Worth knowing before training; nothing is left out because of it.
 WARNINGS = {
+    "matched by name": "images found by their file name, because their path does not exist (--read.match name)",
+    "no image found": "a table of which none of the first images exists",
+    "other encoding": "text that is not UTF-8 and was read in another encoding",
+    "other count": "a split of a benchmark with another number of records than its paper states",
+    "unread table": "a table in a folder of images with .txt captions",
     "shared caption": "the same caption in two splits",
     "same caption": "captions that are equal word for word: no model can tell their pictures apart by them",
     "similar caption": "captions that share nearly all their words",
@@ -37,13 +42,19 @@ ADVICE = {
     "no caption": "write captions, or remove the pictures",
     "empty caption": "write captions, or remove the rows",
     "bad text": "save the files as UTF-8",
-    "missing image": "copy the files there, or say where they are with --read.images",
+    "missing image": "copy the files there, or name their directory (--read.images); if the table names other "
+    "directories, search by file name (--read.match name)",
     "corrupt image": "copy or download the files again, or remove the records",
     "truncated image": "copy or download the files again",
     "oversized image": "make the pictures smaller, or remove the records",
     "unusual image": "convert the pictures to RGB or grey in 8 bits",
     "repeated id": "give each record an id of its own",
     "shared image": "keep the picture in one split: a model that was trained on it cannot be tested on it",
+    "matched by name": "make sure that these are the images that the table means",
+    "no image found": "name the directory of the images (--read.images), or search by file name (--read.match name)",
+    "other encoding": "check that accents and quotes are right, or save the files as UTF-8",
+    "other count": "compare your files with those of the data set's page (docs/benchmarks.md)",
+    "unread table": "name the table itself to read it",
     "shared caption": "keep the pictures in one split if they show the same",
     "same caption": "write captions that tell the pictures apart, or keep one of them",
     "similar caption": "let the captions say what differs, or give the pictures one group (--read.group-column)",
