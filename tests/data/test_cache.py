@@ -21,8 +21,8 @@ from PIL import Image
 from hnclip.core import InvalidImage
 from hnclip.data import cache as cache_module
 from hnclip.data.cache import cache_directory, load_pictures
-from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.image_sources import CellImage, FileImage
+from hnclip.data.images import ImageTransform, preprocess_image
 
 SMALL = ImageTransform(8)
 NOISE = np.random.default_rng(0)

@@ -13,8 +13,8 @@ from hnclip.core import Problem
 from hnclip.data import problems as kinds
 from hnclip.data.check import check_data, linking
 from hnclip.data.check.counts import spread
-from hnclip.data.images import ImageTransform
 from hnclip.data.image_sources import FileImage
+from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
 from hnclip.data.sound import sound_records
 from hnclip.data.texts import TextTransform

@@ -119,7 +119,7 @@ def choose_columns(
         if name not in names:
             close = get_close_matches(name, names, 1)
             meant = f"; did you mean {close[0]!r}?" if close else ""
-            errors.append(f"there is no column {name!r} ({role.option}){meant}")
+            errors.append(f"there is no column {name[:200]!r} ({role.option}){meant}")
         return name
 
     def guess(role: Role, among: Iterable[str] = names) -> str | None:
@@ -267,4 +267,6 @@ def _holds_splits(cells: Iterable[Any]) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - 40} more" if len(names) > 40 else ""
-    return ("the columns " if len(names) > 1 else "the column ") + ", ".join(map(repr, names[:40])) + more
+    return (
+        ("the columns " if len(names) > 1 else "the column ") + ", ".join(repr(name[:60]) for name in names[:40]) + more
+    )

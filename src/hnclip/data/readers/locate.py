@@ -94,7 +94,7 @@ class ImageFinder:
         if self._tar is not None:
             folder, slash, base = "", "", path
         names = self._names(folder or slash)
-        found = base if base in names else names.get(normalize("NFC", base))
+        found = names.get(base) or names.get(normalize("NFC", base))
         return None if found is None else folder + slash + found
 
     def _names(self, folder: str) -> dict[str, str]:

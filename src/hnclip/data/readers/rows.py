@@ -97,6 +97,7 @@ def _csv_rows(path: Path, file: IO[str], log: ReadLog) -> Iterator[PlacedRow]:
 
     reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     header: list[str] = []
+    empty = True
     while True:
         start = reader.line_num
         where = f"{path}:{start + 1}"
@@ -108,9 +109,10 @@ def _csv_rows(path: Path, file: IO[str], log: ReadLog) -> Iterator[PlacedRow]:
             log.problem("unreadable row", where, str(error))
             continue
         if cells is None:
-            return
+            break
         if not any(map(str.strip, cells)):
             continue
+        empty = not header
         if not header:
             header = _header(path, cells)
         elif len(cells) < len(header) or any(cells[len(header) :]):
@@ -118,6 +120,9 @@ def _csv_rows(path: Path, file: IO[str], log: ReadLog) -> Iterator[PlacedRow]:
             log.problem("unreadable row", where, detail)
         else:
             yield str(start + 1), dict(zip(header, cells))
+    if empty:
+        found = f"only {', '.join(repr(name[:60]) for name in header[:8])}" if header else "the file is empty"
+        log.problem("unreadable row", str(path), f"there are no rows after a line of column names: {found}")
 
 
 def _next_cells(reader: Any) -> list[str] | None:
@@ -135,7 +140,9 @@ def _header(path: Path, cells: list[str]) -> list[str]:
         header.pop()
     repeated = [name for name in dict.fromkeys(header) if name and header.count(name) > 1]
     if repeated:
-        raise ValueError(f"{path} has several columns of the name {', '.join(map(repr, repeated))}")
+        raise ValueError(
+            f"{path} has several columns of the name {', '.join(repr(name[:60]) for name in repeated[:8])}"
+        )
     return header
 
 
@@ -231,9 +238,10 @@ def _rows_of_object(path: Path, content: dict[str, Any]) -> Iterator[tuple[str, 
         return _coco_rows(content["images"], content["annotations"])
     if len(lists) == 1:
         return _numbered(lists[0], iter(content[lists[0]]))
+    keys = ", ".join(repr(name[:60]) for name in list(content)[:8])
     raise ValueError(
-        f"{path} holds a JSON object with the keys {', '.join(map(repr, list(content)[:8]))}; a list of objects is "
-        'needed, or {"images": […]} as Karpathy or COCO write it'
+        f"{path} holds a JSON object with the keys {keys}; a list of objects is needed, or "
+        '{"images": […]} as Karpathy or COCO write it'
     )
 
 
