@@ -317,8 +317,8 @@ def test_bad_pictures_are_refused(
     (tmp_path / "text.jpg").write_text("no picture")
     (tmp_path / "empty.jpg").write_bytes(b"")
     Image.new("RGB", (90_000, 1)).save(tmp_path / "thin.png")
-    reasons = {"cut.png": "truncated", "text.jpg": "is no picture", "empty.jpg": "is empty", "thin.png": "too thin"}
-    for name, reason in {**reasons, "none.jpg": "does not exist", ".": "is no file"}.items():
+    reasons = {"cut.png": "truncated", "text.jpg": "image format", "empty.jpg": "is empty", "thin.png": "too thin"}
+    for name, reason in {**reasons, "none.jpg": "does not exist", ".": "is not a file"}.items():
         said = refused(capsys, folder / "files.hnc", "--image", tmp_path / name)
         assert reason in said
         assert str(tmp_path) in said

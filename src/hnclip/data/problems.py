@@ -42,8 +42,7 @@ ADVICE = {
     "no caption": "write captions, or remove the pictures",
     "empty caption": "write captions, or remove the rows",
     "bad text": "save the files as UTF-8",
-    "missing image": "copy the files there, or name their directory (--read.images); if the table names other "
-    "directories, search by file name (--read.match name)",
+    "missing image": "name their directory (--read.images), or search by file name (--read.match name)",
     "corrupt image": "copy or download the files again, or remove the records",
     "truncated image": "copy or download the files again",
     "oversized image": "make the pictures smaller, or remove the records",

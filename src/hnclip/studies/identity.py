@@ -72,7 +72,7 @@ def run_identity(config: TrainConfig, *, matched: bool = False) -> Identity:
         evaluate_batch=_USUAL.evaluate_batch,
         tensorboard=_USUAL.tensorboard,
         speed=SpeedConfig(),
-        read=replace(config.read, cache=None, images=None, prepared=None),
+        read=replace(config.read, cache=None, images=None, match="path", prepared=None),
         optim=replace(config.optim, precision=_precision(config)),
         # By what they hold, not by where they lie:
         model="",
