@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,11 +127,12 @@ def test_a_search_by_name_is_counted(read_as: Read, tmp_path: Path, caplog: pyte
 
 
 def test_a_copy_in_another_folder_changes_nothing(read_as: Read, tmp_path: Path) -> None:
-    write_png(tmp_path / "images" / "1.png", 1)
-    rows = [{"image": "images/1.png", "caption": "one"}]
+    rows = [{"image": "images/1.png", "caption": "one"}, {"image": "2.png", "caption": "two"}]
+    for name in ("images/1.png", "images/2.png"):
+        write_png(tmp_path / name, 1)
     before = read_as(rows)
-    write_png(tmp_path / "copies" / "1.png", 2)
-    write_png(tmp_path / "1.png", 2)
+    for name in ("copies/1.png", "copies/2.png", "1.png"):
+        write_png(tmp_path / name, 2)
     assert read_as(rows) == before
     assert shade(before.records[0].image) == 1
 
@@ -224,6 +226,18 @@ def test_open_clips_own_csv(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text(f"filepath\ttitle\n{tmp_path}/1.png\tA dog, a cat\n")
     (record,) = open_data(str(tmp_path / "train.csv")).records
     assert (record.id, record.captions, record.split, shade(record.image)) == ("1.png", ("A dog, a cat",), None, 1)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.json"])
+def test_a_large_table_opens_in_little_memory(tmp_path: Path, name: str) -> None:
+    """At most 600 bytes a row over the file, so 1 GB is far away for a million rows (`hnclip bench open_table`)."""
+    rows = [{"image": f"images/{n:09}.jpg", "caption": f"caption {n} " * 10, "split": "train"} for n in range(20_000)]
+    FORMATS[name](tmp_path / name, rows)
+    tracemalloc.start()
+    records = open_data(str(tmp_path / name)).records
+    peak = tracemalloc.get_traced_memory()[1] - (tmp_path / name).stat().st_size
+    tracemalloc.stop()
+    assert peak < 600 * len(records)
 
 
 def segment(sentence: Any, score: Any, **box: Any) -> dict[str, Any]:
