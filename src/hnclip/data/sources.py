@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,15 +63,15 @@ def open_data(source: str, read: ReadConfig = _DEFAULT, *, splits: Collection[st
 
     name, _, folder = source.partition("=")
     if name in BENCHMARKS:
-        images = None if read.images is None else Path(read.images).expanduser()
+        images = None if read.images is None else Path(os.path.expanduser(read.images))
         wanted = None if splits is None or "all" in splits else _benchmark_splits(BENCHMARKS[name], splits)
-        data = open_benchmark(name, Path(folder).expanduser() if folder else None, images, splits=wanted)
+        data = open_benchmark(name, Path(os.path.expanduser(folder)) if folder else None, images, splits=wanted)
     else:
         data = replace(_open_other(source, read), name=source)
         if not read.splits:
             data = replace(data, records=tuple(replace(record, split=None) for record in data.records))
     for warning in data.warnings:
-        log.warning("%s: %s: %s", warning.kind, warning.where, warning.detail)
+        _warn_once(warning)
     return data
 
 
@@ -80,6 +81,12 @@ def open_records(source: str, split: str, read: ReadConfig = _DEFAULT) -> list[R
         return list(open_data(source, read, splits={split}).part(split, validation_share=read.validation_share))
     splits = list(FAMILIES) if split == "all" else [split]
     return [record for name in splits for record in _scenes(source, name)]
+
+
+@cache
+def _warn_once(warning: Problem) -> None:
+    """A study or a run opens the same data several times."""
+    log.warning("%s: %s: %s", warning.kind, warning.where, warning.detail)
 
 
 def is_data_name(name: str) -> bool:
@@ -112,7 +119,7 @@ def _benchmark_splits(benchmark: Benchmark, splits: Collection[str]) -> set[str]
 
 def _open_other(source: str, read: ReadConfig) -> DataSet:
     """A path, a pattern, or a name on the hub."""
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     try:
         exists = path.exists()
     except (OSError, ValueError) as error:  # a name that is too long, or contains a null character

@@ -154,7 +154,19 @@ def test_bad_files_end_in_a_clear_message(tmp_path: Path, case: Case) -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        *("[", "{", "{}", "*", "{a..b}", "{9..1}.tar", "[!]*.csv", "{0..9999999}.tar", "t.csv/", "~nobody/data", "a:b"),
+        *(
+            "[",
+            "{",
+            "{}",
+            "*",
+            "{a..b}",
+            "{9..1}.tar",
+            "[!]*.csv",
+            "{0..9999999}.tar",
+            "t.csv/",
+            "~no-such-user/data",
+            "a:b",
+        ),
         *(
             "scenes/moon",
             "scenes/",

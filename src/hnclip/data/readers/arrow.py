@@ -16,7 +16,7 @@ from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage
 from hnclip.data.image_sources import CellImage, FileImage
 from hnclip.data.needs import needs
-from hnclip.data.readers.collect import HEAD, RecordCollector, Table, TableImages, add_table
+from hnclip.data.readers.collect import HEAD, RecordCollector, SourceTable, TableImages, add_table
 from hnclip.data.readers.columns import Columns, Row
 from hnclip.data.records import DataSet, ReadLog, normal_split
 
@@ -25,7 +25,7 @@ _IMAGES = 16  # read at once
 _RECENT = 3  # batches of images that are kept: threads overtake each other by a few images
 
 
-def parquet_table(path: Path, label: str, log: ReadLog) -> Table:
+def parquet_table(path: Path, label: str, log: ReadLog) -> SourceTable:
     """A Parquet file as a table."""
     with _opened(path) as file:
         names = file.schema_arrow.names
@@ -53,11 +53,11 @@ def parquet_table(path: Path, label: str, log: ReadLog) -> Table:
                             log.problem("bad text", f"{path}:{number}", str(row))
                             continue
                         if columns.image in holding:
-                            cell = _Cell(cells, number - before - 1)
+                            cell = _ImageCell(cells, number - before - 1)
                             row[columns.image] = CellImage(f"{key}:{number}", version, cell)
                         yield str(number), row
 
-    return Table(str(path), label, names, head, rows, holding)
+    return SourceTable(str(path), label, names, head, rows, holding)
 
 
 def is_saved(directory: Path) -> bool:
@@ -118,7 +118,7 @@ def _read_datasets(loaded: Any, key: str, folder: Path | None, read: ReadConfig)
     return collector.finish(key, f"rows with an image and a caption in {key}")
 
 
-def _dataset_table(dataset: Any, key: str, label: str, folder: Path | None, log: ReadLog) -> Table:
+def _dataset_table(dataset: Any, key: str, label: str, folder: Path | None, log: ReadLog) -> SourceTable:
     schema = dataset.features.arrow_schema
     holding = _image_columns(schema)
     arrow = dataset.with_format("arrow")  # in this format nothing is decoded
@@ -139,10 +139,10 @@ def _dataset_table(dataset: Any, key: str, label: str, folder: Path | None, log:
                     log.problem("bad text", f"{key}:{number}", str(row))
                     continue
                 if columns.image in holding:
-                    row[columns.image] = CellImage(f"{key}:{number}", version, _Cell(cells, number - 1))
+                    row[columns.image] = CellImage(f"{key}:{number}", version, _ImageCell(cells, number - 1))
                 yield str(number), row
 
-    return Table(key, label, schema.names, head, rows, holding)
+    return SourceTable(key, label, schema.names, head, rows, holding)
 
 
 def _image_columns(schema: Any) -> list[str]:
@@ -207,7 +207,7 @@ class _DatasetImages:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
+class _ImageCell:
     """Reads the image in one row. All rows share `images`."""
 
     images: _ParquetImages | _DatasetImages

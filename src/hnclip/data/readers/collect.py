@@ -32,7 +32,7 @@ SHOWN = 5  # problems that an error message shows
 
 
 @dataclass(frozen=True)
-class Table:
+class SourceTable:
     """A table of any format, before its columns are chosen.
 
     Args:
@@ -57,13 +57,13 @@ class Table:
     keyed: bool = False
 
 
-def text_table(path: Path, label: str, log: ReadLog) -> Table:
+def text_table(path: Path, label: str, log: ReadLog) -> SourceTable:
     """A CSV, TSV, JSON or JSON lines file."""
     rows = read_rows(path, log)
     head = list(islice(rows, HEAD))
     names = list(dict.fromkeys(name for _, row in head for name in row if name))
     in_text = path.suffix.lower() in (".csv", ".tsv")
-    return Table(
+    return SourceTable(
         str(path), label, names, [row for _, row in head], lambda columns: chain(head, rows), lists_in_text=in_text
     )
 
@@ -79,7 +79,7 @@ class TableImages:
     """
 
     def __init__(self, read: ReadConfig, log: ReadLog) -> None:
-        self.images = None if read.images is None else ImageFinder(Path(read.images).expanduser())
+        self.images = None if read.images is None else ImageFinder(Path(os.path.expanduser(read.images)))
         log.problems += () if self.images is None else self.images.problems
         self.by_name: list[str] = []
         """Names in tables that only a search by file name found."""
@@ -144,8 +144,7 @@ class TableImages:
         """Report how many images were found by file name."""
         if self.by_name:
             first = ", ".join(map(repr, self.by_name[:3]))
-            detail = f"{len(self.by_name):,} rows name images by a path that does not exist here, first {first}"
-            log.warn("matched by name", str(self._roots[0].root), detail)
+            log.warn("matched by name", self._roots[0].root, f"{len(self.by_name):,} rows, first {first}")
 
 
 @dataclass(slots=True)
@@ -252,7 +251,7 @@ class RecordCollector:
 
 
 def add_table(
-    collector: RecordCollector, table: Table, split: str | None, read: ReadConfig, images: TableImages
+    collector: RecordCollector, table: SourceTable, split: str | None, read: ReadConfig, images: TableImages
 ) -> None:
     """Add all rows of a table; `split` is theirs if no column has it."""
     if not table.names:
@@ -271,7 +270,7 @@ def add_table(
 
 def _add_row(
     collector: RecordCollector,
-    table: Table,
+    table: SourceTable,
     place: str,
     row: Row,
     columns: Columns,

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from hnclip.config import ReadConfig
 from hnclip.data.image_sources import IMAGE_SUFFIXES, FileImage, is_image_name
-from hnclip.data.readers.collect import HEAD, RecordCollector, Table, TableImages, add_table
+from hnclip.data.readers.collect import HEAD, RecordCollector, SourceTable, TableImages, add_table
 from hnclip.data.readers.columns import Row
 from hnclip.data.readers.locate import TarIndex, index_tar
 from hnclip.data.readers.rows import decode_text
@@ -112,7 +112,7 @@ def read_shards(files: Sequence[tuple[Path, str | None]], read: ReadConfig, base
     return collector.finish(shards, f"images with a .txt, .caption or .json of the same name in {shards}")
 
 
-def _shard_table(index: TarIndex, label: str, log: ReadLog) -> Table:
+def _shard_table(index: TarIndex, label: str, log: ReadLog) -> SourceTable:
     samples = _samples(index)
     head = [row for _, row in islice(_rows(index, samples, ReadLog()), HEAD)]
     names = list(dict.fromkeys(name for row in head for name in row))
@@ -123,7 +123,7 @@ def _shard_table(index: TarIndex, label: str, log: ReadLog) -> Table:
             "with --read.images"
         )
     rows = _rows(index, samples, log)
-    return Table(str(index.path), label, names, head, lambda columns: rows, holding=(_IMAGE,), keyed=True)
+    return SourceTable(str(index.path), label, names, head, lambda columns: rows, holding=(_IMAGE,), keyed=True)
 
 
 def _samples(index: TarIndex) -> dict[str, dict[str, str]]:
