@@ -50,7 +50,8 @@ def open_data(source: str, read: ReadConfig = _DEFAULT, *, splits: Collection[st
     Args:
         source: in the order in which they are recognised: `scenes`, `scenes/park`, `scenes/shelf`, and of either
             style `scenes/park/small` and `scenes/park/doubles`; the name of a benchmark, alone or as NAME=FOLDER; a
-            file, a directory, or a pattern of files; a Hugging Face data set as `owner/name` or `owner/name:config`.
+            file, a directory, or a pattern of files; a Hugging Face data set as `owner/name` or `owner/name:config`,
+            or `hf://owner/name` where that could be a path.
         read: how to read it, where the source does not say.
         splits: of a benchmark read only these, so that no other split's files are needed.
 
@@ -131,11 +132,12 @@ def _open_other(source: str, read: ReadConfig) -> DataSet:
         return _read_files(files, read, Path(os.path.commonpath([os.path.abspath(file.parent) for file in files])))
     if source.startswith("scenes/"):
         raise ValueError(f"domain must be one of {', '.join(DOMAINS)}, not {source.partition('/')[2]!r}")
-    not_hub = "" if is_data_name(source) else _why_not_hub(source)
-    if _HUB_NAME.fullmatch(source) and not is_data_name(source) and not not_hub:
+    hub_name = source.removeprefix("hf://")
+    not_hub = "" if hub_name != source or is_data_name(source) else _why_not_hub(source)
+    if _HUB_NAME.fullmatch(hub_name) and not is_data_name(source) and not not_hub:
         from hnclip.data.readers.arrow import read_hub
 
-        return read_hub(source, read)
+        return read_hub(hub_name, read)
     from hnclip.data.benchmarks import BENCHMARKS
 
     missing = ", and there is no such file or directory" if path.name != source or is_data_name(source) else ""
@@ -156,9 +158,9 @@ def _why_not_hub(source: str) -> str:
         return ""
     folders = [entry.name for entry in os.scandir() if entry.is_dir()]
     similar = [owner] if owner in folders else get_close_matches(owner, folders, 1, cutoff=0.75)
-    if similar:
-        return f"; it was not looked for on the hub, because there is a directory {similar[0]!r}"
-    return "; it was not looked for on the hub, because it reads like a path" if owner in _FOLDER_NAMES else ""
+    like_path = "it reads like a path" if owner in _FOLDER_NAMES else ""
+    why = f"there is a directory {similar[0]!r}" if similar else like_path
+    return why and f"; it was not looked for on the hub, because {why} (the hub is hf://{source})"
 
 
 def _matching(pattern: str) -> list[Path]:

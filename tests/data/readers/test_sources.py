@@ -153,7 +153,8 @@ def test_names_on_the_hub_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "owner" / "name").mkdir(parents=True)
     with pytest.raises(ValueError, match="no record found"):
         open_data("owner/name")  # now a directory here
-    assert asked == ["owner/name:config"]
+    assert open_data("hf://owner/name").name == "hf://owner/name"
+    assert asked == ["owner/name:config", "owner/name"]
 
 
 @pytest.mark.parametrize(

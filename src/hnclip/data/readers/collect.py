@@ -69,14 +69,7 @@ def text_table(path: Path, label: str, log: ReadLog) -> SourceTable:
 
 
 class TableImages:
-    """Finds the images that a table names: by path below `images` or `folder`, and on request by file name.
-
-    Args:
-        read: `images`, the directory or tar that the user named, and `match`.
-        folder: of the table; None if it has none.
-        prefix: the table's directory below that of the whole source: the same name in two directories is not the same
-            image.
-    """
+    """Finds the images that tables name: by path below `read.images` or the table's folder, on request by file name."""
 
     def __init__(self, read: ReadConfig, log: ReadLog) -> None:
         self.images = None if read.images is None else ImageFinder(Path(os.path.expanduser(read.images)))
@@ -89,7 +82,8 @@ class TableImages:
         self._prefix = ""
 
     def enter(self, folder: Path | None, prefix: str = "") -> None:
-        """Go on with a table in this folder."""
+        """Go on with a table in this folder, if it has one. `prefix` is the folder's path below that of the whole
+        source: the same name in two folders is not the same image."""
         roots = [self.images] if self.images else []
         if folder is not None:
             roots.append(self._folders.setdefault(folder, ImageFinder(folder)))
@@ -133,12 +127,11 @@ class TableImages:
         """Report it at once if none of these names, the first of a table, is found."""
         if self._search or not names or not self._roots:
             return
-        files = [(root, root.at(name).key) for name in names for root in self._roots]
-        if not any(os.path.exists(file) for root, file in files if root.is_directory) and not any(
-            root.find(name) for root in self._roots for name in names if not root.is_directory
-        ):
-            detail = f"none of the first {len(names)} images exists: there is no {files[0][1]}"
-            log.warn("no image found", table, f"{detail} (--read.images, --read.match name)")
+        for root in self._roots:
+            if any(os.path.exists(root.at(name).key) if root.is_directory else root.find(name) for name in names):
+                return
+        detail = f"none of the first {len(names)} images exists: there is no {self._roots[0].at(names[0]).key}"
+        log.warn("no image found", table, f"{detail} (--read.images, --read.match name)")
 
     def warn(self, log: ReadLog) -> None:
         """Report how many images were found by file name."""
