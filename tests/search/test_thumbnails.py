@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, PngImagePlugin
 
-from hnclip.data.images import ImageTransform, flat_picture, preprocess_image
 from hnclip.data.image_sources import decode_image
+from hnclip.data.images import ImageTransform, flat_picture, preprocess_image
 from hnclip.search.index.thumbnails import thumbnail
 
 FOUR = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [255, 255, 0]]], np.uint8)  # a colour in every corner
