@@ -22,7 +22,7 @@ from PIL import Image
 
 from hnclip.config import ReadConfig
 from hnclip.data.cache import load_pictures
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.measure import Report, Timing, machine, threads
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from hnclip.core import ImageSource
 from hnclip.data.cache import Pixels, load_pictures
+from hnclip.data.image_sources import FileImage, TarImage, is_image_name
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.pictures import FileImage, TarImage, is_image_name
 from hnclip.measure import Report, machine, threads, time_ways
 
 log = logging.getLogger("hnclip.bench")

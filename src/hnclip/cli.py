@@ -59,6 +59,7 @@ auxiliary inputs, computed once before training and stored with the image cache 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns 0 on success, 1 for an error with a message, 2 for invalid arguments, 130 if
     interrupted."""
+    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "false")  # read when pydantic is imported
     command, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
     if command in ("-h", "--help", "help"):
         print(HELP, end="")

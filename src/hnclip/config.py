@@ -180,6 +180,9 @@ class ReadConfig:
 
     images: str | None = None
     """Directory or tar file of the images, if they are not stored with the captions."""
+    match: Literal["path", "name"] = "path"
+    """How a table names its images: `path`, relative to --read.images or to the table; `name` also searches both for a
+    file of the same name."""
     image_column: str | None = None
     """Column or key that names or holds the image; guessed if not given."""
     caption_column: str | None = None

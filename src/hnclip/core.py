@@ -31,6 +31,8 @@ class InvalidImage(ValueError):
 class ImageSource(ABC):
     """Where an image is read from. Two records with the same `key` have the same image."""
 
+    __slots__ = ()
+
     @property
     @abstractmethod
     def key(self) -> str: ...
@@ -70,7 +72,7 @@ def upright_shape(image: Image.Image) -> tuple[int, int]:
     return image.size if orientation(image) < 5 else (image.height, image.width)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Region:
     """A box of the image, in pixels of the upright image, and the sentence that describes it.
 
@@ -84,7 +86,7 @@ class Region:
     edges: ImageSource | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
     """One image with its captions.
 
@@ -107,7 +109,7 @@ class Record:
     filtered: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Problem:
     """Something wrong with the data: its kind (`hnclip.data.problems`), where it is (file and line, or the record's
     id), and what was found."""

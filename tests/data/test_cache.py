@@ -21,8 +21,8 @@ from PIL import Image
 from hnclip.core import InvalidImage
 from hnclip.data import cache as cache_module
 from hnclip.data.cache import cache_directory, load_pictures
+from hnclip.data.image_sources import CellImage, FileImage
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.pictures import CellImage, FileImage
 
 SMALL = ImageTransform(8)
 NOISE = np.random.default_rng(0)
@@ -193,7 +193,7 @@ def test_another_geometry_has_another_store_and_other_colours_the_same(tmp_path,
     assert work["resized"] == []
 
 
-@pytest.mark.parametrize("what", ["image_code", "picture_code", "pillow", "torch"])
+@pytest.mark.parametrize("what", ["image_code", "image_sources", "pillow", "torch"])
 def test_other_code_has_another_store(tmp_path, monkeypatch, work, what):
     images = files(tmp_path / "pictures", 2)
     load_pictures(images, SMALL, cache=tmp_path)
@@ -280,7 +280,7 @@ def test_bad_pictures_are_reported_and_the_others_kept_in_order(tmp_path, cached
         "empty.png": (b"", "corrupt image", "is empty"),
         "cut.jpg": (encoded((90, 90), format="jpeg")[:900], "truncated image", "truncated"),
         "cut.png": (encoded((90, 90))[:900], "truncated image", "truncated"),
-        "text.jpg": (b"<html>not found</html>", "corrupt image", "no picture that Pillow knows"),
+        "text.jpg": (b"<html>not found</html>", "corrupt image", "not in an image format that Pillow reads"),
         "bomb.png": (bomb(), "oversized image", "10000000000 pixels"),
         "floats.tiff": (of_floats(1e6), "unusual image", "mode F and values from 1000000.0"),
         "nan.tiff": (of_floats(float("nan")), "unusual image", "mode F"),
@@ -290,7 +290,7 @@ def test_bad_pictures_are_reported_and_the_others_kept_in_order(tmp_path, cached
     bad = [(FileImage(tmp_path / "bad" / name), kind, what) for name, (_, kind, what) in contents.items()]
     bad += [
         (FileImage(tmp_path / "bad" / "none.png"), "missing image", "does not exist"),
-        (FileImage(tmp_path / "bad"), "missing image", "is no file"),
+        (FileImage(tmp_path / "bad"), "missing image", "is not a file"),
         (CellImage("row 7", "1", vanished), "missing image", "the table is gone"),
     ]
     good = files(tmp_path / "good", len(bad) + 1)
@@ -454,7 +454,7 @@ import torch
 
 from hnclip.data import cache, store
 from hnclip.data.images import ImageTransform
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 
 pictures, directory, log, pause, place, number = sys.argv[1:]
 cache.CHUNK = 8

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from hnclip.core import Problem, Record
+from hnclip.data.image_sources import FileImage
 from hnclip.data.images import ImageTransform
-from hnclip.data.pictures import FileImage
 from hnclip.data.sound import check_share, sound_records, write_problems
 from hnclip.data.texts import TextTransform
 from hnclip.models.preprocessing import train_tokenizer

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from hnclip.core import Record, Region
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.views.edges import edge_method
 from hnclip.prepare import lines
 from hnclip.prepare.lines import Entry, Kind, open_writer, read_manifest

@@ -12,7 +12,7 @@ import torch
 from encode_helpers import save_picture
 
 from hnclip.config import ReadConfig
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.options import Opening

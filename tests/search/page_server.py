@@ -17,7 +17,7 @@ from small_index import bundled, small_index
 
 from browser import open_browser
 from hnclip.core import Record
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.scenes import scene_records
 
 EVIL = "<img src=x onerror=\"document.title = 'owned'\"><script>document.title = 'owned'</script> & {}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from hnclip.core import ImageSource, Record, upright_shape
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.options import Opening

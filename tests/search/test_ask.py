@@ -13,7 +13,7 @@ from small_index import bundled, small_index
 
 from hnclip.cli import main
 from hnclip.core import Record
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.search.answer_text import differences
@@ -317,12 +317,12 @@ def test_bad_pictures_are_refused(
     (tmp_path / "text.jpg").write_text("no picture")
     (tmp_path / "empty.jpg").write_bytes(b"")
     Image.new("RGB", (90_000, 1)).save(tmp_path / "thin.png")
-    reasons = {"cut.png": "truncated", "text.jpg": "is no picture", "empty.jpg": "is empty", "thin.png": "too thin"}
-    for name, reason in {**reasons, "none.jpg": "does not exist", ".": "is no file"}.items():
+    reasons = {"cut.png": "truncated", "text.jpg": "image format", "empty.jpg": "is empty", "thin.png": "too thin"}
+    for name, reason in {**reasons, "none.jpg": "does not exist", ".": "is not a file"}.items():
         said = refused(capsys, folder / "files.hnc", "--image", tmp_path / name)
         assert reason in said
         assert str(tmp_path) in said
-    monkeypatch.setattr("hnclip.data.pictures.MAX_PIXELS", 1000)
+    monkeypatch.setattr("hnclip.data.image_sources.MAX_PIXELS", 1000)
     assert "at most 1,000 are decoded" in refused(
         capsys, folder / "files.hnc", "--image", folder / "files" / name_of(0)
     )

@@ -28,7 +28,7 @@ from encode_helpers import PROCESSES, save_picture
 
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
@@ -203,7 +203,7 @@ def test_only_some_problems_are_shown_and_all_are_listed(make: Make, folder: Pat
         (folder / f"{number}.png").write_text(f"bad {number}")
     built = make(folder)
     assert "left out 9 pictures:" in built.to_text()
-    assert built.to_text().count("is no picture that Pillow knows") == 5
+    assert built.to_text().count("is not in an image format that Pillow reads") == 5
     assert "  and 4 more, --json lists all" in built.to_text()
     assert len(built.to_dict()["problems"]) == 9
 
@@ -237,7 +237,7 @@ def test_copies_are_decoded_once_and_bad_copies_all_told(
     assert sum(name >= "30" for name in read.decoded) == 1
     assert sum(name >= "30" for name in read) <= 30
     for problem in built.problems:
-        assert problem.detail == f"{folder / problem.where} is no picture that Pillow knows"
+        assert problem.detail == f"{folder / problem.where} is not in an image format that Pillow reads"
     assert built.counts.encoded == 1
     assert sum(name < "30" for name in read.decoded) == 1
     assert {problem.where for problem in built.problems} == {f"{number}.png" for number in range(30, 45)}
@@ -317,7 +317,7 @@ def test_what_lies_in_a_folder_that_cannot_be_listed_stays(
 def test_names_cannot_speak_to_the_terminal(make: Make, folder: Path) -> None:
     (folder / "bad\x1b[2J\nnew line.png").write_bytes(b"no picture")
     built = make(folder)
-    assert "bad [2J new line.png is no picture that Pillow knows" in built.to_text()
+    assert "bad [2J new line.png is not in an image format that Pillow reads" in built.to_text()
     assert "\x1b" not in built.to_text()
     assert built.to_dict()["problems"][0]["where"] == "bad\x1b[2J\nnew line.png"
 

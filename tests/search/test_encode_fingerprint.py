@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hnclip.core import Record
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.texts import clean_caption
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load

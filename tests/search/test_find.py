@@ -10,7 +10,7 @@ import pytest
 from small_index import bundled, small_index
 
 from hnclip.core import Record
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load

@@ -103,7 +103,7 @@ def test_pictures_without_captions_may_lie_outside_the_splits(tmp_path: Path) ->
 def test_captions_of_which_none_can_be_read_are_a_problem(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, "a.png", "b.png")
     for name in "ab":
-        (tmp_path / f"{name}.txt").write_bytes("ein Gebäude".encode("latin-1"))
+        (tmp_path / f"{name}.txt").write_bytes(b"ein Geb\xc3\xa4ude, zwei Geb\xe4ude")
     found = source_of(tmp_path)
     assert captions_of(found) == {"a.png": (), "b.png": ()}
     assert [(problem.kind, problem.where) for problem in found.problems] == [("unreadable row", str(tmp_path))]

@@ -11,7 +11,7 @@ import torch
 from small_index import bundled, small_index
 
 from hnclip.core import Record
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.scenes import scene_records
 from hnclip.losses.tokens import token_loss
 from hnclip.search import rerank as module

@@ -15,7 +15,7 @@ from serve_helpers import Served, make_index, model, records, served
 from small_index import small_index
 
 from hnclip.core import Record
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.search.options import ServeOptions
 from hnclip.search.serve import pictures
 from hnclip.search.serve.guard import HEADERS, host_name

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, PngImagePlugin
 
+from hnclip.data.image_sources import decode_image
 from hnclip.data.images import ImageTransform, flat_picture, preprocess_image
-from hnclip.data.pictures import decode_picture
 from hnclip.search.index.thumbnails import thumbnail
 
 FOUR = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [255, 255, 0]]], np.uint8)  # a colour in every corner
@@ -33,7 +33,7 @@ def photo(width: int, height: int) -> Image.Image:
 def saved(image: Image.Image, format: str, **details: object) -> Image.Image:
     content = io.BytesIO()
     image.save(content, format, **details)
-    return decode_picture(content.getvalue(), "picture")
+    return decode_image(content.getvalue(), "picture")
 
 
 @pytest.mark.parametrize(

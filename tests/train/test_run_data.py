@@ -15,7 +15,7 @@ import hnclip.train.run_data as run_data
 from hnclip.config import ObjectiveConfig, OptimConfig, ReadConfig, RunOptions, TrainConfig
 from hnclip.core import Batch, Problem, Record
 from hnclip.data.batches import PairData, prepare
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.records import DataSet, fraction_of
 from hnclip.data.scenes import scene_records
 from hnclip.models.load import load

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from hnclip.core import ImageSource, InvalidImage, Problem
+from hnclip.data import image_sources
 from hnclip.data import images as image_code
-from hnclip.data import pictures as picture_code
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.store import LAYOUT, Entry, MappedPixels, Store, open_store
 from hnclip.data.threads import decoding_threads, in_order, processors
@@ -84,7 +84,7 @@ def _fingerprint(transform: ImageTransform) -> str:
     """What a picture's bytes depend on beside the picture: the transform's geometry, and the code that applies it."""
     parts = [str(LAYOUT), PIL.__version__, str(torch.__version__)]
     parts += [repr((transform.size, transform.shortest, transform.squash, transform.resample))]
-    parts += [Path(file).read_text(encoding="utf-8") for file in (image_code.__file__, picture_code.__file__)]
+    parts += [Path(file).read_text(encoding="utf-8") for file in (image_code.__file__, image_sources.__file__)]
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 

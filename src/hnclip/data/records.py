@@ -1,23 +1,31 @@
-"""A data set of records, its splits, and shares of them."""
+"""A data set of records, its splits, and fractions of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 from hnclip.core import Problem, Record
 
-# Other spellings that data sources use. COCO's "restval" is training material in every retrieval paper.
+SPLITS = ("train", "validation", "test")
+
+# Other spellings that data sources use. COCO's "restval" is training data in every retrieval paper.
 SPLIT_NAMES = {"training": "train", "restval": "train", "val": "validation", "valid": "validation", "dev": "validation"}
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """What a data source holds: records, and the problems of rows that no record could be made of.
+    """The records of a data source.
 
-    `name` is what messages and tables call it. `exact` says that its counts are part of a published protocol, so that
-    no record may be left out of an evaluation. `absent` names splits that the source has but not here, and why.
+    Args:
+        name: as messages and tables spell it.
+        records: in the order of the source.
+        problems: of rows that no record could be made of.
+        exact: the counts are part of a published protocol: no record may be left out of an evaluation.
+        absent: splits that the source has, but not here, and why.
+        warnings: what a user should know about how the source was read; no record is lost by it.
     """
 
     name: str
@@ -25,6 +33,7 @@ class DataSet:
     problems: tuple[Problem, ...] = ()
     exact: bool = False
     absent: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[Problem, ...] = ()
 
     def splits(self) -> dict[str, int]:
         """Declared splits with their numbers of records, in the order of their first record."""
@@ -38,13 +47,13 @@ class DataSet:
         """The records of a split; "all" is every record.
 
         Where the source declares no validation split, one is taken out of the training records: the share of them whose
-        hashed ids come first, families together. It depends on the ids alone, so it is the same in every run and on
+        hashed ids come first, groups together. It depends on the ids alone, so it is the same in every run and on
         every machine. A share of 0 holds nothing out. A source without any splits counts as training records.
         """
         if split == "all":
             return self.records
         declared = self.splits()
-        # A validation split that lies elsewhere is not made up out of the training records either.
+        # A validation split that is absent here is not taken out of the training records either.
         if split in declared and not (split == "train" and "validation" not in {*declared, *self.absent}):
             return tuple(record for record in self.records if record.split == split)
         why = self.absent.get(split) or (self.absent.get("train") if split == "validation" else None)
@@ -52,26 +61,40 @@ class DataSet:
             raise ValueError(f"{self.name} has no split {split!r} here: {why}")
         if split not in ("train", "validation") or (declared and "train" not in declared):
             have = (
-                f"it has {', '.join(declared)} (--read.no-splits sets them aside)"
+                f"it has {', '.join(declared)} (--read.no-splits ignores them)"
                 if declared
                 else "it declares none: use train, validation or all"
             )
             raise ValueError(f"{self.name} has no split {split!r}; {have}")
         training = [record for record in self.records if not declared or record.split == "train"]
         held_out = _held_out(training, validation_share)
-        return tuple(record for record in training if (_family(record) in held_out) == (split == "validation"))
+        return tuple(record for record in training if (_group(record) in held_out) == (split == "validation"))
+
+
+@dataclass
+class ReadLog:
+    """What a reader has to report: rows that became no record, and warnings."""
+
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[Problem] = field(default_factory=list)
+
+    def problem(self, kind: str, where: str, detail: str) -> None:
+        self.problems.append(Problem(kind, _printable(where), _printable(detail)))
+
+    def warn(self, kind: str, where: str, detail: str) -> None:
+        self.warnings.append(Problem(kind, _printable(where), _printable(detail)))
 
 
 def normal_split(name: str) -> str:
-    """A split's name as the rest of the house spells it."""
+    """A split's name as hnclip spells it. Interned: a million records share one string."""
     name = name.strip().lower()
-    return SPLIT_NAMES.get(name, name)
+    return sys.intern(SPLIT_NAMES.get(name, name))
 
 
 def fraction_of(records: Sequence[Record], fraction: float) -> tuple[Record, ...]:
-    """This share of the records, rounded, in the order they have: those whose hashed ids come first.
+    """This fraction of the records, rounded, in their order: those whose hashed ids come first.
 
-    The ids alone decide, so it is the same share in every run, and a smaller share is a part of every larger one.
+    The ids alone decide, so it is the same in every run, and a smaller fraction is a part of every larger one.
 
     Reference:
         HN-CLIP, section 3 and appendix C: 5, 20, 50 and 100 % of the training pairs.
@@ -84,39 +107,43 @@ def fraction_of(records: Sequence[Record], fraction: float) -> tuple[Record, ...
             f"{100 * fraction:g} % of {len(records)} training pairs are {count}, but training needs at least 2: raise "
             "--fraction"
         )
-    # Not the hash that holds validation records out: whoever comes last there would come last here.
-    ids = sorted((record.id for record in records), key=lambda name: _digest(f"fraction\0{name}"))
-    chosen = set(ids[:count])
+    # Not the hash that holds out validation records: then both would choose the same records first.
+    chosen = set(_by_hash((record.id for record in records), "fraction\0")[:count])
     return tuple(record for record in records if record.id in chosen)
 
 
-def _digest(text: str) -> bytes:
-    return sha256(text.encode("utf-8", "surrogatepass")).digest()
+def _by_hash(names: Iterable[str], salt: str = "") -> list[str]:
+    return sorted(names, key=lambda name: sha256(f"{salt}{name}".encode("utf-8", "surrogatepass")).digest())
 
 
-def _family(record: Record) -> str:
+def _group(record: Record) -> str:
     return record.group or f"\0{record.id}"
 
 
 def _held_out(records: Sequence[Record], share: float) -> set[str]:
-    """Families whose records make up at least this share, in the order of their hashes."""
+    """Groups whose records make up at least this share, in the order of their hashes."""
     if not 0 <= share < 1:
         raise ValueError(f"validation_share must be in [0, 1), got {share}")
     if share == 0:
         return set()
-    wanted = max(2, round(share * len(records)))
     sizes: dict[str, int] = {}
     for record in records:
-        sizes[_family(record)] = sizes.get(_family(record), 0) + 1
+        sizes[_group(record)] = sizes.get(_group(record), 0) + 1
     if len(records) < 4 or len(sizes) < 2:
         raise ValueError(
             f"{len(records)} training records are too few to take a validation split from: name one with --validation"
         )
+    wanted = max(2, round(share * len(records)))
     held_out: set[str] = set()
     count = 0
-    for family in sorted(sizes, key=lambda name: sha256(name.encode()).digest()):
+    for group in _by_hash(sizes):
         if count >= wanted or len(held_out) == len(sizes) - 1:
             break
-        held_out.add(family)
-        count += sizes[family]
+        held_out.add(group)
+        count += sizes[group]
     return held_out
+
+
+def _printable(text: str) -> str:
+    """Text that can be written as UTF-8: lone surrogates are escaped."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()

@@ -10,7 +10,7 @@ from pathlib import Path
 from hnclip.core import Problem, Record
 from hnclip.data.cache import Progress, load_pictures
 from hnclip.data.images import ImageTransform
-from hnclip.data.readers.cells import bad_text
+from hnclip.data.readers.columns import invalid_text
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
 from hnclip.util.files import replace_file
@@ -112,4 +112,4 @@ def _why(caption: str, text_transform: TextTransform) -> str:
 
 
 def _kind(caption: str) -> str:
-    return "bad text" if bad_text(caption) else "empty caption"
+    return "bad text" if invalid_text(caption) else "empty caption"

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from hnclip.core import Batch, Embeddings, TextBatch, ViewEmbeddings
 from hnclip.data.batches import join_texts, pad_texts
+from hnclip.data.image_sources import FileImage, is_image_name
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.pictures import FileImage, is_image_name
 from hnclip.data.texts import TextTransform
 from hnclip.models.families import Features, Request, family_of
 from hnclip.models.readout import TowerOutput

@@ -88,8 +88,7 @@ def manifest_path(cache: Path, data: str) -> Path:
 def data_identity(data: str) -> str:
     """One name for one data source, wherever the command is called."""
     from hnclip.data.benchmarks import BENCHMARKS
-    from hnclip.data.readers.paths import is_pattern
-    from hnclip.data.sources import SCENES
+    from hnclip.data.sources import SCENES, is_pattern
 
     if data in SCENES:
         return f"scenes/{SCENES[data]}"

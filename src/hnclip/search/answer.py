@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.search.answer_text import answer_text
 from hnclip.search.explain import Explanation
 from hnclip.search.find import CaptionHit, Hit

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.search.answer import Answer, Separated, item_places
 from hnclip.search.description import Description, read_description
 from hnclip.search.engines.made import again

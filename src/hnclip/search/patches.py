@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hnclip.core import InvalidImage
-from hnclip.data.pictures import decode_picture
+from hnclip.data.image_sources import decode_image
 from hnclip.search.index.reader import Index, Item
 
 if TYPE_CHECKING:
@@ -58,6 +58,6 @@ def patch_batches(finder: Finder, items: Sequence[Item]) -> Iterator[Patches]:
 def _picture(index: Index, item: Item) -> tuple[Image.Image, bool]:
     """The item's picture, or its thumbnail and True."""
     try:
-        return decode_picture(index.content(item), item.name), False
+        return decode_image(index.content(item), item.name), False
     except InvalidImage:
-        return decode_picture(index.thumbnail(item.row), f"the thumbnail of {item.name}"), True
+        return decode_image(index.thumbnail(item.row), f"the thumbnail of {item.name}"), True

@@ -8,8 +8,8 @@ from typing import Literal
 from hnclip.config import ReadConfig
 from hnclip.core import Problem, Record
 from hnclip.data.benchmarks import BENCHMARKS
-from hnclip.data.pictures import FileImage, is_image_name
-from hnclip.data.readers.cells import bad_text
+from hnclip.data.image_sources import FileImage, is_image_name
+from hnclip.data.readers.columns import invalid_text
 from hnclip.data.readers.locate import files_below
 from hnclip.data.records import DataSet
 from hnclip.data.sources import open_data
@@ -51,7 +51,7 @@ def _all_pictures(source: str, folder: Path) -> DataSet:
     for file in files_below(folder):
         if not is_image_name(file):
             continue
-        if bad := bad_text(file):
+        if bad := invalid_text(file):
             where = file.encode(errors="backslashreplace").decode()
             problems.append(Problem("bad text", where, f"the picture's name cannot be used: {bad}"))
         else:

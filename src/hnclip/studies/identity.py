@@ -62,7 +62,7 @@ def run_identity(config: TrainConfig, *, matched: bool = False) -> Identity:
     """
     plain = replace(
         config,
-        read=replace(config.read, cache=None, images=None, prepared=None),
+        read=replace(config.read, cache=None, images=None, match="path", prepared=None),
         # By what they hold, not by where they lie:
         model="",
         tokenizer=None,

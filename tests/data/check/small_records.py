@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from hnclip.core import Record
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.records import DataSet
 
 

@@ -13,8 +13,8 @@ from hnclip.core import Problem
 from hnclip.data import problems as kinds
 from hnclip.data.check import check_data, linking
 from hnclip.data.check.counts import spread
+from hnclip.data.image_sources import FileImage
 from hnclip.data.images import ImageTransform
-from hnclip.data.pictures import FileImage
 from hnclip.data.records import DataSet
 from hnclip.data.sound import sound_records
 from hnclip.data.texts import TextTransform
@@ -213,7 +213,8 @@ def test_the_text_says_what_is_wrong_what_to_do_and_what_follows(broken, transfo
     levels = [paragraph.split()[0] for paragraph in paragraphs[1:-3]]
     assert levels == ["ERROR"] * 8 + ["warning"] * 3
     [missing] = [paragraph for paragraph in paragraphs if "missing image" in paragraph]
-    head, meaning, example = missing.splitlines()
+    head, *lines, example = missing.splitlines()
+    meaning = " ".join(map(str.strip, lines))
     assert head == "ERROR  missing image: 1"
     assert kinds.ERRORS["missing image"] in meaning
     assert kinds.ADVICE["missing image"] in meaning

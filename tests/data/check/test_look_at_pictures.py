@@ -13,7 +13,7 @@ from small_records import blobs, picture_file
 
 from hnclip.core import ImageSource, Problem
 from hnclip.data.check.pictures import Picture, look_at
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 
 
 def png_of_size(width, height):

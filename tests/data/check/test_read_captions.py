@@ -7,7 +7,7 @@ from small_records import record
 
 from hnclip.data.check import captions as code
 from hnclip.data.check.captions import read_captions
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 from hnclip.data.texts import TextTransform, clean_caption
 from hnclip.models.preprocessing import train_tokenizer
 

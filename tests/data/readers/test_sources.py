@@ -1,32 +1,32 @@
+"""What `--data` means."""
+
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_pictures import png, write_png, write_tar
+from small_images import png, shade, write_png, write_tar
 
-import hnclip.data.benchmarks
 from hnclip.config import ReadConfig
+from hnclip.data import benchmarks as benchmarks_module
 from hnclip.data import sources
-from hnclip.data.readers import huggingface
-from hnclip.data.readers.gather import Found
+from hnclip.data.readers import arrow
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import FAMILIES, scene_records
-from hnclip.data.sources import open_data, open_records
+from hnclip.data.sources import open_data, open_records, splits_of_paths
 
 
-@pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the benchmarks are asked for."""
-    asked: list[Any] = []
+def read(path: Path | str, **settings: Any) -> DataSet:
+    return open_data(str(path), ReadConfig(**settings))
 
-    def open_benchmark(name: str, folder: Path | None, images: Path | None, *, splits: object) -> DataSet:
-        asked.append((name, folder, images, splits))
-        return DataSet(name, (), exact=True)
 
-    monkeypatch.setattr(hnclip.data.benchmarks, "open_benchmark", open_benchmark)
-    return asked
+def found(data: DataSet) -> list[tuple[str, str | None, int]]:
+    return [(record.id, record.split, shade(record.image)) for record in data.records]
+
+
+def table(*names: str) -> str:
+    return "file_name,text\n" + "".join(f"{name},caption of {name}\n" for name in names)
 
 
 @pytest.mark.parametrize(("source", "style"), [("scenes", "park"), ("scenes/park", "park"), ("scenes/shelf", "shelf")])
@@ -38,94 +38,144 @@ def test_scenes(source: str, style: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert data.splits() == {"train": 6, "validation": 8, "test": 4}
     assert list(data.part("test")) == scene_records(style, "test")
     assert open_records(source, "all") == list(data.records)
-
-
-def test_of_scenes_only_the_split_asked_for_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(sources, "scene_records", lambda style, split, **more: asked.append((style, split)) or [])
-    open_records("scenes/shelf", "validation")
-    assert asked == [("shelf", "validation")]
+    open_records(source, "validation")
+    assert asked == [(style, "validation")]
 
 
-def test_unknown_scenes_are_an_error() -> None:
-    with pytest.raises(ValueError, match="domain must be one of park, shelf, not 'moon'"):
-        open_data("scenes/moon")
-    with pytest.raises(ValueError, match="split must be one of train, validation, test, not 'dev'"):
-        open_records("scenes", "dev")
+def test_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
 
+    def open_benchmark(name: str, folder: Path | None, images: Path | None, *, splits: object) -> DataSet:
+        asked.append((name, folder, images, splits))
+        return DataSet(name, (), exact=True)
 
-def test_benchmarks_are_delegated(benchmarks: list[Any]) -> None:
+    monkeypatch.setattr(benchmarks_module, "open_benchmark", open_benchmark)
     assert open_data("docci").exact
-    open_data("docci/official=/data/docci", ReadConfig(images="pictures.tar"))
+    open_data("docci/official=/data/docci", ReadConfig(images="images.tar"))
     open_data("docci=a=b", splits={"test"})
     open_data("dci", splits={"train", "validation"})  # it has no validation split of its own
     open_data("dci", splits={"all"})
-    with pytest.raises(ValueError, match=r"urban-1k has no split train: it has test; .*vg-paragraphs"):
+    with pytest.raises(ValueError, match=r"vg-paragraphs"):
         open_data("urban-1k", splits={"train"})
-    assert benchmarks == [
+    assert asked == [
         ("docci", None, None, None),
-        ("docci/official", Path("/data/docci"), Path("pictures.tar"), None),
+        ("docci/official", Path("/data/docci"), Path("images.tar"), None),
         ("docci", Path("a=b"), None, {"test"}),
         ("dci", None, None, {"train"}),
         ("dci", None, None, None),
     ]
 
 
-@pytest.mark.usefixtures("benchmarks")
-def test_paths_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_a_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(40):
         write_png(tmp_path / "folder" / f"{number}.png", number)
         (tmp_path / "folder" / f"{number}.txt").write_text(f"caption {number}")
-    data = open_data(str(tmp_path / "folder"))
-    assert (data.name, len(data.records), data.problems, data.exact) == (str(tmp_path / "folder"), 40, (), False)
-    (tmp_path / "folder" / "more.txt").write_text("more")
-    assert [problem.kind for problem in open_data(str(tmp_path / "folder")).problems] == ["no image"]
-    write_tar(tmp_path / "s-0.tar", {"1.png": png(1), "1.txt": b"x"})
-    assert len(open_data(f"{tmp_path}/s-{{0..0}}.tar").records) == 1
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert len(open_data("~/folder").records) == 40
-
-
-@pytest.mark.usefixtures("benchmarks")
-def test_records_of_a_split(tmp_path: Path) -> None:
-    for number in range(40):
-        write_png(tmp_path / f"{number}.png", number)
-        (tmp_path / f"{number}.txt").write_text(f"caption {number}")
-    read = ReadConfig(validation_share=0.25)
-    train, validation = (open_records(str(tmp_path), split, read) for split in ("train", "validation"))
+    train, validation, every = (
+        open_records("~/folder", split, ReadConfig(validation_share=0.25)) for split in ("train", "validation", "all")
+    )
     assert (len(train), len(validation)) == (30, 10)
-    assert sorted(record.id for record in train + validation) == sorted(str(number) for number in range(40))
-    assert len(open_records(str(tmp_path), "all", read)) == 40
+    assert {record.id for record in [*train, *validation]} == {record.id for record in every}
     with pytest.raises(ValueError, match="has no split 'test'"):
-        open_records(str(tmp_path), "test", read)
+        open_records("~/folder", "test")
 
 
-@pytest.mark.usefixtures("benchmarks")
+def test_declared_splits_can_be_ignored(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("image,caption,split\n1.png,x,test\n")
+    assert open_data(str(tmp_path / "t.csv")).splits() == {"test": 1}
+    assert open_data(str(tmp_path / "t.csv"), ReadConfig(splits=False)).splits() == {}
+
+
+def test_hugging_faces_image_folder(tmp_path: Path) -> None:
+    """Images of one name in two splits are two images."""
+    for value, folder in enumerate(["train", "test"]):
+        write_png(tmp_path / folder / "1.png", value)
+        (tmp_path / folder / "metadata.csv").write_text(table("1.png"))
+    assert found(read(tmp_path)) == [("test/1.png", "test", 1), ("train/1.png", "train", 0)]
+    write_png(tmp_path / "one" / "1.png", 2)
+    (tmp_path / "one" / "metadata.jsonl").write_text('{"file_name": "1.png", "text": "x"}\n')
+    assert found(read(tmp_path / "one")) == [("1.png", None, 2)]
+
+
+def test_a_folder_with_tables(tmp_path: Path) -> None:
+    for value, split in enumerate(["train", "val", "test"]):
+        write_png(tmp_path / "images" / f"{split}.png", value)
+    (tmp_path / "images" / "2.json").write_text("{}")  # below the top only Parquet files are tables
+    (tmp_path / "notes.txt").write_text("notes")
+    (tmp_path / "coco_test.csv").write_text(table("images/test.png"))
+    assert found(read(tmp_path)) == [("images/test.png", None, 2)]  # a single table is in no split
+    for split in ("train", "val"):
+        (tmp_path / f"coco_{split}.csv").write_text(table(f"images/{split}.png"))
+    expected = [("images/test.png", "test", 2), ("images/train.png", "train", 0), ("images/val.png", "validation", 1)]
+    assert found(read(tmp_path)) == expected
+    (tmp_path / "categories.csv").write_text("id,name\n1,dog\n")
+    with pytest.raises(ValueError, match=r"several tables: categories.csv, coco_test.csv"):
+        read(tmp_path)
+    assert found(read(f"{tmp_path}/coco_*.csv")) == expected
+
+
+def test_tables_and_tar_files_together_are_ambiguous(tmp_path: Path) -> None:
+    (tmp_path / "captions.csv").write_text(table("x/1.png", "x/2.png"))
+    tar = write_tar(tmp_path / "images.tar", {"x/1.png": png(3), "x/2.png": png(4)})
+    with pytest.raises(ValueError, match=r"captions.csv.*images.tar.*--read.images"):
+        read(tmp_path)
+    assert found(read(tmp_path / "captions.csv", images=str(tar))) == [("x/1.png", None, 3), ("x/2.png", None, 4)]
+    tar.write_bytes(tar.read_bytes()[:1600])
+    data = read(tmp_path / "captions.csv", images=str(tar))
+    assert [problem.kind for problem in data.problems] == ["unreadable row"]
+    assert [shade(record.image) for record in data.records[:1]] == [3]
+
+
+@pytest.mark.parametrize(
+    ("path", "split"),
+    [
+        ("train.csv", "train"),
+        ("data/train-00000-of-00002.parquet", "train"),
+        ("default/validation/0000.parquet", "validation"),
+        ("coco_val.json", "validation"),
+        ("train/test.csv", None),
+        ("training.csv", "train"),
+        ("contest.csv", None),
+    ],
+)
+def test_splits_in_names(path: str, split: str | None) -> None:
+    assert splits_of_paths([path]) == [split]
+    assert splits_of_paths([path, "more.csv"]) == [None, None]
+
+
 def test_names_on_the_hub_come_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(huggingface, "read_hub", lambda source, read: asked.append(source) or Found((), ()))
+    monkeypatch.setattr(arrow, "read_hub", lambda source, read: asked.append(source) or DataSet(source, ()))
     monkeypatch.chdir(tmp_path)
     assert open_data("owner/name:config").name == "owner/name:config"
     (tmp_path / "owner" / "name").mkdir(parents=True)
     with pytest.raises(ValueError, match="no record found"):
         open_data("owner/name")  # now a directory here
-    assert asked == ["owner/name:config"]
+    assert open_data("hf://owner/name").name == "hf://owner/name"
+    assert asked == ["owner/name:config", "owner/name"]
 
 
-@pytest.mark.usefixtures("benchmarks")
 @pytest.mark.parametrize(
-    "source", ["owner/captions.csv", "./captions", "/nowhere/captions", "here/captions", "x.jsonl"]
+    "source",
+    [
+        "owner/captions.csv",
+        "./captions",
+        "/nowhere/captions",
+        "runs/mien",
+        "rnus/mine",
+        "data/phots",
+        "x.jsonl",
+        "a/b/c",
+    ],
 )
-def test_a_mistyped_path_is_said_not_to_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+def test_a_mistyped_path_is_not_sent_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(arrow, "read_hub", lambda source, read: pytest.fail("sent to the hub"))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "here").mkdir()
-    with pytest.raises(ValueError, match=r"is not known, and there is no such file or directory\. Data are one of"):
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match="there is no such file or directory") as caught:
         open_data(source)
-
-
-@pytest.mark.usefixtures("benchmarks")
-def test_an_unknown_source_is_an_error_with_what_is_understood() -> None:
-    with pytest.raises(
-        ValueError, match=r"'photos' is not known\. .*scenes/park.*\(docci, docci/official, dci.*owner/name"
-    ):
-        open_data("photos")
+    assert ("hub" in str(caught.value).partition("Data are")[0]) == (
+        source.partition("/")[0] in ("runs", "rnus", "data")
+    )

@@ -14,8 +14,8 @@ from PIL import ExifTags, Image, ImageOps
 
 from hnclip.core import ImageSource, InvalidImage, Record, Region
 from hnclip.data.cache import load_pictures
+from hnclip.data.image_sources import CellImage, FileImage
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.pictures import CellImage, FileImage
 from hnclip.data.problems import ERRORS
 from hnclip.data.scenes import scene_records
 from hnclip.data.views.derived import crop_of, edges_of, grey_of, map_crop_of

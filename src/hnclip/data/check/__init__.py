@@ -65,6 +65,7 @@ def check_data(
     groups = [*same_looks.groups, *same_words.groups]
     problems = [
         *data.problems,
+        *data.warnings,
         *problems,
         *_repeated_ids(records),
         *_bad_pictures(records, keys, seen),

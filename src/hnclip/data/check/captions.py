@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hnclip.core import Problem, Record
-from hnclip.data.readers.cells import bad_text
+from hnclip.data.readers.columns import invalid_text
 from hnclip.data.texts import TextTransform
 
 CHUNK = 1024  # captions that are tokenised together
@@ -62,7 +62,7 @@ def read_captions(
 
 def _fault(text: str) -> tuple[str, str] | None:
     """Kind and detail of what makes a caption useless to any model."""
-    if bad := bad_text(text):
+    if bad := invalid_text(text):
         return "bad text", f"{text!r} {bad}"
     return None if text.strip() else ("empty caption", f"there is nothing in {text!r}")
 

@@ -1,143 +1,125 @@
-"""Which file a picture's name means: names in published tables seldom fit the machine they are read on."""
+"""Which file an image's name in a table means, in directories and tar files."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from unicodedata import normalize
-from urllib.parse import unquote, urlsplit
 
 from hnclip.core import ImageSource, Problem
-from hnclip.data.pictures import FileImage
-from hnclip.data.readers.tars import TarIndex, index_tar
+from hnclip.data.image_sources import FileImage, TarImage
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_COMPRESSED = {b"\x1f\x8b": "gunzip -k", b"BZh": "bunzip2 -k", b"\xfd7zXZ": "unxz -k", b"(\xb5/\xfd": "unzstd"}
 
 
-class Pictures:
-    """The pictures in a directory, with all below it, or in an uncompressed tar file; found by name.
+class ImageFinder:
+    """The images in a directory, with all below it, or in an uncompressed tar file.
 
-    Directories are listed once each, when a name first needs them; no file is looked at one by one.
+    Directories are listed once each, when a name first needs them.
     """
 
     def __init__(self, root: str | Path) -> None:
-        self.root = Path(root)
-        self.problems: tuple[Problem, ...] = ()
-        """What is wrong with the tar file."""
+        self.root = os.path.abspath(root)
         self._tar: TarIndex | None = None
-        self._folders: dict[str, set[str]] = {}
-        self._by_base: dict[str, list[str]] | None = None
-        self._found_exactly: set[str] = set()
-        self._found_by_end: dict[str, str] = {}
-        if self.root.is_file():
-            self._tar = index_tar(self.root)
-            self.problems = self._tar.problems
-        elif not self.root.is_dir():
-            raise ValueError(
-                f"{self.root}, where the pictures should be, does not exist: name a directory or .tar file"
-            )
+        self._folders: dict[str, dict[str, str]] = {}
+        self._by_name: dict[str, list[str]] | None = None
+        if os.path.isfile(self.root):
+            self._tar = index_tar(Path(self.root))
+        elif not os.path.isdir(self.root):
+            raise ValueError(f"{root} should hold the images, but does not exist: name a directory or .tar file")
 
-    def find(self, name: str) -> ImageSource:
-        """The picture of that path below the root; else the only one whose path ends like it, by base name at least;
-        else a FileImage of where it should be, so that looking at it says "missing image".
+    @property
+    def is_directory(self) -> bool:
+        return self._tar is None
 
-        Raises ValueError where several pictures fit, and where two names that contradict each other lead to one
-        picture: `train/1.jpg` and `test/1.jpg` must not both become the only `1.jpg` that is there.
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """Damage of the tar file."""
+        return () if self._tar is None else self._tar.problems
+
+    def relative(self, name: str) -> str:
+        """A name in a table as a normalised POSIX path, relative to the root if it lies below it."""
+        path = os.path.normpath(name.replace("\\", "/"))
+        return path[len(self.root) + 1 :] if path.startswith(self.root + "/") else path
+
+    def at(self, name: str) -> FileImage:
+        """The file of that path, whether or not it exists."""
+        path = self.relative(name)
+        if path.startswith(("/", "../")):
+            folder, base = os.path.split(os.path.normpath(os.path.join(self.root, path)))
+            return FileImage(base, folder)
+        return FileImage(path, self.root)
+
+    def find(self, name: str) -> ImageSource | None:
+        """The image of exactly that path, below the root or absolute; None if there is none."""
+        for path in dict.fromkeys((self.relative(name), name)):  # a name may contain real backslashes
+            found = self._spelling(path)
+            if found is not None:
+                return self._source(found)
+        return None
+
+    def find_by_name(self, name: str) -> ImageSource | None:
+        """The image whose path ends most like this one, at least with the same base name; None if there is none.
+
+        Raises:
+            ValueError: several images fit equally well.
         """
-        if "\0" in name:
-            raise ValueError(f"{name!r} cannot be a file's name")
-        exact = self._exact_path(name)
-        if exact is not None:
-            self._found_exactly.add(exact)
-            self._check_agree(exact, exact, self._found_by_end.get(exact))
-            return self._picture(exact)
-        path = plain_name(name)
-        fitting = self._ending_like(path)
-        if not fitting:
-            return FileImage(self.root / path)
+        path = self.relative(name)
+        if self._by_name is None:
+            self._by_name = {}
+            for file in files_below(Path(self.root)) if self._tar is None else self._tar.files:
+                self._by_name.setdefault(_parts(file)[0], []).append(file)
+        same = self._by_name.get(_parts(path)[0], [])
+        shared = [_shared_end(path, file) for file in same]
+        fitting = [file for file, count in zip(same, shared) if count == max(shared)]
         if len(fitting) > 1:
             raise ValueError(
-                f"several pictures in {self.root} could be {name!r}: {', '.join(sorted(fitting)[:3])}; "
-                "name pictures by their path"
+                f"several images in {self.root} could be {name!r}: {', '.join(sorted(fitting)[:3])}; name images by "
+                "their path"
             )
-        found = fitting[0]
-        self._check_agree(found, path, found if found in self._found_exactly else self._found_by_end.get(found))
-        self._found_by_end.setdefault(found, path)
-        return self._picture(found)
+        return self._source(fitting[0]) if fitting else None
 
-    def has(self, name: str) -> bool:
-        """Whether there is a picture, or several, that the name could mean."""
-        return self._exact_path(name) is not None or bool(self._ending_like(plain_name(name)))
+    def _source(self, path: str) -> ImageSource:
+        return self.at(path) if self._tar is None else self._tar.image(path)
 
-    def same_name(self, name: str) -> list[tuple[str, ImageSource]]:
-        """Every picture with the base name of this path, each with its own path, the root's included."""
-        return [(str(self.root / path), self._picture(path)) for path in self._same_base(plain_name(name))]
-
-    def exact(self, name: str) -> ImageSource | None:
-        """The picture of exactly that path, below the root or absolute; None if there is none."""
-        path = self._exact_path(name)
-        return None if path is None else self._picture(path)
-
-    def _exact_path(self, name: str) -> str | None:
-        if self._has(name):
-            return name
-        path = plain_name(name)
-        return path if self._has(path) else None
-
-    def _has(self, path: str) -> bool:
-        if self._tar is not None:
-            return path in self._tar.files
+    def _spelling(self, path: str) -> str | None:
+        """The path as the directory or tar spells it. Archives packed on macOS spell accents as two characters."""
         folder, slash, base = path.rpartition("/")
-        return base in self._list(folder or (slash and "/"))
+        if self._tar is not None:
+            folder, slash, base = "", "", path
+        names = self._names(folder or slash)
+        found = names.get(base) or names.get(normalize("NFC", base))
+        return None if found is None else folder + slash + found
 
-    def _picture(self, path: str) -> ImageSource:
-        return FileImage(self.root / path) if self._tar is None else self._tar.image(path)
-
-    def _list(self, folder: str) -> set[str]:
-        """The files in a directory below the root, or in an absolute one."""
+    def _names(self, folder: str) -> dict[str, str]:
+        """The files of the tar, or of a directory that is absolute or below the root: each by its name, and by its
+        name with composed accents."""
         if folder not in self._folders:
-            try:
-                with os.scandir(os.path.join(self.root, folder)) as entries:
-                    self._folders[folder] = {entry.name for entry in entries if entry.is_file()}
-            except OSError:  # absent, no directory, or not ours to read: no picture is found there
-                self._folders[folder] = set()
+            names: Iterable[str] = ()
+            if self._tar is not None:
+                names = self._tar.files
+            else:
+                with suppress(OSError), os.scandir(os.path.join(self.root, folder)) as entries:  # absent or unreadable
+                    names = [entry.name for entry in entries if entry.is_file()]
+            self._folders[folder] = {normalize("NFC", name): name for name in names} | {name: name for name in names}
         return self._folders[folder]
 
-    def _ending_like(self, path: str) -> list[str]:
-        """The files of the same base name that share the most trailing parts with this path."""
-        found = self._same_base(path)
-        if len(found) < 2:
-            return found
-        shared = [shared_end(path, file) for file in found]
-        return [file for file, count in zip(found, shared) if count == max(shared)]
 
-    def _same_base(self, path: str) -> list[str]:
-        if self._by_base is None:
-            self._by_base = {}
-            for file in files_below(self.root) if self._tar is None else self._tar.files:
-                self._by_base.setdefault(_parts(file)[0], []).append(file)
-        return self._by_base.get(_parts(path)[0], [])
-
-    def _check_agree(self, picture: str, name: str, earlier: str | None) -> None:
-        if earlier is None or earlier == name:
-            return
-        if shared_end(earlier, name) < min(len(_parts(earlier)), len(_parts(name))):
-            raise ValueError(f"{earlier!r} and {name!r} would both be the picture {picture} in {self.root}")
-
-
-def plain_name(name: str) -> str:
-    """A picture's name as a POSIX path: slashes of either kind, no `./`; of an address only its last part."""
-    if "://" in name:
-        return PurePosixPath(unquote(urlsplit(name).path)).name or name
-    return os.path.normpath(name.replace("\\", "/"))
+def is_url(name: str) -> bool:
+    return _URL.match(name) is not None
 
 
 def _parts(path: str) -> list[str]:
-    """The parts of a path, the last one first. Archives packed on macOS spell accents as two characters, tables
-    written elsewhere as one; here they are equal."""
     return normalize("NFC", path).split("/")[::-1]
 
 
-def shared_end(first: str, second: str) -> int:
+def _shared_end(first: str, second: str) -> int:
     """How many trailing parts two paths have in common."""
     count = 0
     for one, other in zip(_parts(first), _parts(second)):
@@ -148,11 +130,11 @@ def shared_end(first: str, second: str) -> int:
 
 
 def files_below(root: Path, report: Callable[[OSError], None] | None = None) -> Iterator[str]:
-    """Paths of all files below, relative to the root. Links to directories are followed, each place visited once; what
-    is hidden is left out, and with it macOS's companions.
+    """Paths of all files below, relative to the root, sorted by directory; hidden ones are left out. Links to
+    directories are followed, and each directory is visited once.
 
     Args:
-        report: told of directories that cannot be listed; `filename` says which.
+        report: called for directories that cannot be listed; the error's `filename` says which.
     """
     visited = set()
     for folder, folders, files in os.walk(root, onerror=report, followlinks=True):
@@ -165,3 +147,52 @@ def files_below(root: Path, report: Callable[[OSError], None] | None = None) -> 
         below = os.path.relpath(folder, root)
         for name in sorted(name for name in files if not name.startswith(".")):
             yield name if below == "." else f"{below}/{name}"
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """The regular files in a tar, in their order, and its damage. If a name occurs twice, the later file counts.
+
+    `files` has offset and size of each file by its name, without a leading `./`.
+    """
+
+    path: Path
+    files: dict[str, tuple[int, int]]
+    problems: tuple[Problem, ...] = ()
+
+    def image(self, name: str) -> TarImage:
+        return TarImage(self.path, name, *self.files[name])
+
+
+def index_tar(path: Path) -> TarIndex:
+    """Index an uncompressed tar by its headers. A damaged or incomplete one keeps its first files, with a problem."""
+    with path.open("rb") as file:
+        start = file.read(8)
+        for magic, command in _COMPRESSED.items():
+            if start.startswith(magic):
+                raise ValueError(
+                    f"{path} is compressed, and images inside cannot be read in place: run `{command} {path}` and use "
+                    "the .tar that it writes"
+                )
+        total = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        files: dict[str, tuple[int, int]] = {}
+        try:
+            tar = tarfile.TarFile(fileobj=file)
+        except (tarfile.TarError, ValueError, OverflowError) as error:
+            raise ValueError(f"{path} is not a tar file: {error}") from error
+        try:
+            while (member := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # else every header stays in memory
+                if member.offset_data + member.size > total:
+                    raise tarfile.ReadError(f"{member.name} is cut off")
+                # Links have no content of their own, and sparse files are not stored in one piece.
+                if member.isreg() and not member.issparse():
+                    files[member.name.removeprefix("./")] = (member.offset_data, member.size)
+            file.seek(tar.offset)
+            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes anything but a header for the end
+                raise tarfile.ReadError("bad header")
+        except (tarfile.TarError, ValueError, OverflowError) as error:
+            detail = f"the tar file is damaged or incomplete ({error}); {len(files)} files before that are used"
+            return TarIndex(path, files, (Problem("unreadable row", str(path), detail),))
+    return TarIndex(path, files)

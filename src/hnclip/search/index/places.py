@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from hnclip.core import ImageSource
-from hnclip.data.pictures import FileImage, TarImage
+from hnclip.data.image_sources import FileImage, TarImage
 
 
 def place_of(image: ImageSource, root: Path | None) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from hnclip.core import Problem, ViewEmbeddings
-from hnclip.data.readers.cells import bad_text
+from hnclip.data.readers.columns import invalid_text
 from hnclip.data.texts import TextTransform
 from hnclip.evaluate.retrieval import encode_captions
 from hnclip.models.dual_encoder import DualEncoder
@@ -225,7 +225,7 @@ class Run:
         for item in items:
             found = [text for text in item.captions if text in bad]
             if found:
-                kind = "bad text" if bad_text(found[0]) else "empty caption"
+                kind = "bad text" if invalid_text(found[0]) else "empty caption"
                 self.problems[item.name] = Problem(kind, item.name, "; ".join(bad[text] for text in found)), ""
                 item = replace(item, captions=tuple(text for text in item.captions if text not in bad))
             kept.append(item)
@@ -287,7 +287,7 @@ def _parts(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
 
 def unreadable_texts(texts: Sequence[str], transform: TextTransform) -> dict[str, str]:
     """Texts that a model can read nothing in, or that have no UTF-8 form, and why."""
-    bad = {text: why for text in texts if (why := bad_text(text))}
+    bad = {text: why for text in texts if (why := invalid_text(text))}
     rest = [text for text in texts if text not in bad]
     try:
         transform(rest)

@@ -11,13 +11,12 @@ from pathlib import Path
 from hnclip.config import ReadConfig
 from hnclip.core import ImageSource, Problem, Record
 from hnclip.data.benchmarks import BENCHMARKS
-from hnclip.data.pictures import FileImage, TarImage, is_image_name
-from hnclip.data.readers.cells import bad_text
-from hnclip.data.readers.folder import has_captioned_pictures
+from hnclip.data.image_sources import FileImage, TarImage, is_image_name
+from hnclip.data.readers.columns import invalid_text
+from hnclip.data.readers.folders import count_captioned
 from hnclip.data.readers.locate import files_below
-from hnclip.data.readers.paths import is_data_name
 from hnclip.data.records import DataSet
-from hnclip.data.sources import SCENES, open_data
+from hnclip.data.sources import SCENES, is_data_name, open_data
 from hnclip.search.index.layout import HEADER, read_header
 from hnclip.search.index.places import file_place, place_of
 
@@ -92,7 +91,7 @@ def open_index_source(source: str, read: ReadConfig, *, split: str) -> IndexSour
         return IndexSource(str(path or source), path and path.parent, (), {}, records, data.problems)
     files, hidden = _listed(path)
     pictures = [file for file in files if is_image_name(file)]
-    described = has_captioned_pictures(files) or any(map(is_data_name, files))
+    described = count_captioned(files)[1] > 0 or any(map(is_data_name, files))
     if not pictures and not described:
         raise ValueError(f"there are no pictures in {source}")
     data, problems = DataSet(source, ()), list(hidden.values())
@@ -147,7 +146,7 @@ def _folder(
     """Pictures below a path with what the records say of them, and records whose pictures lie elsewhere."""
     pictures = [file for file in listed if is_image_name(file)]
     texts = {os.path.splitext(file)[0]: file for file in listed if file.lower().endswith(".txt")}
-    files = {name for name in pictures if not bad_text(name)}
+    files = {name for name in pictures if not invalid_text(name)}
     captions: dict[str, tuple[str, ...]] = {}
     others: list[Record] = []
     for record in records:
@@ -162,7 +161,7 @@ def _folder(
             problems.append(Problem("repeated id", record.id, f"the name of a picture in {path}, and an id elsewhere"))
     others = [record for record in others if record.id not in files]
     for name in pictures:
-        if bad := bad_text(name):
+        if bad := invalid_text(name):
             where = name.encode(errors="backslashreplace").decode()
             problems.append(Problem("bad text", where, f"the picture's name cannot be used: {bad}"))
     beside = {name: texts[stem] for name in files - captions.keys() if (stem := os.path.splitext(name)[0]) in texts}

@@ -15,7 +15,7 @@ from hashlib import blake2b
 from PIL import Image, UnidentifiedImageError
 
 from hnclip.core import InvalidImage
-from hnclip.data.pictures import FileImage, TarImage
+from hnclip.data.image_sources import FileImage, TarImage
 from hnclip.search.index.reader import Index, Item
 from hnclip.search.serve.failures import Refused
 

@@ -1,4 +1,4 @@
-"""Pictures of one colour, by which tests know them again, and tar files of given members."""
+"""Images of one colour, which tests recognise, and tar files of given members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hnclip.core import ImageSource
 
 
 def png(shade: int) -> bytes:
-    """A picture of 2 × 2 pixels; `shade` in 0 … 255 is its red."""
+    """An image of 2 × 2 pixels; `shade` in 0 … 255 is its red."""
     content = io.BytesIO()
     Image.new("RGB", (2, 2), (shade, 0, 0)).save(content, "PNG")
     return content.getvalue()

@@ -1,0 +1,227 @@
+"""Parquet files and Hugging Face data sets."""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import datasets
+import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from huggingface_hub import constants
+from small_images import png, shade, write_png
+
+from hnclip.config import ReadConfig
+from hnclip.core import InvalidImage
+from hnclip.data.readers import arrow
+from hnclip.data.readers.arrow import read_hub
+from hnclip.data.records import DataSet
+from hnclip.data.sources import open_data
+
+FEATURES = datasets.Features({"image": datasets.Image(), "text": datasets.List(datasets.Value("string"))})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_progress_bars() -> Any:
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+def read(path: Path, **settings: Any) -> DataSet:
+    return open_data(str(path), ReadConfig(**settings))
+
+
+def write(path: Path, group: int = 3, **columns: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=group)
+    return path
+
+
+@pytest.mark.parametrize("layout", ["bytes", "struct"])
+def test_images_in_cells_are_read_on_demand(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow, "_IMAGES", 2)  # so that one row group takes several reads
+    shades = list(range(0, 80, 10))
+    cells = [png(value) if layout == "bytes" else {"bytes": png(value), "path": None} for value in shades]
+    path = write(tmp_path / "t.parquet", image=cells, caption=[f"caption {value}" for value in shades])
+    asked: list[list[str]] = []
+    iter_batches = pq.ParquetFile.iter_batches
+
+    def spy(self: Any, *args: Any, **options: Any) -> Any:
+        asked.append(options["columns"])
+        return iter_batches(self, *args, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
+    records = read(path).records
+    assert all(columns == ["caption"] for columns in asked)
+    assert [record.id for record in records] == [f"t.parquet:{row}" for row in range(1, 9)]
+    assert [shade(record.image) for record in records] == shades
+    assert [shade(record.image) for record in records[::-1]] == shades[::-1]
+    assert len({record.image.key for record in records}) == len(shades)
+    assert [shade(record.image) for record in pickle.loads(pickle.dumps(records))] == shades
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda record: shade(record.image), records * 4)) == shades * 4
+
+
+def test_a_change_of_the_file_changes_the_stamp_and_the_image(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", image=[png(1)], caption=["one"])
+    (before,) = read(path).records
+    assert shade(before.image) == 1
+    write(path, image=[png(2), png(3)], caption=["one", "two"])
+    after = read(path).records[0]
+    assert before.image.key == after.image.key
+    assert before.image.stamp() != after.image.stamp()
+    assert shade(after.image) == 2
+
+
+def test_cells_of_one_name_are_one_image(tmp_path: Path) -> None:
+    """As in sets with a row for each caption."""
+    columns = {
+        "image": [png(1), png(2), png(1)],
+        "filename": ["a.jpg", "b.jpg", "a.jpg"],
+        "caption": ["one", "two", "uno"],
+        "split": ["train"] * 3,
+    }
+    data = read(write(tmp_path / "t.parquet", **columns))
+    assert [(record.id, record.captions) for record in data.records] == [("a.jpg", ("one", "uno")), ("b.jpg", ("two",))]
+    columns["split"] = ["train", "train", "test"]  # numbering may begin anew in every split
+    data = read(write(tmp_path / "t.parquet", **columns))
+    assert [(r.id, r.split) for r in data.records] == [
+        ("t.parquet:1", "train"),
+        ("t.parquet:2", "train"),
+        ("t.parquet:3", "test"),
+    ]
+
+
+def test_a_path_in_a_cell_without_bytes(tmp_path: Path) -> None:
+    write_png(tmp_path / "images" / "1.png", 7)
+    cells = [{"bytes": None, "path": "images/1.png"}, {"bytes": None, "path": None}]
+    schema = pa.schema([("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])), ("text", pa.string())])
+    pq.write_table(pa.table({"image": cells, "text": ["a", "b"]}, schema=schema), tmp_path / "t.parquet")
+    first, second = read(tmp_path / "t.parquet").records
+    assert shade(first.image) == 7
+    with pytest.raises(InvalidImage, match="holds no image") as caught:
+        second.image.load()
+    assert caught.value.kind == "missing image"
+
+
+@pytest.mark.parametrize("after", ["gone", "shorter", "broken"])
+def test_a_file_that_changes_after_opening_is_reported(tmp_path: Path, after: str) -> None:
+    path = write(tmp_path / "t.parquet", image=[png(1), png(2)], caption=["one", "two"])
+    record = read(path).records[1]
+    if after == "gone":
+        path.unlink()
+    elif after == "shorter":
+        write(path, image=[png(1)], caption=["one"])
+    else:
+        path.write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(InvalidImage, match="cannot be read") as caught:
+        record.image.load()
+    assert caught.value.kind == "missing image"
+
+
+def test_a_directory_as_it_is_on_the_hub(tmp_path: Path) -> None:
+    for number, name in enumerate(["train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"]):
+        write(tmp_path / "data" / f"{name}.parquet", image=[png(number)], text=[f"caption {number}"])
+    (tmp_path / "README.md").write_text("a card")
+    assert {(record.split, record.captions, shade(record.image)) for record in read(tmp_path).records} == {
+        ("train", ("caption 0",), 0),
+        ("train", ("caption 1",), 1),
+        ("test", ("caption 2",), 2),
+    }
+    for file in (tmp_path / "data").glob("train*"):
+        file.unlink()
+    assert [record.split for record in read(tmp_path).records] == ["test"]
+
+
+def test_text_that_is_not_utf_8_is_reported_by_row(tmp_path: Path) -> None:
+    raw = pa.array([b"one", b"caf\xe9", b"three"]).cast(pa.binary())
+    text = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    pq.write_table(pa.table({"image": ["1.png", "2.png", "3.png"], "caption": text}), tmp_path / "t.parquet")
+    data = read(tmp_path / "t.parquet")
+    assert [record.id for record in data.records] == ["1.png", "3.png"]
+    assert [(p.kind, p.where.rpartition("/")[2]) for p in data.problems] == [("bad text", "t.parquet:2")]
+
+
+def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hnclip.data import needs
+
+    def absent(module: str) -> Any:
+        raise ModuleNotFoundError(module)
+
+    monkeypatch.setattr(needs, "import_module", absent)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"pip install 'hnclip\[data\]'"):
+        read(tmp_path / "t.parquet")
+
+
+def dataset(*shades: int) -> Any:
+    cells = [{"bytes": png(value), "path": None} for value in shades]
+    captions = [[f"caption {value}", "again"] for value in shades]
+    return datasets.Dataset.from_dict({"image": cells, "text": captions}, features=FEATURES)
+
+
+def test_a_saved_dataset(tmp_path: Path) -> None:
+    dataset(1, 2, 3).select([2, 0]).save_to_disk(str(tmp_path / "d"))
+    data = read(tmp_path / "d")
+    assert [(r.id, r.captions, r.split, shade(r.image)) for r in data.records] == [
+        ("rows:1", ("caption 3", "again"), None, 3),
+        ("rows:2", ("caption 1", "again"), None, 1),
+    ]
+    assert [shade(record.image) for record in pickle.loads(pickle.dumps(data.records))] == [3, 1]
+    again = read(tmp_path / "d").records
+    assert [(r.image.key, r.image.stamp()) for r in again] == [(r.image.key, r.image.stamp()) for r in data.records]
+
+
+def test_a_saved_dictionary_has_splits(tmp_path: Path) -> None:
+    datasets.DatasetDict({"train": dataset(1, 2), "val": dataset(3)}).save_to_disk(str(tmp_path / "d"))
+    assert [(record.id, record.split, shade(record.image)) for record in read(tmp_path / "d").records] == [
+        ("train:1", "train", 1),
+        ("train:2", "train", 2),
+        ("val:1", "validation", 3),
+    ]
+
+
+def test_a_saved_dataset_that_names_its_images(tmp_path: Path) -> None:
+    write_png(tmp_path / "images" / "1.png", 4)
+    table = datasets.Dataset.from_dict({"file": ["1.png"], "a": ["x"], "b": ["y"]})
+    table.save_to_disk(str(tmp_path / "d"))
+    data = read(tmp_path / "d", images=str(tmp_path / "images"), caption_column="a,b")
+    assert [(r.id, r.captions, shade(r.image)) for r in data.records] == [("1.png", ("x", "y"), 4)]
+    (tmp_path / "d" / "state.json").write_text("{")
+    with pytest.raises(ValueError, match="cannot be read as a saved dataset"):
+        read(tmp_path / "d")
+
+
+def test_a_dataset_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str | None]] = []
+    loaded = datasets.DatasetDict({"test": dataset(5)})
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: asked.append((name, config)) or loaded)
+    (record,) = open_data("owner-of/name:small").records
+    assert asked == [("owner-of/name", "small")]
+    assert (record.id, record.split, shade(record.image)) == ("test:1", "test", 5)
+    assert record.image.key == "owner-of/name:small/test:1"
+    names = datasets.Dataset.from_dict({"file": ["1.png"], "caption": ["x"]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: names)
+    with pytest.raises(ValueError, match=r"--read.images"):
+        open_data("owner-of/name")
+
+
+def test_a_dataset_that_cannot_be_loaded_is_a_short_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def info(self: Any, name: str, timeout: float) -> Any:
+        asked.append(name)
+        raise OSError("no connection\nand much more")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: pytest.fail("it must not try again"))
+    with pytest.raises(ValueError, match=r"no file or directory .*on the hub \(no connection\)"):
+        read_hub("owner/name", ReadConfig())
+    assert asked == ["owner/name"]

@@ -1,0 +1,208 @@
+"""Image folders with .txt captions, and WebDataset shards."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_images import png, shade, write_png, write_tar
+
+from hnclip.config import ReadConfig
+from hnclip.data.records import DataSet
+from hnclip.data.sources import open_data
+
+
+def write_pair(path: Path, value: int, caption: str | bytes) -> None:
+    write_png(path, value)
+    path.with_suffix(".txt").write_bytes(caption.encode() if isinstance(caption, str) else caption)
+
+
+def read(path: Path | str, **settings: Any) -> DataSet:
+    return open_data(str(path), ReadConfig(**settings))
+
+
+def problems(data: DataSet) -> set[tuple[str, str]]:
+    return {(problem.kind, problem.where.rpartition(":")[2]) for problem in data.problems}
+
+
+def test_images_with_captions_at_any_depth(tmp_path: Path) -> None:
+    write_pair(tmp_path / "b.png", 1, "  A dog.\n")
+    write_pair(tmp_path / "a" / "deep" / "1.PNG", 2, "First line,\r\n\r\n  second  \u2028line.\r\n")
+    write_pair(tmp_path / "a" / "dots.in.name.png", 3, "\ufeffA cat.")
+    data = read(tmp_path)
+    assert {(record.id, record.captions, record.split, shade(record.image)) for record in data.records} == {
+        ("b", ("A dog.",), None, 1),
+        ("a/deep/1", ("First line, second  \u2028line.",), None, 2),
+        ("a/dots.in.name", ("A cat.",), None, 3),
+    }
+    assert data.problems == ()
+
+
+@pytest.mark.parametrize("suffix", [".avif", ".jp2", ".j2k", ".JPG", ".pcx", ".pbm"])
+def test_every_format_that_is_decoded_is_found(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"b{suffix}").write_bytes(png(1))
+    (tmp_path / "b.txt").write_text("an image")
+    assert [record.id for record in read(tmp_path).records] == ["b"]
+
+
+def test_directories_at_the_top_are_splits(tmp_path: Path) -> None:
+    for folder in ("train/x", "val", "Test", "other/test", "."):
+        write_pair(tmp_path / folder / "1.png", 0, folder)
+    data = read(tmp_path)
+    assert {(record.id, record.split) for record in data.records} == {
+        ("train/x/1", "train"),
+        ("val/1", "validation"),
+        ("Test/1", "test"),
+    }
+    assert problems(data) == {("unreadable row", "1.png"), ("unreadable row", "other/test/1.png")}
+
+
+def test_incomplete_pairs_are_reported(tmp_path: Path) -> None:
+    for name, caption in (("good", "good"), ("empty", " \n "), ("mixed", b"caf\xc3\xa9 caf\xe9"), ("caf\udce9", "x")):
+        write_pair(tmp_path / f"{name}.png", 0, caption)
+    write_pair(tmp_path / "latin.png", 0, b"caf\xe9")
+    write_png(tmp_path / "alone.png")
+    write_png(tmp_path / "linked.png")
+    (tmp_path / "linked.txt").symlink_to(tmp_path / "nowhere.txt")
+    (tmp_path / "lonely.txt").write_text("lonely")
+    (tmp_path / "good.bmp").write_bytes(png(1))
+    (tmp_path / "._good.txt").write_bytes(b"\x00\x05\x16\x07")
+    data = read(tmp_path)
+    assert [(record.id, record.captions) for record in data.records] == [("good", ("good",)), ("latin", ("café",))]
+    assert problems(data) == {
+        ("no caption", "alone.png"),
+        ("no image", "lonely.txt"),
+        ("empty caption", "empty.txt"),
+        ("bad text", "mixed.txt"),
+        ("bad text", "caf\\udce9.txt"),
+        ("unreadable row", "linked.txt"),
+        ("repeated id", "good.png"),
+    }
+    assert [warning.kind for warning in data.warnings] == ["other encoding"]
+
+
+def test_a_table_wins_over_a_stray_text_file(tmp_path: Path) -> None:
+    for number in range(6):
+        write_png(tmp_path / f"{number}.png", number)
+    (tmp_path / "captions.csv").write_text("image,caption\n" + "".join(f"{n}.png,caption {n}\n" for n in range(6)))
+    (tmp_path / "3.txt").write_text("a note")
+    assert len(read(tmp_path).records) == 6
+    for number in range(6):
+        (tmp_path / f"{number}.txt").write_text("one of two captions")
+    data = read(tmp_path)
+    assert {record.captions for record in data.records} == {("one of two captions",)}
+    assert [warning.kind for warning in data.warnings] == ["unread table"]
+
+
+def test_samples_with_text_files(tmp_path: Path) -> None:
+    members = {
+        "a/1.png": png(1),
+        "a/1.txt": b" A dog,\nrunning. ",
+        "2.caption": b"A cat.",  # the order of members does not matter
+        "2.cls": b"7",
+        "2.PNG": png(2),
+        "2.seg.png": png(9),
+        "3.avif": png(3),
+        "3.txt": b"caf\xe9",
+    }
+    data = read(write_tar(tmp_path / "s.tar", members))
+    assert [(record.id, record.captions, shade(record.image)) for record in data.records] == [
+        ("a/1", ("A dog, running.",), 1),
+        ("2", ("A cat.",), 2),
+        ("3", ("café",), 3),
+    ]
+    assert (data.problems, [warning.kind for warning in data.warnings]) == ((), ["other encoding"])
+    assert pickle.loads(pickle.dumps(data.records)) == data.records  # for the processes that decode
+
+
+def test_samples_with_objects(tmp_path: Path) -> None:
+    objects = [{"caption": ["a", "b"], "split": "val", "short_caption": "s", "name": "x"}]
+    objects += [{"caption": "c", "split": "train", "name": "y"}, {"caption": "d", "split": "val", "name": "x"}]
+    members = {f"{n}.json": json.dumps(value).encode() for n, value in enumerate(objects)}
+    path = write_tar(tmp_path / "s.tar", members | {f"{n}.png": png(n) for n in range(3)})
+    assert [(r.id, r.captions, r.split, r.short) for r in read(path).records] == [
+        ("0", ("a", "b"), "validation", "s"),
+        ("1", ("c",), "train", None),
+        ("2", ("d",), "validation", None),
+    ]
+    assert [record.captions for record in read(path, caption_column="short_caption").records] == [("s",)]
+    named = read(path, id_column="name")  # samples with one id are one image, packed once for each caption
+    assert [(record.id, record.captions) for record in named.records] == [("x", ("a", "b", "d")), ("y", ("c",))]
+
+
+def test_the_text_file_is_the_caption_unless_a_key_is_named(tmp_path: Path) -> None:
+    members = {"1.png": png(1), "1.txt": b"from text", "1.json": b'{"caption": "from object", "split": "test"}'}
+    path = write_tar(tmp_path / "s.tar", members)
+    assert [(r.captions, r.split) for r in read(path).records] == [(("from text",), "test")]
+    assert [r.captions for r in read(path, caption_column="caption").records] == [("from object",)]
+
+
+def test_bad_samples_are_reported(tmp_path: Path) -> None:
+    members = {f"{name}.png": png(1) for name in ("good", "alone", "broken", "mixed", "twice", "caf\udce9")}
+    members |= {f"{name}.txt": name.encode("utf-8", "replace") for name in ("good", "lonely", "twice", "caf\udce9")}
+    members |= {"broken.json": b"{", "list.json": b"[]", "mixed.txt": b"\xc3\xa9\xe9", "twice.jpg": png(6)}
+    members |= {"._good.txt": b"of macOS", "README": b"nothing", "other.cls": b"7", "deep.json": b"[" * 100_000}
+    data = read(write_tar(tmp_path / "s.tar", members))
+    assert [record.id for record in data.records] == ["good", "twice"]
+    assert problems(data) == {
+        ("no caption", "alone"),
+        ("no image", "lonely"),
+        ("unreadable row", "broken"),
+        ("unreadable row", "list"),
+        ("unreadable row", "deep"),
+        ("bad text", "mixed"),
+        ("bad text", "caf\\udce9"),
+        ("repeated id", "twice"),
+    }
+
+
+def shards(folder: Path, names: list[str], keys: str = "{shard}-{number}") -> None:
+    for shard, name in enumerate(names):
+        members = {}
+        for number in range(2):
+            key = keys.format(shard=shard, number=number)
+            members |= {f"{key}.png": png(10 * shard + number), f"{key}.txt": f"caption {shard} {number}".encode()}
+        write_tar(folder / name, members)
+
+
+def test_a_directory_of_shards(tmp_path: Path) -> None:
+    shards(tmp_path, ["s-000.tar", "s-001.tar"], keys="{number}")
+    (tmp_path / "s-000_stats.json").write_text("{}")  # as img2dataset writes it
+    data = read(tmp_path)  # keys that are not unique have their shard's name
+    assert [(record.id, record.split, shade(record.image)) for record in data.records] == [
+        ("s-000.tar:0", None, 0),
+        ("s-000.tar:1", None, 1),
+        ("s-001.tar:0", None, 10),
+        ("s-001.tar:1", None, 11),
+    ]
+
+
+@pytest.mark.parametrize("names", [["train/0.tar", "val/0.tar"], ["cc-train-0.tar", "cc-validation-0.tar"]])
+def test_shards_may_be_splits(tmp_path: Path, names: list[str]) -> None:
+    shards(tmp_path, names)
+    assert [record.split for record in read(tmp_path).records] == ["train", "train", "validation", "validation"]
+
+
+def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards(tmp_path, [f"s-{number:03}.tar" for number in range(12)])
+
+    def numbers(pattern: str) -> list[int]:
+        data = read(f"{tmp_path}/{pattern}")
+        return sorted({int(record.id.partition("-")[0]) for record in data.records})
+
+    assert numbers("s-{008..011}.tar") == [8, 9, 10, 11]
+    assert numbers("s-00{1,3}.tar") == [1, 3]
+    assert numbers("s-0{0,1}{0..1}.tar") == [0, 1, 10, 11]
+    assert numbers("*-01?.tar") == [10, 11]
+    assert numbers("**/s-00[45].tar") == [4, 5]
+    monkeypatch.chdir(tmp_path)
+    assert len(read("s-00?.tar").records) == 20
+    for pattern in ("s-{010..012}.tar", "x-*.tar", "s-{5..1}.tar"):
+        with pytest.raises(ValueError, match="there is no file"):
+            numbers(pattern)
+    for pattern in ("s-{000..999999999}.tar", "s-{0..999}{0..999}.tar", "{a,b}" * 40, "{0..99999999}/*.tar"):
+        with pytest.raises(ValueError, match="more than 200,000"):
+            numbers(pattern)

@@ -1,0 +1,171 @@
+"""Rows of CSV, TSV, JSON lines and JSON files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hnclip.data.readers import rows as rows_module
+from hnclip.data.readers.rows import read_rows
+from hnclip.data.records import ReadLog
+
+
+def rows_of(path: Path, content: str | bytes) -> tuple[list[tuple[str, dict[str, Any]]], ReadLog]:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    log = ReadLog()
+    return list(read_rows(path, log)), log
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_delimiter_of_a_csv_is_found(tmp_path: Path, delimiter: str) -> None:
+    text = delimiter.join(["image", '"a, b; c"']) + "\n" + delimiter.join(["1.png", '"x, y; z"']) + "\n"
+    rows, log = rows_of(tmp_path / "t.csv", text)
+    assert rows == [("2", {"image": "1.png", "a, b; c": "x, y; z"})]
+    assert log == ReadLog()
+
+
+def test_a_tsv_is_divided_by_tabs(tmp_path: Path) -> None:
+    rows, _ = rows_of(tmp_path / "t.tsv", "image\ta,b,c\n1.png\tx\n")
+    assert rows == [("2", {"image": "1.png", "a,b,c": "x"})]
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_byte_order_mark_line_ends_quotes_and_blank_lines(tmp_path: Path, ending: str) -> None:
+    lines = ["\ufeffimage , caption,", '1.png,"say ""hi"",', 'twice"', "", " ,", "2.png,plain,"]
+    rows, log = rows_of(tmp_path / "t.csv", ending.join(lines))
+    assert rows == [
+        ("2", {"image": "1.png", "caption": f'say "hi",{ending}twice'}),
+        ("6", {"image": "2.png", "caption": "plain"}),
+    ]
+    assert log == ReadLog()
+
+
+def test_large_fields_are_read_and_the_limit_of_the_process_stays(tmp_path: Path) -> None:
+    long, limit = "word " * 100_000, csv.field_size_limit()
+    rows, _ = rows_of(tmp_path / "t.csv", f"image,caption\n1.png,{long}\n")
+    assert rows[0][1]["caption"] == long
+    assert csv.field_size_limit() == limit
+
+
+@pytest.mark.parametrize("bad", ["1.png,a dog, running", "1.png", '1.png,"a dog" running'])
+def test_a_bad_line_is_the_only_one_lost(tmp_path: Path, bad: str) -> None:
+    rows, log = rows_of(tmp_path / "t.csv", f"image,caption\n0.png,first\n{bad}\n2.png,later\n")
+    assert [place for place, _ in rows] == ["2", "4"]
+    assert [(problem.kind, problem.where) for problem in log.problems] == [("unreadable row", f"{tmp_path}/t.csv:3")]
+
+
+@pytest.mark.parametrize("after", ["", "\n2.png,x\n", '\n2.png,"fine"\n3.png,fine\n', "\n2.png,x" * 1500])
+def test_an_open_quote_ends_the_reading_at_its_line(tmp_path: Path, after: str) -> None:
+    with pytest.raises(ValueError, match=r"t.csv:3: .*quote"):
+        rows_of(tmp_path / "t.csv", 'image,caption\n0.png,first\n1.png,"open' + after)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.json"])
+@pytest.mark.parametrize(
+    ("encoding", "read_as"),
+    [("utf-8", None), ("utf-8-sig", None), ("cp1252", "cp1252"), ("latin-1", "cp1252"), ("utf-16", "utf-16")],
+)
+def test_other_encodings_are_read_with_a_warning(tmp_path: Path, name: str, encoding: str, read_as: str | None) -> None:
+    content = {
+        "t.csv": "image,caption\n1.png,Straße am Café\n",
+        "t.jsonl": '{"image": "1.png", "caption": "Straße am Café"}\n',
+        "t.json": '[{"image": "1.png", "caption": "Straße am Café"}]',
+    }[name]
+    rows, log = rows_of(tmp_path / name, content.encode(encoding))
+    assert [row["caption"] for _, row in rows] == ["Straße am Café"]
+    assert [warning.kind for warning in log.warnings] == (["other encoding"] if read_as else [])
+    assert all(str(read_as) in warning.detail for warning in log.warnings)
+
+
+def test_the_last_byte_of_a_file_counts_for_its_encoding(tmp_path: Path) -> None:
+    rows, _ = rows_of(tmp_path / "t.csv", b"image,caption\n1.png,caf\xe9")
+    assert rows[0][1]["caption"] == "café"
+
+
+def test_in_a_utf_8_file_other_bytes_spoil_only_their_cell(tmp_path: Path) -> None:
+    rows, log = rows_of(tmp_path / "t.csv", b"image,caption\n1.png,caf\xe9\n2.png,caf\xc3\xa9\n")
+    assert [row["caption"] for _, row in rows] == ["caf\udce9", "café"]
+    assert log.warnings == []
+
+
+@given(st.lists(st.lists(st.text(alphabet="ab \"',;\t\n\r|é\u2028"), min_size=2, max_size=2), max_size=6))
+def test_what_the_csv_module_writes_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, cells: list[list[str]]
+) -> None:
+    text = io.StringIO()
+    csv.writer(text).writerows([["a", "b"], *cells])
+    rows, log = rows_of(tmp_path_factory.mktemp("csv") / "t.csv", text.getvalue())
+    assert [list(row.values()) for _, row in rows] == [row for row in cells if any(map(str.strip, row))]
+    assert len(log.problems) == (not rows)
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    content = b'\xef\xbb\xbf{"a": 1}\n\n  \n{"a": \n[1]\n{"a": "\xc3\xa9"}\r\n' + b"[" * 100_000 + b'\n{"a": 2}'
+    rows, log = rows_of(tmp_path / "t.jsonl", content)
+    assert rows == [("1", {"a": 1}), ("6", {"a": "é"}), ("8", {"a": 2})]
+    assert [(problem.kind, problem.where) for problem in log.problems] == [
+        ("unreadable row", f"{tmp_path}/t.jsonl:{line}") for line in (4, 5, 7)
+    ]
+
+
+def test_json_lines_in_a_json_file_are_recognised(tmp_path: Path) -> None:
+    rows, _ = rows_of(tmp_path / "t.json", '{"a": 1}\n{"a": 2}\n')
+    assert rows == [("1", {"a": 1}), ("2", {"a": 2})]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_list(tmp_path: Path, indent: int | None) -> None:
+    rows, log = rows_of(tmp_path / "t.json", json.dumps([{"a": 1}, "x", {"a": 2}], indent=indent))
+    assert rows == [("[0]", {"a": 1}), ("[2]", {"a": 2})]
+    assert [problem.where for problem in log.problems] == [f"{tmp_path}/t.json:[1]"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    rows=st.lists(st.dictionaries(st.text(max_size=5), JSON, max_size=4), max_size=8),
+    chunk=st.integers(3, 40),
+    indent=st.none() | st.integers(0, 2),
+    ascii_only=st.booleans(),
+)
+def test_a_json_list_read_in_chunks_is_the_list(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Any], chunk: int, indent: int | None, ascii_only: bool
+) -> None:
+    content = f"  {json.dumps(rows, indent=indent, ensure_ascii=ascii_only)}\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "_CHUNK", chunk)
+        found, log = rows_of(tmp_path_factory.mktemp("stream") / "rows.json", content)
+    assert [row for _, row in found] == rows
+    assert log == ReadLog()
+
+
+def test_karpathy_splits_and_coco_captions(tmp_path: Path) -> None:
+    image = {"filepath": "val2014", "filename": "1.png", "split": "val", "sentences": [{"raw": "a"}]}
+    rows, _ = rows_of(tmp_path / "k.json", json.dumps({"images": [image, "x"], "dataset": "coco"}))
+    assert rows == [("images[0]", {"filename": "val2014/1.png", "split": "val", "sentences": [{"raw": "a"}]})]
+    coco = {
+        "info": {},
+        "images": [{"id": 1, "file_name": "1.png"}, {"id": 2, "file_name": "2.png"}],
+        "annotations": [{"id": 9, "image_id": 2, "caption": "a"}, {"id": 8, "image_id": 7, "caption": "b"}, None],
+    }
+    rows, log = rows_of(tmp_path / "c.json", json.dumps(coco))
+    assert rows == [
+        ("annotations[0]", {"id": 2, "image_id": 2, "caption": "a", "file_name": "2.png"}),
+        ("annotations[1]", {"id": 8, "image_id": 7, "caption": "b"}),
+        ("images[0]", {"id": 1, "file_name": "1.png"}),
+    ]
+    assert [problem.where for problem in log.problems] == [f"{tmp_path}/c.json:annotations[2]"]
+    rows, _ = rows_of(tmp_path / "o.json", json.dumps({"version": 1, "annotations": [{"image": "1.png"}]}))
+    assert rows == [("annotations[0]", {"image": "1.png"})]

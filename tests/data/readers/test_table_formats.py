@@ -1,0 +1,373 @@
+"""The same table in every format, and the choice of its columns."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_images import png, shade, write_png, write_tar
+
+from hnclip.config import ReadConfig
+from hnclip.core import InvalidImage, Record, Region
+from hnclip.data.readers.columns import Columns, Row, caption_texts, choose_columns, invalid_text
+from hnclip.data.records import DataSet
+from hnclip.data.sources import open_data
+
+Rows = Sequence[dict[str, Any]]
+Read = Callable[..., DataSet]
+
+
+def write_delimited(path: Path, rows: Rows, delimiter: str) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_json_lines(path: Path, rows: Rows) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8", newline="")
+
+
+FORMATS: dict[str, Callable[[Path, Rows], None]] = {
+    "t.csv": lambda path, rows: write_delimited(path, rows, ","),
+    "tabs.csv": lambda path, rows: write_delimited(path, rows, "\t"),
+    "semicolons.csv": lambda path, rows: write_delimited(path, rows, ";"),
+    "t.tsv": lambda path, rows: write_delimited(path, rows, "\t"),
+    "t.jsonl": write_json_lines,
+    "t.ndjson": write_json_lines,
+    "t.json": lambda path, rows: path.write_text(json.dumps(list(rows)), encoding="utf-8") and None,
+    "t.parquet": lambda path, rows: pq.write_table(pa.Table.from_pylist(list(rows)), path),
+}
+
+
+@pytest.fixture(params=FORMATS)
+def read_as(request: pytest.FixtureRequest, tmp_path: Path) -> Read:
+    """Writes rows in one of the formats and reads them."""
+
+    def write_and_read(rows: Rows, **read: Any) -> DataSet:
+        path = tmp_path / request.param
+        FORMATS[request.param](path, rows)
+        return open_data(str(path), ReadConfig(**read))
+
+    return write_and_read
+
+
+def kinds(data: DataSet) -> list[str]:
+    return [problem.kind for problem in data.problems]
+
+
+def is_missing(record: Record) -> bool:
+    try:
+        record.image.read()
+    except InvalidImage as error:
+        return error.kind == "missing image"
+    return False
+
+
+def test_guessed_columns(read_as: Read, tmp_path: Path) -> None:
+    write_png(tmp_path / "a" / "1.png", 1)
+    write_png(tmp_path / "a" / "2.png", 2)
+    names = ("filename", "caption", "split", "image_id", "short_caption", "group")
+    rows = [("a/1.png", " one ", "TRAIN", "x", "1", "g"), ("a/2.png", "two", "val", "y", "", "")]
+    data = read_as([dict(zip(names, row)) for row in rows])
+    assert [(r.id, r.captions, r.split, r.short, r.group) for r in data.records] == [
+        ("x", ("one",), "train", "1", "g"),
+        ("y", ("two",), "validation", None, None),
+    ]
+    assert [shade(record.image) for record in data.records] == [1, 2]
+    assert (data.problems, data.warnings) == ((), ())
+
+
+def test_named_columns_and_images_in_a_tar(read_as: Read, tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "elsewhere" / "p.tar", {"coco/1.png": png(1), "./coco/2.png": png(2)})
+    rows = [
+        {"where": "coco/1.png", "x": "one", "y": "uno", "n": 1},
+        {"where": "coco/2.png", "x": "two", "y": "", "n": 2},
+    ]
+    data = read_as(rows, images=str(tar), image_column="where", caption_column="x,y", id_column="n")
+    assert [(record.id, record.captions) for record in data.records] == [("1", ("one", "uno")), ("2", ("two",))]
+    assert [shade(record.image) for record in data.records] == [1, 2]
+
+
+def test_the_image_that_the_table_names_or_none(read_as: Read, tmp_path: Path) -> None:
+    """A file of the same name in another directory is another image."""
+    write_png(tmp_path / "dogs" / "0001.png", 1)
+    tar = write_tar(tmp_path / "p.tar", {"dogs/0001.png": png(1)})
+    rows = [{"image": "cats/0001.png", "caption": "a cat"}]
+    for images in (None, str(tmp_path / "dogs"), str(tar)):
+        data = read_as(rows, images=images)
+        assert list(map(is_missing, data.records)) == [True]
+        assert [warning.kind for warning in data.warnings] == ["no image found"]
+
+
+def test_a_search_by_name_is_counted(read_as: Read, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_png(tmp_path / "images" / "1.png", 1)
+    write_png(tmp_path / "2.png", 2)
+    rows = [{"image": "/there/1.png", "caption": "one"}, {"image": "2.png", "caption": "two"}]
+    with caplog.at_level(logging.WARNING, "hnclip"):
+        data = read_as(rows, match="name")
+    assert [shade(record.image) for record in data.records] == [1, 2]
+    assert [warning.kind for warning in data.warnings] == ["matched by name"]
+    assert "1 rows" in data.warnings[0].detail
+    assert "matched by name" in caplog.text
+    write_png(tmp_path / "others" / "1.png", 3)
+    data = read_as(rows, match="name")
+    assert kinds(data) == ["missing image"]
+    assert "several" in data.problems[0].detail
+
+
+def test_a_copy_in_another_folder_changes_nothing(read_as: Read, tmp_path: Path) -> None:
+    rows = [{"image": "images/1.png", "caption": "one"}, {"image": "2.png", "caption": "two"}]
+    for name in ("images/1.png", "images/2.png"):
+        write_png(tmp_path / name, 1)
+    before = read_as(rows)
+    for name in ("copies/1.png", "copies/2.png", "1.png"):
+        write_png(tmp_path / name, 2)
+    assert read_as(rows) == before
+    assert shade(before.records[0].image) == 1
+
+
+@pytest.mark.parametrize("column", ["url", "image", "image_url", "named"])
+def test_urls_are_not_files(read_as: Read, tmp_path: Path, column: str) -> None:
+    write_png(tmp_path / "1.png", 1)
+    with pytest.raises(ValueError, match=r"URL.*download"):
+        read_as(
+            [{column: "https://example.org/VG/1.png", "paragraph": "one"}],
+            image_column="named" if column == "named" else None,
+        )
+    rows = [{"image": "1.png", "caption": "one"}, {"image": "https://example.org/1.png", "caption": "two"}]
+    data = read_as(rows)
+    assert [record.captions for record in data.records] == [("one",)]
+    assert "download" in data.problems[0].detail
+
+
+def test_one_record_for_each_image(read_as: Read, tmp_path: Path) -> None:
+    write_png(tmp_path / "1.png", 1)
+    rows = [
+        {"image": "1.png", "caption": "one", "split": "train"},
+        {"image": "2.png", "caption": "two", "split": "train"},
+        {"image": "./1.png", "caption": "uno", "split": "train"},
+        {"image": str(tmp_path / "1.png"), "caption": "one", "split": "train"},
+        {"image": "2.png", "caption": "zwei", "split": "test"},
+    ]
+    for images in (None, str(tmp_path)):
+        data = read_as(rows, images=images)
+        assert [(r.id, r.captions, r.split) for r in data.records] == [
+            ("1.png", ("one", "uno"), "train"),
+            ("2.png", ("two",), "train"),
+        ]
+        assert kinds(data) == ["shared image"]
+
+
+def test_bad_rows_are_reported_and_skipped(read_as: Read) -> None:
+    names = ("image", "caption", "split")
+    rows = [("1.png", "one", "train"), ("", "two", "train"), ("3.png", "", "train"), ("4.png", "four", " ")]
+    rows.append(("5\0.png", "five", "train"))
+    data = read_as([dict(zip(names, row)) for row in rows])
+    assert [record.id for record in data.records] == ["1.png"]
+    assert kinds(data) == ["no image", "empty caption", "unreadable row", "missing image"]
+    with pytest.raises(ValueError, match=r"no record found.*\n  empty caption"):
+        read_as([{"image": "1.png", "caption": ""}])
+
+
+def test_paths_relative_to_the_table_count_too(read_as: Read, tmp_path: Path) -> None:
+    write_png(tmp_path / "here" / "1.png", 1)
+    write_png(tmp_path / "images" / "2.png", 2)
+    rows = [{"image": name, "caption": name} for name in ("here/1.png", "2.png", "images\\2.png", "../3.png")]
+    data = read_as(rows, images=str(tmp_path / "images"))
+    assert [shade(record.image) for record in data.records[:2]] == [1, 2]
+    assert [record.id for record in data.records] == ["here/1.png", "2.png", "../3.png"]
+    assert data.records[1].captions == ("2.png", "images\\2.png")
+
+
+def test_lists_of_captions(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("filename,raw\n1.png,\"['a', 'b']\"\n")
+    write_json_lines(tmp_path / "t.jsonl", [{"image": "1.png", "captions": ["a", {"raw": "b"}]}])
+    pq.write_table(pa.table({"image": ["1.png"], "captions": [[{"raw": "a"}, {"raw": "b"}]]}), tmp_path / "t.parquet")
+    for name in ("t.csv", "t.jsonl", "t.parquet"):
+        assert [record.captions for record in open_data(str(tmp_path / name)).records] == [("a", "b")]
+
+
+@given(st.lists(st.text(), min_size=1))
+def test_a_list_that_python_printed_comes_back(texts: list[str]) -> None:
+    assert caption_texts(str(texts), "caption", lists_in_text=True) == texts
+
+
+@given(st.binary())
+def test_invalid_text_is_what_is_not_utf_8(content: bytes) -> None:
+    try:
+        content.decode()
+        valid = True
+    except UnicodeDecodeError:
+        valid = False
+    assert (invalid_text(content.decode(errors="surrogateescape")) is None) == valid
+
+
+def test_ids_are_used_if_they_are_unique(tmp_path: Path) -> None:
+    rows = [{"image": "a.png", "caption": "one", "id": "1"}, {"image": "b.png", "caption": "two", "id": "1"}]
+    write_json_lines(tmp_path / "t.jsonl", rows)
+    assert [record.id for record in open_data(str(tmp_path / "t.jsonl")).records] == ["a.png", "b.png"]
+    data = open_data(str(tmp_path / "t.jsonl"), ReadConfig(id_column="id"))
+    assert ([record.id for record in data.records], kinds(data)) == (["1"], ["repeated id"])
+
+
+def test_open_clips_own_csv(tmp_path: Path) -> None:
+    write_png(tmp_path / "1.png", 1)
+    (tmp_path / "train.csv").write_text(f"filepath\ttitle\n{tmp_path}/1.png\tA dog, a cat\n")
+    (record,) = open_data(str(tmp_path / "train.csv")).records
+    assert (record.id, record.captions, record.split, shade(record.image)) == ("1.png", ("A dog, a cat",), None, 1)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.json"])
+def test_a_large_table_opens_in_little_memory(tmp_path: Path, name: str) -> None:
+    """At most 600 bytes a row over the file, so 1 GB is far away for a million rows (`hnclip bench open_table`)."""
+    rows = [{"image": f"images/{n:09}.jpg", "caption": f"caption {n} " * 10, "split": "train"} for n in range(20_000)]
+    FORMATS[name](tmp_path / name, rows)
+    tracemalloc.start()
+    records = open_data(str(tmp_path / name)).records
+    peak = tracemalloc.get_traced_memory()[1] - (tmp_path / name).stat().st_size
+    tracemalloc.stop()
+    assert peak < 600 * len(records)
+
+
+def segment(sentence: Any, score: Any, **box: Any) -> dict[str, Any]:
+    corners = {"x1": 0, "y1": 1, "x2": 2, "y2": 3.0, "width": 7, "height": 9, **box}
+    return {"filename": "c/1.png", "caption": sentence, "similarity_score": score, "bbox_coordinates": corners}
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.jsonl", "t.parquet"])
+def test_goals_lists_have_regions(tmp_path: Path, name: str) -> None:
+    row = {"original_filename": "1.png", "original_caption": "One.", "other": "Two."}
+    segments = [segment("A roof", 21.5), segment(" ", 3.0), segment("", 2.0, x2=0), segment("A door", 30.0)]
+    rows = [{**row, "segment": segments}, {**row, "segment": segments[3:]}]
+    FORMATS[name](tmp_path / name, rows)
+    (record,) = open_data(str(tmp_path / name)).records
+    assert record.regions == (Region((0, 1, 2, 3), "A door", 30.0), Region((0, 1, 2, 3), "A roof", 21.5))
+    assert record.captions == ("One.",)
+    assert open_data(str(tmp_path / name), ReadConfig(caption_column="other")).records[0].captions == ("Two.",)
+
+
+def test_goals_segments_without_box_or_sentence_are_no_regions(tmp_path: Path) -> None:
+    bad = [None, 3, "x", {}, segment(None, 1), segment("&nbsp;", 1), segment("x\ud800", 1), segment("a", 1, x1="b")]
+    bad += [
+        segment("a", 1, x1=None),
+        segment("a", 1, y2=float("nan")),
+        segment("a", 1, y2=0),
+        segment("a", 1, y2=float("inf")),
+    ]
+    scores = [None, True, "high", float("nan"), 10**400]
+    row: dict[str, Any] = {"original_filename": "1.png", "original_caption": "One."}
+    for segments in (None, "text", 3, bad):
+        FORMATS["t.json"](tmp_path / "t.json", [{**row, "segment": segments}])
+        assert open_data(str(tmp_path / "t.json")).records[0].regions == ()
+    row["segment"] = [segment(f"a {number}", score) for number, score in enumerate(scores)]
+    FORMATS["t.json"](tmp_path / "t.json", [row])
+    assert {region.score for region in open_data(str(tmp_path / "t.json")).records[0].regions} == {None}
+
+
+captions = st.text(
+    alphabet=st.one_of(
+        st.sampled_from("\"',;\t\n\r|\\ ab"), st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+    ),
+    min_size=1,
+).map(str.strip)
+# In a CSV a list is several captions.
+captions = captions.filter(lambda text: bool(text) and not (text.startswith("[") and text.endswith("]")))
+contents = st.lists(
+    st.tuples(
+        st.lists(captions, min_size=1, max_size=3, unique=True),
+        st.sampled_from(["train", "validation", "test", "qual_dev"]),
+        st.one_of(st.none(), captions),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(contents=contents)
+@settings(max_examples=25)
+def test_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, name: str, contents: list[tuple[list[str], str, str | None]]
+) -> None:
+    folder = tmp_path_factory.mktemp("round")
+    images = [f"images/{number}.png" for number in range(len(contents))]
+    rows = [
+        {"image": image, "caption": caption, "split": split, "short_caption": short}
+        for image, (texts, split, short) in zip(images, contents)
+        for caption in texts
+    ]
+    FORMATS[name](folder / name, rows)
+    data = open_data(str(folder / name))
+    assert data.problems == ()
+    assert [(r.id, list(r.captions), r.split, r.short, Path(r.image.key)) for r in data.records] == [
+        (image, texts, split, short, folder / image) for image, (texts, split, short) in zip(images, contents)
+    ]
+
+
+def choose(row: Row, read: ReadConfig = ReadConfig(), **options: Any) -> Columns:  # noqa: B008
+    return choose_columns("t.csv", list(row), [row], read, **options)
+
+
+@pytest.mark.parametrize(
+    ("row", "image", "captions"),
+    [
+        ({"filepath": "1.png", "title": "x"}, "filepath", ("title",)),  # open_clip
+        ({"file_name": "1.png", "text": "x"}, "file_name", ("text",)),  # Hugging Face's image folder
+        ({"Image File": "1.png", "Description": "x"}, "Image File", ("Description",)),
+        ({"image": "1.png", "captions": ["x"]}, "image", ("captions",)),
+        ({"filepath": "val2014", "filename": "1.png", "sentences": []}, "filename", ("sentences",)),  # Karpathy
+        ({"image_path": "a/1.png", "filename": "1.png", "caption": "x"}, "image_path", ("caption",)),
+        ({"path": "1.png", "caption": "x", "title": "y"}, "path", ("caption",)),
+        ({"img": "17", "paragraph": "x"}, "img", ("paragraph",)),
+        ({"image": "1.png", "caption_0": "x", "caption_1": "y", "id": 1}, "image", ("caption_0", "caption_1")),
+        ({"image": "1.png", "short_caption": "x", "long_caption": "y"}, "image", ("long_caption",)),
+        ({"image": "http://x.org/1.png", "file": "1.png", "url": "u", "caption": "x"}, "file", ("caption",)),
+    ],
+)
+def test_columns_are_guessed_from_common_names(row: Row, image: str, captions: tuple[str, ...]) -> None:
+    columns = choose(row)
+    assert (columns.image, columns.captions) == (image, captions)
+
+
+def test_the_other_columns_are_guessed_or_named() -> None:
+    row = {"image": "1.png", "caption": "x", "Image_ID": 1, "karpathy_split": "test"}
+    row |= {"short_caption": "y", "cluster_id": 7, "width": 640}
+    guessed = Columns(
+        ("caption",), "image", id="Image_ID", split="karpathy_split", short="short_caption", group="cluster_id"
+    )
+    assert choose(row) == guessed
+    assert choose({**row, "a": 1, "b, c": 2}, ReadConfig(caption_column="b, c", id_column="a")) == Columns(
+        ("b, c",), "image", id="a", split="karpathy_split", short="short_caption", group="cluster_id"
+    )
+    for value, split in (("val", "set"), ("coco", None), (None, None)):
+        assert choose({"image": "1.png", "caption": "x", "set": value}).split == split
+
+
+def test_a_column_that_holds_images_is_the_image() -> None:
+    row = {"filename": "1.png", "caption": "x"}
+    names = ["jpg", "filename", "caption"]
+    assert choose_columns("t", names, [row], ReadConfig(), holding=["jpg"]) == Columns(
+        ("caption",), "jpg", name="filename"
+    )
+    assert choose_columns("t", names, [row], ReadConfig(id_column="caption"), holding=["jpg"]).name == "caption"
+    both = ["image", "mask", "caption"]
+    assert choose_columns("t", both, [{"caption": "x"}], ReadConfig(), holding=both[:2]).image == "image"
+
+
+def test_all_problems_of_the_columns_come_together() -> None:
+    read = ReadConfig(image_column="imgae", id_column="wrong", group_column="gruop")
+    with pytest.raises(ValueError) as caught:
+        choose({"image": "1.png", "a": "x", "group": "y"}, read)
+    for part in ("'imgae'", "did you mean 'image'", "'wrong'", "did you mean 'group'", "--read.caption-column", "'a'"):
+        assert part in str(caught.value)

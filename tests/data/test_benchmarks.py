@@ -1,0 +1,407 @@
+"""Benchmarks in miniature: the published layouts with a handful of rows and small images."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from hnclip.core import InvalidImage, Region
+from hnclip.data.benchmarks import BENCHMARKS, held_out, open_benchmark
+from hnclip.data.records import DataSet
+
+SHAREGPT4V = "share-captioner_coco_lcs_sam_1246k_1107.json"
+DOCCI_PARTS = {"train": 6, "test": 4, "qual_dev": 2, "qual_test": 1}
+DOCCI_NAMES = [f"{part}_{number:05d}" for part, count in DOCCI_PARTS.items() for number in range(count)]
+DOCCI_TRAIN = ["train_00000", "train_00002", "train_00005"]
+DCI_TRAIN = ["sa_11.jpg", "sa_13.jpg", "sa_14.jpg", "sa_17.jpg", "sa_18.jpg"]
+DCI_TEST = ["sa_12.jpg", "sa_15.jpg"]
+
+# The number of records of each split in the copies below.
+COUNTS = {
+    "docci": {"train": 3, "validation": 2, "test": 5},
+    "docci/official": {"train": 6, "validation": 2, "test": 4, "qual_test": 1},
+    "dci": {"train": 5, "test": 2},
+    "long-dci": {"test": 7},
+    "urban-1k": {"test": 11},
+    "vg-paragraphs": {"train": 3, "validation": 1, "test": 2},
+    "iiw": {"test": 2, "dci_test": 1, "docci_test": 1},
+    "sharegpt4v": {"train": 3, "validation": 1000},
+}
+
+
+def write(path: Path, content: Any) -> Path:
+    """JSON, JSON lines or text, by the suffix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".json":
+        path.write_text(json.dumps(content))
+    elif path.suffix == ".txt":
+        path.write_text(content)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in content))
+    return path
+
+
+def write_image(path: Path, shade: int = 0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (6, 4), (shade, 90, 160)).save(path)
+    return path
+
+
+def list_rows(names: list[str], where: str = "/home/somebody/data/images/") -> list[dict[str, Any]]:
+    """A test list as GOAL publishes it, with the directories of its author's machine."""
+    return [{"filename": f"{where}{name}", "caption": f"It shows {name}, at length."} for name in names]
+
+
+def train_row(name: str, *segments: tuple[str, float, tuple[int, int, int, int]]) -> dict[str, Any]:
+    corners = ("x1", "y1", "x2", "y2")
+    parts = [
+        {"caption": sentence, "similarity_score": score, "bbox_coordinates": dict(zip(corners, box))}
+        for sentence, score, box in segments
+    ]
+    caption = f"It shows {name}. In detail."
+    return {"original_filename": f"../somewhere/else/{name}", "original_caption": caption, "segment": parts}
+
+
+def docci(root: Path) -> None:
+    rows = [
+        {"split": name.rpartition("_")[0], "image_file": f"{name}.jpg", "description": f"Of {name}. "}
+        for name in DOCCI_NAMES
+    ]
+    write(root / "docci_descriptions.jsonlines", rows)
+    clusters = [{"example_id": name, "cluster_id": 7 if name.startswith("test") else None} for name in DOCCI_NAMES]
+    write(root / "docci_metadata.jsonlines", clusters)
+    segments = ("A pale part", 20.5, (0, 0, 2, 2)), ("The best part", 31.0, (1, 0, 6, 4))
+    write(root / "docci_segment_sim_bbox_del_org.json", [train_row(f"{name}.jpg", *segments) for name in DOCCI_TRAIN])
+    for name in DOCCI_NAMES:
+        write_image(root / "images" / f"{name}.jpg")
+
+
+def dci(root: Path) -> None:
+    rows = [train_row(name, ("A wall", 25.0, (0, 1, 3, 4))) for name in DCI_TRAIN]
+    write(root / "datasets" / "DCI_segment_sim_bbox_del_org.json", rows)
+    write(root / "datasets" / "DCI_test.json", list_rows(DCI_TEST, "..\\DCI\\photos\\"))
+    for name in [*DCI_TRAIN, *DCI_TEST]:
+        write_image(root / "densely_captioned_images" / "photos" / name)
+
+
+def urban(root: Path) -> None:
+    for number in range(1, 12):
+        write_image(root / "Urban1k" / "image" / f"{number}.jpg", number)
+        write(root / "Urban1k" / "caption" / f"{number}.txt", f"Street {number}.\nA second line that no paper reads.\n")
+
+
+def paragraph(number: int, text: str | None = None, folder: str = "VG_100K") -> dict[str, Any]:
+    url = f"https://cs.stanford.edu/people/rak248/{folder}/{number}.jpg"
+    return {"url": url, "image_id": number, "paragraph": text or f"A paragraph about {number}. "}
+
+
+def vg(root: Path) -> None:
+    second = [paragraph(102, text, "VG_100K_2") for text in ("The first.", "The second.", "The first. ")]
+    write(root / "paragraphs_v1.json", [*map(paragraph, (101, 103, 201, 301, 302, 999)), *second])
+    for split, ids in (("train", [103, 101, 102]), ("val", [201]), ("test", [301, 302])):
+        write(root / f"{split}_split.json", ids)
+    for number in (101, 103, 201, 301, 302):
+        write_image(root / "VG_100K" / f"{number}.jpg")
+    write_image(root / "VG_100K_2" / "102.jpg")
+
+
+def iiw(root: Path) -> None:
+    rows = [{"image/key": f"aar_test_0000{n}", "IIW": f"Many words {n}.", "IIW-P5B": "By a model."} for n in range(2)]
+    write(root / "datasets" / "IIW-400" / "data.jsonl", rows)
+    write(root / "datasets" / "DCI_Test" / "data.jsonl", [{"image": "sa_15.jpg", "IIW": "A balcony."}])
+    write(root / "datasets" / "DOCCI_Test" / "data.jsonl", [{"image": "test_00731", "IIW": "Towels.", "DOCCI": "No."}])
+    for name in ("aar/aar_test_00000", "aar/aar_test_00001", "photos/sa_15", "docci/images/test_00731"):
+        write_image(root / f"{name}.jpg")
+
+
+def share_row(number: int) -> dict[str, Any]:
+    turns = [{"from": "human", "value": "?"}, {"from": "gpt", "value": f"Photo {number}.\nIt sleeps. It snores. "}]
+    return {"id": number, "image": f"coco/train2017/{number:012d}.jpg", "conversations": turns}
+
+
+def sharegpt4v(root: Path) -> None:
+    write(root / SHAREGPT4V, [share_row(number) for number in range(1003)])
+    for number in range(990, 1003):
+        write_image(root / "data" / "coco" / "train2017" / f"{number:012d}.jpg")
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "docci": docci,
+    "docci/official": docci,
+    "dci": dci,
+    "long-dci": dci,
+    "urban-1k": urban,
+    "vg-paragraphs": vg,
+    "iiw": iiw,
+    "sharegpt4v": sharegpt4v,
+}
+
+
+def opened(name: str, root: Path, **options: Any) -> DataSet:
+    """The miniature of a benchmark, with its counts unless others are given."""
+    return open_benchmark(name, root, **{"counts": COUNTS[name], **options})
+
+
+def ids(data: DataSet, split: str) -> list[str]:
+    return [record.id for record in data.part(split)]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_opens_as_published(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path)
+    data = opened(name, tmp_path)
+    assert (data.name, data.exact, data.splits()) == (name, True, COUNTS[name])
+    assert (data.problems, data.warnings) == ((), ())
+    assert all(record.image.load().size == (6, 4) for record in data.records[-5:])
+    benchmark = BENCHMARKS[name]
+    assert benchmark.title
+    assert benchmark.licence
+    assert benchmark.page.startswith("https://")
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_verified_counts_are_errors_and_others_warnings(tmp_path: Path, name: str) -> None:
+    WRITERS[name](tmp_path)
+    for split, expected in BENCHMARKS[name].splits.items():
+        counts = {split: COUNTS[name][split] + 1}
+        if expected.verified:
+            with pytest.raises(ValueError, match=f"split {split} has"):
+                opened(name, tmp_path, splits={split}, counts=counts)
+        else:
+            data = opened(name, tmp_path, splits={split}, counts=counts)
+            assert [warning.kind for warning in data.warnings] == ["other count"]
+            assert data.splits() == {split: COUNTS[name][split]}
+
+
+def test_counts_of_test_splits_were_verified() -> None:
+    verified = {(name, split) for name, it in BENCHMARKS.items() for split in it.splits if it.splits[split].verified}
+    official = {("docci/official", "test"), ("docci/official", "qual_test")}
+    assert verified == {("docci", "test"), ("dci", "test"), ("urban-1k", "test"), ("iiw", "test")} | official
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_an_empty_folder_lacks_every_file_of_every_split(tmp_path: Path, name: str) -> None:
+    benchmark = BENCHMARKS[name]
+    with pytest.raises(ValueError, match="lacks files") as caught:
+        open_benchmark(name, tmp_path)
+    for file in benchmark.files:
+        assert (str(file) in str(caught.value)) == (file not in benchmark.optional)
+
+
+def test_the_papers_counts() -> None:
+    paper = {"docci": 5_100, "dci": 1_999, "long-dci": 7_444, "urban-1k": 1_000}  # the paper's table S1
+    assert {name: BENCHMARKS[name].counts["test"] for name in paper} == paper
+    assert (BENCHMARKS["docci"].counts["train"], BENCHMARKS["dci"].counts["train"]) == (9_450, 5_445)
+    assert BENCHMARKS["long-dci"].counts["test"] == sum(BENCHMARKS["dci"].counts.values())
+    assert sum(BENCHMARKS["docci/official"].counts.values()) == 14_847
+    assert sum(BENCHMARKS["sharegpt4v"].counts.values()) == 1_246_901
+
+
+def test_docci(tmp_path: Path) -> None:
+    docci(tmp_path)
+    data = opened("docci", tmp_path)
+    assert ids(data, "train") == DOCCI_TRAIN
+    assert ids(data, "validation") == ["qual_dev_00000", "qual_dev_00001"]
+    assert ids(data, "test") == [*(f"test_0000{n}" for n in range(4)), "qual_test_00000"]
+    assert data.part("test")[0].captions == ("Of test_00000.",)
+    assert data.part("train")[0].regions == (
+        Region((1, 0, 6, 4), "The best part", 31.0),
+        Region((0, 0, 2, 2), "A pale part", 20.5),
+    )
+    assert {record.id for record in data.records if record.group == "7"} == {f"test_0000{n}" for n in range(4)}
+    (tmp_path / "docci_metadata.jsonlines").write_text('{"cluster\n')
+    with pytest.raises(ValueError, match="metadata"):
+        opened("docci", tmp_path)
+    (tmp_path / "docci_metadata.jsonlines").unlink()
+    assert {record.group for record in opened("docci", tmp_path).records} == {None}
+
+
+def test_goals_lists_of_docci(tmp_path: Path) -> None:
+    names = ["qual_test_00000.jpg", *(f"test_0000{n}.jpg" for n in range(4))]
+    write(tmp_path / "docci_test.json", list_rows(names))
+    data = opened("docci", tmp_path)
+    assert (data.splits(), data.records[1].captions) == ({"test": 5}, ("It shows test_00000.jpg, at length.",))
+    with pytest.raises(InvalidImage, match="does not exist"):
+        data.records[0].image.load()
+    with pytest.raises(ValueError, match="lacks docci_descriptions"):
+        data.part("validation")  # not taken from the training records
+    docci(tmp_path)
+    assert opened("docci", tmp_path).part("test")[0].captions == ("Of test_00000.",)  # the official file wins
+    write(tmp_path / "docci_test.json", list_rows([*names[:-1], "test_00009.jpg"]))
+    with pytest.raises(ValueError, match="disagree"):
+        opened("docci", tmp_path)
+
+
+def test_images_may_be_in_a_tar_or_elsewhere(tmp_path: Path) -> None:
+    docci(tmp_path / "docci")
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "docci" / "images").rename(elsewhere)
+    assert opened("docci", tmp_path / "docci", images=elsewhere).records[0].image.load().size == (6, 4)
+    with tarfile.open(tmp_path / "docci" / "docci_images.tar", "w") as tar:
+        tar.add(elsewhere, "images")
+    record = opened("docci", tmp_path / "docci").records[0]
+    assert record.image.key.endswith(f"docci_images.tar!images/{record.id}.jpg")
+    assert record.image.load().size == (6, 4)
+
+
+def test_long_dci_distinguishes_the_held_out_records(tmp_path: Path) -> None:
+    dci(tmp_path)
+    data, short = opened("long-dci", tmp_path), opened("dci", tmp_path)
+    held = held_out("long-dci", data)
+    assert held == {"test/sa_12", "test/sa_15"}
+    assert {r.image for r in data.records if r.id in held} == {record.image for record in short.part("test")}
+    assert held_out("dci", short) is None
+    assert held_out("scenes/park", data) is None
+    for split in ("train", "validation"):
+        with pytest.raises(ValueError, match="the paper trains on dci"):
+            data.part(split)
+    train, validation = short.part("train"), short.part("validation")
+    assert {*train, *validation} == {record for record in short.records if record.split == "train"}
+    write(tmp_path / "datasets" / "DCI_test.json", list_rows(["sa_12.jpg", "sa_13.jpg"]))
+    with pytest.raises(ValueError, match="sa_13 is in both train and test"):
+        opened("dci", tmp_path)
+    assert [problem.kind for problem in opened("long-dci", tmp_path).problems] == ["repeated id"]
+
+
+@pytest.mark.parametrize("place", ["/data1/wh/DCI/photos/", "F:\\Study\\photos\\", "", "./", "a b/"])
+def test_published_paths_come_down_to_base_names(tmp_path: Path, place: str) -> None:
+    write(tmp_path / "DCI_test.json", list_rows(["sa_1.jpg", "sa_2.jpg"], place))
+    for name in ("sa_1.jpg", "sa_2.jpg", "copies/sa_2.jpg"):
+        write_image(tmp_path / "photos" / name, 200 if "/" in name else 10)
+    data = opened("dci", tmp_path)
+    assert [record.id for record in data.records] == ["sa_1", "sa_2"]
+    assert all(record.image.load().getpixel((0, 0))[0] < 20 for record in data.records)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_urban_1k(tmp_path: Path, wrapped: bool) -> None:
+    urban(tmp_path)
+    data = opened("urban-1k", tmp_path / "Urban1k")
+    numbers = [str(number) for number in range(1, 12)]
+    assert ids(data, "test") == numbers
+    assert data.records[4].captions == ("Street 5.",)
+    rows = list_rows([f"{number}.jpg" for number in numbers], "change/this/directoryUrban1k/image/")
+    wrap = {"annotations": [{"image_id": 0, "image": row["filename"], "caption": row["caption"]} for row in rows]}
+    write(tmp_path / "list" / "urban1k_test.json", wrap if wrapped else rows)
+    listed = opened("urban-1k", tmp_path / "list", images=tmp_path / "Urban1k" / "image")
+    assert [record.image for record in listed.records] == [record.image for record in data.records]
+    with pytest.raises(ValueError, match="the paper trains on vg-paragraphs"):
+        data.part("train")
+
+
+def test_several_paragraphs_about_an_image_are_captions_of_one_record(tmp_path: Path) -> None:
+    vg(tmp_path)
+    data = opened("vg-paragraphs", tmp_path)
+    assert ids(data, "train") == ["103", "101", "102"]
+    assert data.part("train")[2].captions == ("The first.", "The second.")
+    assert data.part("train")[2].image.key.endswith("VG_100K_2/102.jpg")
+    write(tmp_path / "test_split.json", [301, 302, 303])
+    data = opened("vg-paragraphs", tmp_path, splits={"test"})
+    assert [(problem.kind, "303" in problem.detail) for problem in data.problems] == [("no caption", True)]
+    for content in ({"ids": [1]}, 3):
+        write(tmp_path / "val_split.json", content)
+        with pytest.raises(ValueError, match="not a list of image ids"):
+            opened("vg-paragraphs", tmp_path)
+
+
+def test_sharegpt4v(tmp_path: Path) -> None:
+    sharegpt4v(tmp_path)
+    data = opened("sharegpt4v", tmp_path)
+    assert ids(data, "train") == [f"coco/train2017/{n:012d}.jpg" for n in range(1000, 1003)]
+    record = data.part("train")[1]
+    assert (record.captions, record.short) == (("Photo 1001. It sleeps. It snores.",), "Photo 1001")
+    text = json.dumps([share_row(number) for number in range(1000)])[:-1]
+    (tmp_path / SHAREGPT4V).write_text(text + ", {damaged after the rows that are read")
+    assert opened("sharegpt4v", tmp_path, splits={"validation"}).splits() == {"validation": 1000}
+    with pytest.raises(ValueError, match="not valid JSON"):
+        opened("sharegpt4v", tmp_path, splits={"train"})
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "row", "kind"),
+    [
+        ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": "  "}, "empty caption"),
+        ("dci", "DCI_test.json", {"filename": "a.jpg"}, "no caption"),
+        ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": 3}, "unreadable row"),
+        ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": "half \ud83d"}, "bad text"),
+        ("dci", "DCI_test.json", {"filename": "a/", "caption": "x"}, "no image"),
+        ("dci", "DCI_test.json", {"filename": 7, "caption": "x"}, "no image"),
+        ("dci", "DCI_test.json", {"filename": "a\0.jpg", "caption": "x"}, "no image"),
+        ("dci", "DCI_test.json", {"caption": "x"}, "no image"),
+        ("dci", "DCI_test.json", "text", "unreadable row"),
+        ("dci", "DCI_test.json", list_rows(["sa_1.jpg"])[0], "repeated id"),
+        ("docci", "docci_descriptions.jsonlines", {"image_file": "a.jpg", "description": "x"}, "unreadable row"),
+        ("docci", "docci_descriptions.jsonlines", {"split": "test", "description": "x"}, "no image"),
+        ("vg-paragraphs", "paragraphs_v1.json", {"paragraph": "x"}, "no image"),
+        ("vg-paragraphs", "paragraphs_v1.json", {"image_id": 1, "paragraph": ""}, "empty caption"),
+        ("iiw", "IIW-400/data.jsonl", {"image": "a.jpg"}, "no caption"),
+    ],
+)
+def test_bad_rows_are_problems(tmp_path: Path, name: str, file: str, row: Any, kind: str) -> None:
+    good: dict[str, Any] = {
+        "dci": list_rows(["sa_1.jpg"])[0],
+        "docci": {"split": "test", "image_file": "1.jpg", "description": "x"},
+        "vg-paragraphs": paragraph(1),
+        "iiw": {"image": "1.jpg", "IIW": "x"},
+    }
+    write(tmp_path / file, [good[name], row])
+    write(tmp_path / "test_split.json", [1])
+    data = opened(name, tmp_path, splits={"test"}, counts={"test": 1})
+    assert (len(data.records), [problem.kind for problem in data.problems]) == (1, [kind])
+    if BENCHMARKS[name].splits["test"].verified:
+        with pytest.raises(ValueError, match=kind):
+            opened(name, tmp_path, splits={"test"}, counts={"test": 2})
+
+
+def test_only_the_files_of_the_wanted_splits_are_needed(tmp_path: Path) -> None:
+    dci(tmp_path)
+    (tmp_path / "datasets" / "DCI_segment_sim_bbox_del_org.json").unlink()
+    data = opened("dci", tmp_path)
+    for split in ("train", "validation"):
+        with pytest.raises(ValueError, match=f"no split '{split}' here: .* lacks DCI_segment_sim_bbox_del_org.json"):
+            data.part(split)
+    with pytest.raises(ValueError, match="lacks files") as caught:
+        opened("long-dci", tmp_path)
+    assert "DCI_test.json" not in str(caught.value)
+    write(tmp_path / "dci_train.json", list_rows(DCI_TRAIN))
+    with pytest.raises(ValueError, match="it was not read, only test"):
+        opened("dci", tmp_path, splits={"test"}).part("validation")
+    (tmp_path / "other").mkdir()
+    write(tmp_path / "other" / "DCI_test.json", [])
+    with pytest.raises(ValueError, match="more than once"):
+        opened("dci", tmp_path)
+
+
+def test_folders_by_environment_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HNCLIP_DATA", raising=False)
+    with pytest.raises(ValueError, match="HNCLIP_DATA"):
+        open_benchmark("dci", None)
+    monkeypatch.setenv("HNCLIP_DATA", str(tmp_path))
+    with pytest.raises(ValueError, match="holds no long-dci or dci"):
+        open_benchmark("long-dci", None)
+    dci(tmp_path / "dci")
+    assert len(open_benchmark("long-dci", None, counts=COUNTS["long-dci"]).records) == 7
+    with pytest.raises(ValueError, match="not a directory"):
+        open_benchmark("dci", tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="does not exist"):
+        opened("dci", tmp_path / "dci", images=tmp_path / "nothing")
+    with pytest.raises(ValueError, match="no benchmark 'coco'"):
+        open_benchmark("coco", tmp_path)
+    with pytest.raises(ValueError, match="no split 'dev'"):
+        open_benchmark("dci", tmp_path, splits={"dev"})
+
+
+def test_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from hnclip.data.sources import open_data
+
+    dci(tmp_path)
+    with caplog.at_level(logging.WARNING, "hnclip"):
+        open_data(f"dci={tmp_path}", splits={"train"})
+    assert "5,445" in caplog.text
