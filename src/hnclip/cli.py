@@ -31,7 +31,7 @@ image–text retrieval for long, nearly identical captions
   eval         retrieval metrics of models on benchmarks or your data
   compare      two models on the same queries, with a paired bootstrap
   data check   look for problems in your data before training
-  prepare      regions, edge maps and filtered captions for objectives that look at more than the pair
+  prepare      regions and filtered captions for methods that need more than image and caption
   study        tables and figures of the paper, and controls that it lacks, on your data and model
   diagnose     how alike your captions are to a model, and what that means for training
   convert      open a model in any layout, write it as a Hugging Face directory or as ONNX
@@ -48,11 +48,10 @@ image–text retrieval for long, nearly identical captions
 
 PREPARE = """usage: hnclip prepare KIND DATA [options]        hnclip prepare KIND --help for the options
 
-auxiliary inputs, made once before training and kept beside the picture cache (docs/prepare.md)
+inputs for some methods, made once before training and kept in the cache directory (docs/prepare.md)
 
-  regions      parts of the pictures, and the sentence of the caption that describes each
-  edges        edge maps of the pictures
-  text         captions without their words of appearance: colours, materials, textures
+  regions      regions of the images, and the sentence of the caption that describes each
+  text         captions without words of appearance: colours, materials, textures
 """
 
 
@@ -383,9 +382,9 @@ def _encode(arguments: Sequence[str]) -> None:
 
 
 def _prepare(arguments: Sequence[str]) -> int:
-    from hnclip.options import PrepareEdges, PrepareRegions, PrepareText
+    from hnclip.options import PrepareRegions, PrepareText
 
-    kinds = {"regions": PrepareRegions, "edges": PrepareEdges, "text": PrepareText}
+    kinds = {"regions": PrepareRegions, "text": PrepareText}
     kind, *rest = arguments or ["--help"]
     if kind not in kinds:
         asked = kind in ("-h", "--help")

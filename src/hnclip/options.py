@@ -302,32 +302,32 @@ class Encode:
 
 @dataclass(frozen=True)
 class PrepareRegions:
-    """Find parts of the pictures and the sentences that describe them, for objectives that compare both. The same
-    command goes on after a kill, and makes again what has changed."""
+    """Find regions of the images and the sentences of the captions that describe them. The same command continues
+    after an interruption and updates records that have changed."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     read: ReadConfig
     proposer: str = "auto"
-    """Who proposes regions: sam, felzenszwalb, grid, felzenszwalb+grid, or truth for those that the data bring along.
-    auto: truth for scenes, nothing where the data bring regions along, else sam if --weights are given, else
-    felzenszwalb+grid, but not in place of what another proposer found."""
+    """sam, felzenszwalb, grid or felzenszwalb+grid. auto: sam if --weights are given, otherwise felzenszwalb+grid, for
+    records without regions of their own."""
     weights: Path | None = None
-    """Directory of SAM's weights, as transformers saves them."""
+    """Directory with SAM's weights, as saved by transformers."""
     model: str = "bundled"
-    """Whose similarity matches sentences to regions, as for `hnclip eval` (docs/models.md); of a run its best epoch."""
+    """Model that matches sentences to regions, as for `hnclip eval` (docs/models.md); for a run its best epoch."""
     sentences: Literal["careful", "dots"] = "careful"
-    """How captions are cut into sentences: careful knows decimals and abbreviations, dots is GOAL's split('.')."""
+    """How captions are split into sentences: careful knows decimals and abbreviations, dots is GOAL's split('.')."""
     split: str | None = None
-    """Of which split; those for training when left out, all where there are none."""
+    """Split to prepare; train if not given, all if the data declare no splits."""
     out: Path | None = None
-    """The manifest to write, or to go on with; that of --read.prepared, or else in the cache directory, by the name of
-    the data, when left out."""
+    """Directory for the manifest; --read.prepared or the cache directory if not given."""
+    replace: bool = False
+    """Overwrite a manifest instead of continuing it, for example with another proposer or model."""
     batch: int = 128
     """Crops or sentences encoded at once."""
     workers: int | None = None
-    """Pictures that are worked on at once before they are encoded; as many as processors when left out."""
+    """Images processed at once before they are encoded; the number of processors if not given."""
     device: str = "auto"
     """auto takes an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
@@ -337,55 +337,24 @@ class PrepareRegions:
 
 
 @dataclass(frozen=True)
-class PrepareEdges:
-    """Make the edge maps of whole pictures, in the size that a model sees, so that training finds them in the cache.
-    Their crops are made in training."""
-
-    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """As for `hnclip train` (docs/data.md)."""
-    opening: Annotated[Opening, tyro.conf.arg(name="")]
-    read: ReadConfig
-    method: str = "auto"
-    """canny, canny:LOW,HIGH with thresholds of its own, log (Laplacian of Gaussian), log:SIGMA or log:SIGMA,CONTRAST,
-    or hed, which needs --weights. auto: canny, or hed if --weights are given; nothing where the data bring maps along,
-    and canny not in place of another method's."""
-    weights: Path | None = None
-    """Weights of HED."""
-    model: str = "bundled"
-    """The model that will be trained, as for `hnclip eval`: it says how large the maps must be."""
-    split: str | None = None
-    """Of which split; those for training when left out, all where there are none."""
-    out: Path | None = None
-    """The manifest to write, or to go on with; that of --read.prepared, or else in the cache directory, by the name of
-    the data, when left out."""
-    workers: int | None = None
-    """Threads; as many as processors when left out."""
-    device: str = "auto"
-    """Of HED: auto takes an accelerator if there is one; or cpu, cuda, mps …"""
-    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
-
-    def __post_init__(self) -> None:
-        _at_least_one(self, "workers")
-
-
-@dataclass(frozen=True)
 class PrepareText:
-    """Take words of appearance (colours, materials, textures) out of the captions."""
+    """Remove words of appearance (colours, materials, textures) from the captions, for example with a function of your
+    own. The same command continues after an interruption and updates records that have changed."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
     read: ReadConfig
-    filter: str = "auto"
+    filter: str = "lexicon"
     """lexicon, lexicon:colours and the like for some of its lists, blunt for plain removal of words, or
-    package.module:function for one of your own, which takes a caption and returns one. auto: lexicon, but not in place
-    of another filter's."""
+    package.module:function for a function of your own that takes a caption and returns one."""
     split: str | None = None
-    """Of which split; those for training when left out, all where there are none."""
+    """Split to prepare; train if not given, all if the data declare no splits."""
     out: Path | None = None
-    """The manifest to write, or to go on with; that of --read.prepared, or else in the cache directory, by the name of
-    the data, when left out."""
+    """Directory for the manifest; --read.prepared or the cache directory if not given."""
+    replace: bool = False
+    """Overwrite a manifest instead of continuing it, for example with another filter."""
     workers: int = 1
-    """Captions that are filtered at once, for a filter of your own that waits for a service."""
+    """Records filtered at once, for a function that waits for a service."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
