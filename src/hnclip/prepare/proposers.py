@@ -55,10 +55,12 @@ def open_proposer(
         sam = Sam(open_sam(weights.expanduser(), device))
         yield union(sam), {"sam": {"weights": weights_hash(weights.expanduser()), **sam.settings}}
         return
-    names = name.split("+")
-    with segment_workers(workers if "felzenszwalb" in names else 1) as segments:
-        functions = {"felzenszwalb": segments, "grid": grid_cells}
-        yield union(*(functions[part] for part in names)), {part: SETTINGS[part] for part in names}
+    settings = {part: SETTINGS[part] for part in name.split("+")}
+    if name == "grid":
+        yield union(grid_cells), settings
+        return
+    with segment_workers(workers) as segments:
+        yield union(segments, grid_cells) if "grid" in settings else union(segments), settings
 
 
 def union(*functions: FindBoxes) -> FindBoxes:
