@@ -233,16 +233,14 @@ def _data(arguments: Sequence[str]) -> int:
         from hnclip.models.load import load  # and with it transformers, which takes seconds
 
         model = load(options.model, **vars(options.opening))
-    with progress("reading images") as bar:
-        report = check_data(
-            data,
-            text_transform=None if model is None else model.text_transform,
-            image_transform=None if model is None else model.image_transform,
-            images=options.images,
-            progress=bar.iterate,
-        )
-    print(json.dumps(report.to_dict()) if options.output.json else report.to_text(options.listed))
-    return 1 if report.errors else 0
+    result = check_data(
+        data,
+        text_transform=None if model is None else model.text_transform,
+        image_transform=None if model is None else model.image_transform,
+        images=options.images,
+    )
+    print(json.dumps(result.to_dict()) if options.output.json else result.to_text(options.listed))
+    return 1 if result.errors else 0
 
 
 def _diagnose(arguments: Sequence[str]) -> None:

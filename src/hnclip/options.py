@@ -126,8 +126,8 @@ class Compare:
 
 @dataclass(frozen=True)
 class Check:
-    """Look for problems in data before training: pictures that are missing or damaged, captions that are empty, cut or
-    equal, near-duplicates, pictures shared by two splits. Exit code 1 if records cannot be used."""
+    """Look for problems in data before training: images that are missing or damaged, captions that are empty, cut or
+    equal, near-duplicates, images in two splits. Exit code 1 if records cannot be used."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
@@ -136,7 +136,7 @@ class Check:
     model: str | None = None
     """Count tokens as this model does, and captions that it would cut."""
     images: bool = True
-    """Decode the pictures too."""
+    """Decode the images too."""
     listed: int = 5
     """Examples of each problem; --json has all of them."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
