@@ -8,7 +8,7 @@ Reference:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from hnclip.train.runs import models_of
 log = logging.getLogger(__name__)
 
 Made = tuple[str, str, Any]  # id, mark and content of a line of the manifest
-Make = Callable[[Sequence[Record]], Iterator[Made | Problem]]
+Make = Callable[[Sequence[Record]], Generator[Made | Problem, None, None]]
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def find_regions(
     sentences: Splitting,
     batch: int,
     workers: int,
-) -> Iterator[Made | Problem]:
+) -> Generator[Made | Problem, None, None]:
     """Id, mark and regions of each record, or why it has none. Threads decode, propose and crop the next images while
     the model encodes."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hnclip.config import ReadConfig
 from hnclip.core import Problem, Record
 from hnclip.data.sources import open_data
 from hnclip.data.threads import in_order
-from hnclip.data.views.lexicon import load_filter
+from hnclip.data.views.lexicon import CaptionFilter, load_filter
 from hnclip.options import PrepareRegions, PrepareText
 from hnclip.prepare.manifest import Kind, manifest_path, record_mark, write_manifest
 from hnclip.prepare.regions import Made, Make, open_regions
@@ -84,22 +85,27 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
     pending: list[Record] = []
     problems: list[Problem] = []
     if wanted:
-        opened = open_regions(options) if isinstance(options, PrepareRegions) else _open_filter(options)
+        opened: AbstractContextManager[tuple[str, dict[str, Any], Make]]
+        if isinstance(options, PrepareRegions):
+            opened = open_regions(options)
+        else:
+            filtering = partial(filter_captions, change=load_filter(options.filter), workers=options.workers)
+            opened = nullcontext((options.filter, {"filter": options.filter}, filtering))
         with (
             opened as (by, tool, make),
             write_manifest(path, kind, by=by, tool=tool, data=options.data, overwrite=options.replace) as manifest,
         ):
             pending = [record for record in wanted if manifest.current(record) is None]
             log.info(f"{kind} by {by}")
-            with progress("records", len(wanted), len(wanted) - len(pending)) as bar:
-                for made in make(pending):
+            with progress("records", len(wanted), len(wanted) - len(pending)) as bar, closing(make(pending)) as stream:
+                for made in stream:
                     if isinstance(made, Problem):
                         problems.append(made)
                     else:
                         manifest.append(*made)
                     bar.advance()
             done = [(record, content) for record in wanted if (content := manifest.current(record)) is not None]
-        if not done:
+        if not done and len(wanted) == len(records):
             raise ValueError("\n".join([f"nothing of {options.data} could be prepared:", *_list_problems(problems)]))
     if kind == "regions":
         counts = {"regions": sum(len(content) for _, content in done)}
@@ -121,10 +127,10 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
     )
 
 
-@contextmanager
-def _open_filter(options: PrepareText) -> Iterator[tuple[str, dict[str, Any], Make]]:
-    """Name, settings, and what filters the captions of records, several at once."""
-    change = load_filter(options.filter)
+def filter_captions(
+    records: Sequence[Record], change: CaptionFilter, *, workers: int
+) -> Generator[Made | Problem, None, None]:
+    """Id, mark and filtered captions of each record. Threads wait for the filter, which may ask a service."""
 
     def filtered(record: Record) -> Made | Problem:
         if not record.captions:
@@ -133,14 +139,13 @@ def _open_filter(options: PrepareText) -> Iterator[tuple[str, dict[str, Any], Ma
             return record.id, record_mark("text", record), [change(caption) for caption in record.captions]
         except Exception as error:  # the user's function may raise anything
             raise ValueError(
-                f"the filter {options.filter} failed on a caption of {record.id} ({type(error).__name__}: {error}); "
-                "what was done before is kept, and the same command continues"
+                f"the filter failed on a caption of {record.id} ({type(error).__name__}: {error}); what was done "
+                "before is kept, and the same command continues"
             ) from error
 
-    pool = ThreadPoolExecutor(options.workers)
+    pool = ThreadPoolExecutor(workers)
     try:
-        name = options.filter
-        yield name, {"filter": name}, lambda records: in_order(pool, filtered, records, 4 * options.workers)
+        yield from in_order(pool, filtered, records, 4 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
 
