@@ -40,37 +40,21 @@ Make = Callable[[Sequence[Record]], Generator[Made | Problem, None, None]]
 @contextmanager
 def open_regions(options: PrepareRegions) -> Iterator[tuple[str, dict[str, Any], Make]]:
     """Names of proposer and model, all settings, and what finds the regions of records."""
-    workers = options.workers or processors()
     automatic = "felzenszwalb+grid" if options.weights is None else "sam"
     name = automatic if options.proposer == "auto" else options.proposer
+    workers = options.workers or processors()
     with open_proposer(name, weights=options.weights, device=options.device, workers=workers) as (find_boxes, settings):
         model = load(models_of(options.model)[0][1], **vars(options.opening), device=options.device)
         model.require_trained("matching regions")
         tool = {"proposer": settings, "model": model_fingerprint(model), "sentences": options.sentences}
         if name != "sam":
             log.info("these regions are not SAM's, which GOAL was published with")
-        yield (
-            f"{name}, matched by {model.name}",
-            tool,
-            partial(
-                find_regions,
-                model=model,
-                find_boxes=find_boxes,
-                sentences=options.sentences,
-                batch=options.batch,
-                workers=workers,
-            ),
-        )
+        by = f"{name}, matched by {model.name}"
+        yield by, tool, partial(find_regions, model=model, find_boxes=find_boxes, options=options)
 
 
 def find_regions(
-    records: Sequence[Record],
-    *,
-    model: DualEncoder,
-    find_boxes: FindBoxes,
-    sentences: Splitting,
-    batch: int,
-    workers: int,
+    records: Sequence[Record], *, model: DualEncoder, find_boxes: FindBoxes, options: PrepareRegions
 ) -> Generator[Made | Problem, None, None]:
     """Id, mark and regions of each record, or why it has none. Threads decode, propose and crop the next images while
     the model encodes."""
@@ -85,17 +69,20 @@ def find_regions(
         except ValueError as error:
             return Problem("unusual image", record.id, str(error))
 
+    workers = options.workers or processors()
     with decoding_threads(workers) as pool:
         ahead = workers + 2  # each may hold a large image
         for record, found in zip(records, in_order(pool, candidates, records, ahead)):
-            texts = [text for text in caption_sentences(record, sentences) if is_readable(text, model.text_transform)]
+            texts = [
+                text for text in sentences_of(record, options.sentences) if is_readable(text, model.text_transform)
+            ]
             if isinstance(found, Problem):
                 yield found
             elif not texts:
                 yield Problem("empty caption", record.id, "no sentence of its captions holds a word")
             else:
                 mark, boxes, pixels = found
-                yield record.id, mark, match_sentences(model, boxes, pixels, texts, batch=batch)
+                yield record.id, mark, match_sentences(model, boxes, pixels, texts, batch=options.batch)
 
 
 def crop_candidates(image: Image.Image, boxes: Sequence[Box], transform: ImageTransform) -> tuple[list[Box], Tensor]:
@@ -114,7 +101,7 @@ def crop_candidates(image: Image.Image, boxes: Sequence[Box], transform: ImageTr
     return kept, torch.stack(pixels)
 
 
-def caption_sentences(record: Record, how: Splitting) -> list[str]:
+def sentences_of(record: Record, how: Splitting) -> list[str]:
     """The sentences of all captions, each once."""
     return list(dict.fromkeys(part for caption in record.captions for part in split_sentences(caption, how)))
 
