@@ -217,18 +217,18 @@ def preparation(options: Options) -> dict[str, float]:
     matched to sentences by the model of the benchmark."""
     from hnclip.data.views.edges import edge_method
     from hnclip.data.views.lexicon import load_filter
-    from hnclip.prepare.proposers import proposer
+    from hnclip.prepare.proposers import felzenszwalb, grid_cells, union
 
     log.info(f"preparing {options.pictures} images")
     encoder: DualEncoder = step.build_model(options.model, options.device).eval()
-    propose, find_edges, shorten = proposer("auto"), edge_method("canny"), load_filter("lexicon")
+    find_boxes, find_edges, shorten = union(felzenszwalb, grid_cells), edge_method("canny"), load_filter("lexicon")
     generator = torch.Generator().manual_seed(5)
     scenes = scene_records("park", "train", families=options.pictures, members=1)
     pictures = [record.image.load().convert("RGB").resize((500, 375)) for record in scenes]
 
     @torch.inference_mode()
     def regions(picture: Image.Image) -> None:
-        crops = [picture, *(picture.crop(proposal.box) for proposal in propose(picture))]
+        crops = [picture, *(picture.crop(box) for box in find_boxes(picture))]
         encoder.encode_images(encoder.preprocess_images(crops))
         words = torch.randint(1, step.END - 1, (SENTENCES, SENTENCE), generator=generator)
         encoder.encode_texts(pad_texts(words.tolist(), step.END).to(encoder.device))

@@ -31,7 +31,7 @@ image–text retrieval for long, nearly identical captions
   eval         retrieval metrics of models on benchmarks or your data
   compare      two models on the same queries, with a paired bootstrap
   data check   look for problems in data before training
-  prepare      regions, edge maps and filtered captions for objectives that need them
+  prepare      regions and filtered captions for methods that need them
   study        tables and figures of the paper, and additional controls, on your data and model
   diagnose     similarity of captions to a model, and what it means for training
   convert      load a model in any layout, write it as a Hugging Face directory or as ONNX
@@ -48,11 +48,10 @@ image–text retrieval for long, nearly identical captions
 
 PREPARE = """usage: hnclip prepare KIND DATA [options]        hnclip prepare KIND --help for the options
 
-auxiliary inputs, computed once before training and stored with the image cache (docs/prepare.md)
+inputs for some methods, made once before training and kept in the cache directory (docs/prepare.md)
 
   regions      regions of the images, and the sentence of the caption that describes each
-  edges        edge maps of the images
-  text         captions without appearance words: colours, materials, textures
+  text         captions without words of appearance: colours, materials, textures
 """
 
 
@@ -244,16 +243,14 @@ def _data(arguments: Sequence[str]) -> int:
         from hnclip.models.load import load  # imports transformers, which takes seconds
 
         model = load(options.model, **vars(options.opening))
-    with progress("reading images") as bar:
-        report = check_data(
-            data,
-            text_transform=None if model is None else model.text_transform,
-            image_transform=None if model is None else model.image_transform,
-            images=options.images,
-            progress=bar.iterate,
-        )
-    print(json.dumps(report.to_dict()) if options.output.json else report.to_text(options.listed))
-    return 1 if report.errors else 0
+    result = check_data(
+        data,
+        text_transform=None if model is None else model.text_transform,
+        image_transform=None if model is None else model.image_transform,
+        images=options.images,
+    )
+    print(json.dumps(result.to_dict()) if options.output.json else result.to_text(options.listed))
+    return 1 if result.errors else 0
 
 
 def _diagnose(arguments: Sequence[str]) -> None:
@@ -393,9 +390,9 @@ def _encode(arguments: Sequence[str]) -> None:
 
 
 def _prepare(arguments: Sequence[str]) -> int:
-    from hnclip.options import PrepareEdges, PrepareRegions, PrepareText
+    from hnclip.options import PrepareRegions, PrepareText
 
-    kinds = {"regions": PrepareRegions, "edges": PrepareEdges, "text": PrepareText}
+    kinds = {"regions": PrepareRegions, "text": PrepareText}
     kind, *rest = arguments or ["--help"]
     if kind not in kinds:
         asked = kind in ("-h", "--help")

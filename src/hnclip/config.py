@@ -205,7 +205,7 @@ class ReadConfig:
     cache: str | None = None
     """Directory for decoded images; $HNCLIP_CACHE or ~/.cache/hnclip if not given."""
     prepared: str | None = None
-    """Manifest of `hnclip prepare`; the one in the cache directory if not given."""
+    """Directory of the manifests of `hnclip prepare`; one in the cache directory if not given."""
 
 
 @dataclass(frozen=True, config=_STRICT)

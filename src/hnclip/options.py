@@ -306,33 +306,32 @@ class Encode:
 
 @dataclass(frozen=True)
 class PrepareRegions:
-    """Find regions of the images and the sentences that describe them, for objectives that compare both. The same
-    command resumes an interrupted one, and recomputes records that have changed."""
+    """Find regions of the images and the sentences of the captions that describe them. The same command continues
+    after an interruption and updates records that have changed."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     read: ReadConfig
     proposer: str = "auto"
-    """Region proposer: sam, felzenszwalb, grid, felzenszwalb+grid, or truth for the regions in the data. auto: truth
-    for scenes, none if the data have regions, otherwise sam if --weights is given, otherwise felzenszwalb+grid; results
-    of another proposer are kept."""
+    """sam, felzenszwalb, grid or felzenszwalb+grid. auto: sam if --weights are given, otherwise felzenszwalb+grid, for
+    records without regions of their own."""
     weights: Path | None = None
-    """Directory of SAM's weights, in the layout of transformers."""
+    """Directory with SAM's weights, as saved by transformers."""
     model: str = "bundled"
-    """Model that matches sentences to regions, as for `hnclip eval` (docs/models.md); for a run directory, its best
-    epoch."""
+    """Model that matches sentences to regions, as for `hnclip eval` (docs/models.md); for a run its best epoch."""
     sentences: Literal["careful", "dots"] = "careful"
-    """How captions are split into sentences: careful handles decimals and abbreviations, dots is GOAL's split('.')."""
+    """How captions are split into sentences: careful knows decimals and abbreviations, dots is GOAL's split('.')."""
     split: str | None = None
-    """Split to prepare; the training split if not given, or all records if there are no splits."""
+    """Split to prepare; train if not given, all if the data declare no splits."""
     out: Path | None = None
-    """Manifest to write, or to resume; if not given, that of --read.prepared, or one in the cache directory named after
-    the data."""
+    """Directory for the manifest; --read.prepared or the cache directory if not given."""
+    replace: bool = False
+    """Overwrite a manifest instead of continuing it, for example with another proposer or model."""
     batch: int = 128
     """Crops or sentences encoded at once."""
     workers: int | None = None
-    """Images processed in parallel before encoding; the number of CPUs if not given."""
+    """Images processed at once before they are encoded; the number of processors if not given."""
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
@@ -342,55 +341,24 @@ class PrepareRegions:
 
 
 @dataclass(frozen=True)
-class PrepareEdges:
-    """Compute the edge maps of whole images at the input size of a model, so that training reads them from the cache.
-    Their crops are computed during training."""
-
-    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """As for `hnclip train` (docs/data.md)."""
-    opening: Annotated[Opening, tyro.conf.arg(name="")]
-    read: ReadConfig
-    method: str = "auto"
-    """canny, canny:LOW,HIGH with other thresholds, log (Laplacian of Gaussian), log:SIGMA or log:SIGMA,CONTRAST, or
-    hed, which requires --weights. auto: canny, or hed if --weights is given; none if the data have edge maps; canny
-    does not replace the maps of another method."""
-    weights: Path | None = None
-    """Weights file of HED."""
-    model: str = "bundled"
-    """The model that will be trained, as for `hnclip eval`; it determines the size of the maps."""
-    split: str | None = None
-    """Split to prepare; the training split if not given, or all records if there are no splits."""
-    out: Path | None = None
-    """Manifest to write, or to resume; if not given, that of --read.prepared, or one in the cache directory named after
-    the data."""
-    workers: int | None = None
-    """Threads; the number of CPUs if not given."""
-    device: str = "auto"
-    """Device of HED: auto uses an accelerator if there is one; or cpu, cuda, mps …"""
-    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
-
-    def __post_init__(self) -> None:
-        _at_least_one(self, "workers")
-
-
-@dataclass(frozen=True)
 class PrepareText:
-    """Remove appearance words (colours, materials, textures) from the captions."""
+    """Remove words of appearance (colours, materials, textures) from the captions, for example with a function of your
+    own. The same command continues after an interruption and updates records that have changed."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md)."""
     read: ReadConfig
-    filter: str = "auto"
-    """lexicon, lexicon:colours (or another of its lists), blunt to delete words without repairing the sentence, or
-    package.module:function, a function of your own that takes a caption and returns one. auto: lexicon, which does not
-    replace the results of another filter."""
+    filter: str = "lexicon"
+    """lexicon, lexicon:colours and the like for some of its lists, blunt for plain removal of words, or
+    package.module:function for a function of your own that takes a caption and returns one."""
     split: str | None = None
-    """Split to prepare; the training split if not given, or all records if there are no splits."""
+    """Split to prepare; train if not given, all if the data declare no splits."""
     out: Path | None = None
-    """Manifest to write, or to resume; if not given, that of --read.prepared, or one in the cache directory named after
-    the data."""
+    """Directory for the manifest; --read.prepared or the cache directory if not given."""
+    replace: bool = False
+    """Overwrite a manifest instead of continuing it, for example with another filter."""
     workers: int = 1
-    """Captions filtered in parallel, for a function of your own that waits for a service."""
+    """Records filtered at once, for a function that waits for a service."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:

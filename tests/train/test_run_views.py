@@ -1,4 +1,4 @@
-"""What a run looks at beside picture and caption: prepared, brought along, made on the spot, or asked for."""
+"""What a run needs in addition to image and caption: prepared, part of the data, or made when it starts."""
 
 from __future__ import annotations
 
@@ -72,22 +72,22 @@ def test_edges_and_filtered_captions_are_made(records: list[Record], caplog: pyt
     assert [record.regions for record in found] == [record.regions for record in records]
     for before, after in zip(records, found):
         assert after.edges is not None
-        picture = after.edges.load()
-        assert picture.size == before.image.load().size
+        edges = after.edges.load()
+        assert edges.size == before.image.load().size
         assert len(after.filtered) == len(before.captions)
         assert len(after.filtered[0]) < len(before.captions[0])
     assert any("canny" in line.lower() for line in caplog.messages)
     assert f"{len(records)} of {len(records)} training records have regions" in caplog.messages
 
 
-def test_what_records_bring_along_is_kept(records: list[Record], caplog: pytest.LogCaptureFixture) -> None:
-    """Of some records: the others lack it, as in lists whose maps are partly missing."""
-    brought = [replace(records[0], edges=records[1].image, filtered=("own words",)), *records[1:]]
-    found = completed("structxlip", brought)
-    assert found[0].edges == records[1].image
-    assert found[0].filtered == ("own words",)
-    assert all(record.edges is None and record.filtered == () for record in found[1:])
-    assert not any("made here" in line or "filtered here" in line for line in caplog.messages)
+def test_defaults_are_made_for_exactly_the_records_that_lack_them(records: list[Record]) -> None:
+    mixed = [replace(records[0], edges=records[1].image), replace(records[1], filtered=("own words",)), *records[2:]]
+    found = completed("structxlip", mixed)
+    made = completed("structxlip", records)
+    assert found[0] == replace(made[0], edges=records[1].image)
+    assert found[1] == replace(made[1], filtered=("own words",))
+    assert found[2:] == made[2:]
+    assert all(record.edges and record.filtered for record in made)
 
 
 def test_without_regions_it_says_how_to_get_some(records: list[Record], caplog: pytest.LogCaptureFixture) -> None:
@@ -99,25 +99,25 @@ def test_without_regions_it_says_how_to_get_some(records: list[Record], caplog: 
     assert f"1 of {len(records)} training records have regions" in caplog.messages
 
 
-def test_a_manifest_that_is_not_there(records: list[Record], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not exist: hnclip prepare writes it"):
-        completed("goal", records, prepared=str(tmp_path / "none.jsonl"))
+def test_a_directory_that_is_not_there(records: list[Record], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not exist"):
+        completed("goal", records, prepared=str(tmp_path / "none"))
 
 
-def test_a_manifest_is_used_as_long_as_it_fits(
+def test_prepared_captions_are_used_as_long_as_they_fit(
     records: list[Record], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And what nobody can use any more is no reason to take a default in its place."""
-    path = tmp_path / "views.jsonl"
-    made = ["prepare", "text", "scenes/park", "--split", "train", "--filter", "lexicon:colours", "--out", str(path)]
-    assert main([*made, "--quiet"]) == 0
+    """If some records have changed, these get the default; if all have, that is an error."""
+    made = ["prepare", "text", "scenes/park", "--filter", "lexicon:colours", "--out", str(tmp_path), "--quiet"]
+    assert main(made) == 0
     caplog.set_level("INFO", logger="hnclip")  # which the command has raised
-    found = completed("structxlip", records, prepared=str(path))
+    found = completed("structxlip", records, prepared=str(tmp_path))
     assert found[0].filtered == (filter_caption(records[0].captions[0], ["colours"]),)
     assert any("lexicon:colours" in line for line in caplog.messages)
-    changed = [replace(record, captions=("Another caption.",)) for record in records]
-    with pytest.raises(ValueError, match=r"text of 4 of 4 records.* are stale.*hnclip prepare text"):
-        completed("structxlip", changed, prepared=str(path))
-    caplog.clear()
-    completed("goal", changed, prepared=str(path))  # which looks at no text
-    assert not any("stale" in line for line in caplog.messages)
+    changed = [replace(record, captions=("A red car.",)) for record in records]
+    partly = completed("structxlip", [*records[:1], *changed[1:]], prepared=str(tmp_path))
+    assert partly[0] == found[0]
+    assert partly[1].filtered == (filter_caption("A red car."),)
+    with pytest.raises(ValueError, match="changed"):
+        completed("structxlip", changed, prepared=str(tmp_path))
+    completed("goal", changed, prepared=str(tmp_path))  # needs no text

@@ -1,1 +1,1 @@
-"""Auxiliary inputs made beforehand: regions, edges, filtered captions, and the manifest that keeps them."""
+"""Inputs that some methods need in addition to images and captions, made once before training."""

@@ -1,235 +1,181 @@
-"""What was prepared of a data source: where it is kept, and how records come by it again."""
+"""What `hnclip prepare` made of a data source: one file of JSON lines for each kind, `regions` and `text`.
+
+The first line is a header: format number, kind, data source, and the tool with its settings. Every other line belongs
+to a record: its id, a mark (a hash of what the line was made from) and the content. One process at a time appends
+lines. Of two lines of a record the later one counts: its image or captions had changed. A killed process leaves at
+most part of a line at the end, which readers ignore and the next writer cuts off.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal, get_args
 
-from hnclip.core import ImageSource, InvalidImage, Record, Region
-from hnclip.prepare.lines import KINDS, Entry, Kind, Manifest, read_manifest, short_hash
+from hnclip.config import ReadConfig
+from hnclip.core import InvalidImage, Record, Region
+from hnclip.data.cache import cache_directory
+from hnclip.util.files import exclusive_lock, replace_file
+from hnclip.util.text import slugify
 
-TRUTH = "truth"  # the tool of regions that a record brought along
+FORMAT = 1
+Kind = Literal["regions", "text"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
-# Where a record carries what was prepared.
-_FIELDS: dict[Kind, str] = {"regions": "regions", "edges": "edges", "text": "filtered"}
 
-
-@dataclass(frozen=True)
-class Prepared:
-    """What a manifest had for some records, counted by kind.
+@dataclass
+class Manifest:
+    """A manifest as it was read, or as it is being written.
 
     Args:
-        found: records that have it from the manifest now.
-        own: those that brought their own and keep it.
-        stale: those whose picture or captions have changed since, or whose method of edges is another version now.
-        missing: those of which nothing was prepared.
-        tools: the settings that the found ones were made with.
-        stale_tools: those that the stale ones were made with.
-
-    Kinds that nobody asked for count nothing.
+        by: what made it, for people. `tool` is the same for programs: name and all settings.
+        entries: mark and content by the id of the record.
+        size: bytes of the header and of all whole lines.
     """
 
     path: Path
-    found: Mapping[Kind, int]
-    own: Mapping[Kind, int]
-    stale: Mapping[Kind, int]
-    missing: Mapping[Kind, int]
-    tools: Mapping[Kind, tuple[Mapping[str, Any], ...]]
-    stale_tools: Mapping[Kind, tuple[Mapping[str, Any], ...]]
+    kind: Kind
+    by: str = ""
+    tool: dict[str, Any] = field(default_factory=dict)
+    entries: dict[str, tuple[str, Any]] = field(default_factory=dict)
+    size: int = 0
+    file: IO[bytes] | None = None
 
-    def to_text(self) -> str:
-        """One line for people; kinds of which there is nothing are left out."""
-        parts = []
-        for kind in KINDS:
-            counts = [self.found[kind], self.own[kind], self.stale[kind], self.missing[kind]]
-            if not any(counts[:3]):
-                continue
-            by = _names(self.tools[kind])
-            words = [f"{counts[0]:,} of {sum(counts):,} records{f' by {by}' if by else ''}"]
-            words += [f"{self.own[kind]:,} bring their own"] if self.own[kind] else []
-            words += [f"{self.stale[kind]:,} stale"] if self.stale[kind] else []
-            parts.append(f"{kind} {', '.join(words)}")
-        return f"prepared: {'; '.join(parts) or 'nothing'} ({self.path})"
+    def current(self, record: Record) -> Any:
+        """The content for a record, None if there is none or if the record has changed since."""
+        if record.id not in self.entries:
+            return None
+        mark, content = self.entries[record.id]
+        try:
+            return content if mark == record_mark(self.kind, record) else None
+        except InvalidImage:  # the image is gone
+            return None
 
-    def stale_reason(self, kind: Kind) -> str:
-        """Who prepared what is stale of a kind, and why it does not count; "" if nothing is."""
-        if not self.stale[kind]:
-            return ""
-        total = sum(counts[kind] for counts in (self.found, self.own, self.stale, self.missing))
-        changed = {
-            "regions": "their pictures or captions have changed since",
-            "edges": "their pictures, or the version of the method, have changed since",
-            "text": "their captions have changed since",
-        }
-        by = _names(self.stale_tools[kind])
-        return f"{kind} of {self.stale[kind]:,} of {total:,} records, by {by}, are stale: {changed[kind]} ({self.path})"
+    def append(self, id: str, mark: str, content: Any) -> None:
+        assert self.file is not None
+        self.file.write(_encode({"id": id, "mark": mark, self.kind: content}))
+        self.file.flush()
+        self.entries[id] = (mark, content)
 
 
-def _names(tools: Iterable[Mapping[str, Any]]) -> str:
-    return " and ".join(dict.fromkeys(str(tool["name"]) for tool in tools))
+def manifest_path(read: ReadConfig, data: str, kind: Kind) -> Path:
+    """The manifest of a data source: in the directory `--read.prepared`, or else in the cache directory."""
+    if read.prepared is not None:
+        return Path(read.prepared).expanduser() / f"{kind}.jsonl"
+    name = _data_name(data)
+    return cache_directory(read.cache) / "prepared" / f"{slugify(name)}-{_hash(name)}" / f"{kind}.jsonl"
 
 
-def manifest_path(cache: Path, data: str) -> Path:
-    """Where the manifest of a data source is kept in a cache directory.
-
-    A file, a folder or a pattern is known by its absolute path; scenes, benchmarks with their folder, and hub names by
-    name.
-    """
-    identity = data_identity(data)
-    slug = re.sub(r"[^A-Za-z0-9]+", "-", Path(identity).name).strip("-")[:40] or "data"
-    return cache / "views" / f"{slug}-{short_hash(identity)}.jsonl"
+def _data_name(data: str) -> str:
+    """A name of a data source that does not depend on the working directory."""
+    name, equals, folder = data.partition("=")
+    if Path(data).expanduser().exists() or any(sign in data for sign in "*?[{"):
+        return os.path.abspath(os.path.expanduser(data))
+    return f"{name}={os.path.abspath(os.path.expanduser(folder))}" if equals else data
 
 
-def data_identity(data: str) -> str:
-    """One name for one data source, wherever the command is called."""
-    from hnclip.data.benchmarks import BENCHMARKS
-    from hnclip.data.sources import SCENES, is_pattern
+def record_mark(kind: Kind, record: Record) -> str:
+    """A hash of what an entry is made from: the captions, and for regions the image.
 
-    if data in SCENES:
-        return f"scenes/{SCENES[data]}"
-    name, _, folder = data.partition("=")
-    if name in BENCHMARKS:
-        return f"{name}={_absolute(folder)}" if folder else name
-    return _absolute(data) if Path(data).expanduser().exists() or is_pattern(data) else data
-
-
-def _absolute(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path))
-
-
-def mark_of(kind: Kind, record: Record) -> str:
-    """What an entry depends on beside its tool, as a short name: the picture as it is now, unread, and the captions.
-
-    Of the picture size and time count, and its own name but not the directories before it: data may be moved, if their
-    times are kept.
+    An image counts by its file name, size and time of change, so data can be moved if times are kept.
 
     Raises:
-        InvalidImage: there is no picture.
+        InvalidImage: there is no image.
     """
-    parts: list[Any] = []
-    if kind != "text":
-        parts.append((re.split(r"[/\\]", record.image.key)[-1], record.image.stamp()))
-    if kind != "edges":
-        parts.append(record.captions)
-    return short_hash(repr(parts))
+    image = [record.image.key.replace("\\", "/").rpartition("/")[2], record.image.stamp()] if kind == "regions" else []
+    return _hash(json.dumps([*image, *record.captions]))
 
 
-def region_content(regions: Iterable[Region], sources: Iterable[str]) -> list[dict[str, Any]]:
-    """Regions as a manifest keeps them."""
-    return [
-        {"box": list(region.box), "sentence": region.sentence, "score": region.score, "source": source}
-        for region, source in zip(regions, sources)
-    ]
-
-
-def apply_manifest(
-    records: Sequence[Record], path: Path, kinds: Collection[Kind] = KINDS
-) -> tuple[list[Record], Prepared]:
-    """The records with what was prepared of them: `regions`, `edges`, `filtered`.
-
-    Entries count where picture and captions are still those that they were made from. A record that brings regions or
-    an edge map of its own keeps them unless the manifest has some for it; with edges of the manifest its regions give
-    up their own maps too, so that the maps of a record are of one kind. Edge maps are not stored: they are made when
-    they are looked at, by the same method, and then lie in the picture cache. A manifest that does not exist has
-    nothing.
-
-    Args:
-        records: of any split. One that lost a caption since it was read counts as changed.
-        kinds: that are looked at; what is wrong with another one does not matter.
+def read_manifest(path: Path, kind: Kind) -> Manifest:
+    """All whole lines of a manifest; an empty one if there is no file.
 
     Raises:
-        ValueError: the file is damaged or no manifest, or a method of edges cannot be used here.
+        ValueError: the file is not a manifest of this kind and format, or a line is damaged.
     """
-    manifest = read_manifest(path)
-    counts = {name: dict.fromkeys(KINDS, 0) for name in ("found", "own", "stale", "missing")}
-    used: dict[Kind, dict[str, Mapping[str, Any]]] = {kind: {} for kind in KINDS}
-    stale: dict[Kind, dict[str, Mapping[str, Any]]] = {kind: {} for kind in KINDS}
-    edges = cache(lambda tool: _edges(path, manifest.tools[tool]))
-    made = []
+    manifest = Manifest(path, kind)
+    if not path.exists():
+        return manifest
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                found = json.loads(line)
+                if number > 1:
+                    manifest.entries[found["id"]] = (found["mark"], found[kind])
+                elif (found["format"], found["kind"]) == (FORMAT, kind):
+                    manifest.by, manifest.tool = found["by"], found["tool"]
+                else:
+                    raise ValueError(f"format {found['format']!r}, kind {found['kind']!r}")
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"line {number} of {path} is not valid in a manifest of {kind} ({error}): delete the file, or "
+                    f"overwrite it with hnclip prepare {kind} --replace"
+                ) from error
+            manifest.size += len(line)
+    return manifest
+
+
+@contextmanager
+def write_manifest(
+    path: Path, kind: Kind, *, by: str, tool: dict[str, Any], data: str, overwrite: bool = False
+) -> Iterator[Manifest]:
+    """Open a manifest for `append`: continue the one that this tool began, or create a new one.
+
+    Raises:
+        ValueError: another process is writing it, or it was made by another tool or with other settings and
+            `overwrite` is not set.
+    """
+    tool = json.loads(json.dumps(tool))  # as it is read again: lists, not tuples
+    busy = f"another process is writing {path}: wait for it, or choose another --out"
+    with exclusive_lock(path.with_name(f".{path.name}.lock"), busy):
+        manifest = Manifest(path, kind) if overwrite else read_manifest(path, kind)
+        if manifest.size and manifest.tool != tool:
+            raise ValueError(
+                f"{path} was made by {manifest.by} with other settings than this call ({by}): --replace overwrites "
+                "it, --out writes to another directory"
+            )
+        if not manifest.size:
+            header = {"format": FORMAT, "kind": kind, "data": data, "by": by, "tool": tool}
+            manifest.by, manifest.tool, manifest.size = by, tool, len(_encode(header))
+            with replace_file(path) as partial:
+                partial.write_bytes(_encode(header))
+        with path.open("r+b") as manifest.file:
+            manifest.file.truncate(manifest.size)
+            manifest.file.seek(manifest.size)
+            yield manifest
+
+
+def apply_manifest(records: Sequence[Record], manifest: Manifest) -> tuple[list[Record], int, int]:
+    """The records with their prepared regions or filtered captions.
+
+    A record with regions of its own keeps them if the manifest has none for it.
+
+    Returns:
+        The records, how many of them the manifest was applied to, and how many have changed since it was made.
+    """
+    made, applied, changed = [], 0, 0
     for record in records:
-        changes: dict[str, Any] = {}
-        for kind in (kind for kind in KINDS if kind in kinds):
-            there = manifest.entries[kind].get(record.id)
-            entry = _current(manifest, kind, record)
-            change = None if entry is None else _change(kind, record, entry, manifest.tools[entry.tool], edges)
-            if entry is not None and change is not None:
-                changes |= change
-                used[kind][entry.tool] = manifest.tools[entry.tool]
-                outcome = "found"
-            elif getattr(record, _FIELDS[kind]):
-                outcome = "own"
-            elif there is not None:
-                stale[kind][there.tool] = manifest.tools[there.tool]
-                outcome = "stale"
-            else:
-                outcome = "missing"
-            counts[outcome][kind] += 1
-        made.append(_changed(record, changes) if changes else record)
-    tools, stale_tools = ({kind: tuple(found.values()) for kind, found in each.items()} for each in (used, stale))
-    return made, Prepared(path, **counts, tools=tools, stale_tools=stale_tools)
+        content = manifest.current(record)
+        changed += content is None and record.id in manifest.entries
+        if manifest.kind == "text" and content is not None:
+            record = replace(record, filtered=tuple(content))
+        elif content or (content is not None and not record.regions):
+            regions = (Region(tuple(each["box"]), each["sentence"], each["score"]) for each in content)
+            record = replace(record, regions=tuple(regions))
+        applied += content is not None
+        made.append(record)
+    return made, applied, changed
 
 
-def _changed(record: Record, changes: Mapping[str, Any]) -> Record:
-    made = replace(record, **changes)
-    if "edges" in changes and any(region.edges for region in made.regions):
-        made = replace(made, regions=tuple(replace(region, edges=None) for region in made.regions))
-    return made
+def _hash(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def current_entry(manifest: Manifest, kind: Kind, record: Record) -> Entry | None:
-    """The entry of a record if it was made from what the record is now.
-
-    Raises:
-        InvalidImage: there is an entry, but no picture any more.
-    """
-    found = manifest.entries[kind].get(record.id)
-    return found if found is not None and found.mark == mark_of(kind, record) else None
-
-
-def _current(manifest: Manifest, kind: Kind, record: Record) -> Entry | None:
-    try:
-        return current_entry(manifest, kind, record)
-    except InvalidImage:  # training leaves the record out, and says so
-        return None
-
-
-def _change(
-    kind: Kind,
-    record: Record,
-    entry: Entry,
-    tool: Mapping[str, Any],
-    edges: Callable[[str], Callable[[ImageSource], ImageSource] | None],
-) -> dict[str, Any] | None:
-    """The fields that an entry fills; None if there is nothing in it that would count."""
-    if kind == "text":
-        return {"filtered": tuple(entry.content)}
-    if kind == "edges":
-        edges_of = edges(entry.tool)
-        return None if edges_of is None else {"edges": edges_of(record.image)}
-    if tool["name"] == TRUTH and record.regions:  # what the source says now, with all that it says
-        return {}
-    if record.regions and not entry.content:
-        return None
-    regions = [Region(tuple(region["box"]), region["sentence"], region["score"]) for region in entry.content]
-    return {"regions": tuple(regions)}
-
-
-def _edges(path: Path, tool: Mapping[str, Any]) -> Callable[[ImageSource], ImageSource] | None:
-    """What makes the edge map of a picture; None if the method is another version now."""
-    from hnclip.data.views.derived import edges_of
-    from hnclip.data.views.edges import edge_method
-
-    weights = tool.get("weights")
-    try:
-        method = edge_method(tool["name"], weights=None if weights is None else Path(weights))
-    except ValueError as error:
-        raise ValueError(
-            f"the edges in {path} are by {tool['name']}, which cannot be used here: {error}. Bring that back, or "
-            "prepare others in their place: hnclip prepare edges DATA --method canny"
-        ) from error
-    return (lambda image: edges_of(image, method)) if method.version == tool["version"] else None
+def _encode(line: dict[str, Any]) -> bytes:
+    return json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"

@@ -1,169 +1,137 @@
-"""Regions: proposed for each picture, matched to the sentences of its captions; or those that the data bring along."""
+"""Regions: boxes are proposed for each image and matched to the sentences of its captions by a model's similarity.
+
+Reference:
+    GOAL's local image–sentence matching (LISM): every sentence goes to the most similar candidate, the whole image or
+    one of its crops. Sentences that the whole image fits best describe no part and are dropped.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
-from hnclip.core import InvalidImage, Problem, Record
-from hnclip.data.images import checked_shape, flat_picture
-from hnclip.data.sources import SCENES
+import torch
+from PIL import Image
+from torch import Tensor
+
+from hnclip.core import Box, InvalidImage, Problem, Record
+from hnclip.data.images import ImageTransform, flat_picture, preprocess_image
+from hnclip.data.texts import TextTransform
 from hnclip.data.threads import decoding_threads, in_order, processors
-from hnclip.data.views.sentences import split_sentences
+from hnclip.data.views.sentences import Splitting, split_sentences
+from hnclip.evaluate.retrieval import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load
 from hnclip.options import PrepareRegions
-from hnclip.prepare.lines import Entry, open_writer
-from hnclip.prepare.manifest import TRUTH, data_identity, mark_of, region_content
-from hnclip.prepare.matching import Candidates, crop_candidates, match_sentences, readable_sentences
-from hnclip.prepare.outcome import Outcome
-from hnclip.prepare.proposers import proposer
-from hnclip.prepare.work import Work, done_records, load_model, plan
-from hnclip.prepare.workers import Propose, proposing
+from hnclip.prepare.manifest import record_mark
+from hnclip.prepare.proposers import FindBoxes, open_proposer
 from hnclip.search.fingerprint import model_fingerprint
-from hnclip.util.console import progress
-from hnclip.util.device import find_device
+from hnclip.train.runs import models_of
 
 log = logging.getLogger(__name__)
 
-CROPS = 4  # batches of crops that are encoded, and their records written, together
+Made = tuple[str, str, Any]  # id, mark and content of a line of the manifest
+Make = Callable[[Sequence[Record]], Generator[Made | Problem, None, None]]
 
 
-def prepare_regions(options: PrepareRegions, work: Work) -> Outcome:
-    """Write what the manifest lacks, a few batches of crops at a time: whatever ends the process costs so much."""
-    own = [record for record in work.records if record.regions]
-    auto = options.proposer == "auto"
-    truth = options.proposer == TRUTH or (auto and work.data in SCENES)
-    if options.weights is not None and (truth or (auto and len(own) == len(work.records))):
-        raise ValueError(
-            f"--weights are of no use for regions that {work.data} brings along: leave them out, or name --proposer sam"
-        )
-    if truth:
-        if len(own) < len(work.records):
-            lacking = f"{len(work.records) - len(own)} of {len(work.records)} records of {work.data} have none"
-            raise ValueError(f"--proposer {TRUTH} takes the regions that the data bring along, but {lacking}")
-        log.info("regions are those that the data bring along (--proposer truth)")
-        return _true_regions(work, named=not auto)
-    # Asked for by name, a proposer works on every record.
-    records = [record for record in work.records if not auto or not record.regions]
-    if not records:
-        note = "name a --proposer to prepare others in their place"
-        return work.outcome("regions", 0, 0, {}, {}, [], own=len(own), note=note)
-
-    asked = proposer(options.proposer, weights=options.weights, device=options.device)
-    model = load_model(options)
-    model.require_trained("matching regions")
-    model.to(find_device(options.device))
-    source = {"source": model.source, "fingerprint": model_fingerprint(model)}
-    tool = {"name": asked.name, "version": asked.version, "model": source, "sentences": options.sentences}
+@contextmanager
+def open_regions(options: PrepareRegions) -> Iterator[tuple[str, dict[str, Any], Make]]:
+    """Names of proposer and model, all settings, and what finds the regions of records."""
+    automatic = "felzenszwalb+grid" if options.weights is None else "sam"
+    name = automatic if options.proposer == "auto" else options.proposer
     workers = options.workers or processors()
-    problems: list[Problem] = []
-    with open_writer(work.manifest, data_identity(work.data)) as writer:
-        key = writer.tool("regions", tool)
-        named = not auto or options.weights is not None
-        todo = plan(writer.manifest, "regions", records, key, named=named, option="--proposer")
-        pending = todo.pending
-        log.info(f"regions by {asked.name}, matched by {model.source}")
-        if todo.note:
-            log.info(todo.note)
-        with (
-            progress("images", len(records), len(records) - len(pending)) as bar,
-            proposing(asked, workers=workers) as propose,
-        ):
-            for chunk in _seen(pending, model, options, propose, workers):
-                good = [one for one in chunk if isinstance(one, Seen)]
-                matched = match_sentences(
-                    model, [one.candidates for one in good], [one.sentences for one in good], batch=options.batch
-                )
-                entries = [
-                    Entry(one.record.id, one.mark, key, region_content(found.regions, found.sources))
-                    for one, found in zip(good, matched)
-                ]
-                writer.add("regions", entries)
-                problems += [one for one in chunk if isinstance(one, Problem)]
-                bar.advance(len(chunk))
-        done = done_records(writer.manifest, "regions", records, key)
-    found = sum(len(entry.content) for _, entry in done)
-    said = sum(len(_sentences(record, options)) for record, _ in done)
-    counts = {"regions": found, "sentences": said, "dropped": said - found}
-    notes = [todo.note] if todo.note else []
-    if done and not found:
-        notes.append("no sentence fits a part better than the whole picture: try another --model or --proposer")
-    if done and "sam" not in asked.name:
-        notes.append("these proposals are not SAM's, which GOAL was published with")
-    made, own_only = len(pending) - len(problems), len(work.records) - len(records)
-    there = len(done) + len(todo.kept)
-    return work.outcome("regions", there, made, counts, tool, problems, own=own_only, note="; ".join(notes))
+    with open_proposer(name, weights=options.weights, device=options.device, workers=workers) as (find_boxes, settings):
+        model = load(models_of(options.model)[0][1], **vars(options.opening), device=options.device)
+        model.require_trained("matching regions")
+        tool = {"proposer": settings, "model": model_fingerprint(model), "sentences": options.sentences}
+        if name != "sam":
+            log.info("these regions are not SAM's, which GOAL was published with")
+        by = f"{name}, matched by {model.name}"
+        yield by, tool, partial(find_regions, model=model, find_boxes=find_boxes, options=options)
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A record on its way to the encoder."""
+def find_regions(
+    records: Sequence[Record], *, model: DualEncoder, find_boxes: FindBoxes, options: PrepareRegions
+) -> Generator[Made | Problem, None, None]:
+    """Id, mark and regions of each record, or why it has none. Threads decode, propose and crop the next images while
+    the model encodes."""
 
-    record: Record
-    mark: str
-    sentences: list[str]
-    candidates: Candidates
-
-
-def _seen(
-    records: Sequence[Record], model: DualEncoder, options: PrepareRegions, propose: Propose, workers: int
-) -> Iterator[list[Seen | Problem]]:
-    """Records with their candidates, in chunks of a few batches of crops. Threads decode and cut, and wait for
-    proposals, while the encoder works on the chunk before."""
-
-    def said() -> Iterator[tuple[Record, list[str]]]:
-        for record in records:  # not by the threads: tokenizers do not like several of them
-            yield record, readable_sentences(_sentences(record, options), model.text_transform)
-
-    def look(item: tuple[Record, list[str]]) -> Seen | Problem:
-        record, sentences = item
-        if not sentences:
-            return Problem("empty caption", record.id, "no sentence of its captions holds a word")
+    def candidates(record: Record) -> tuple[str, list[Box], Tensor] | Problem:
         try:
-            mark = mark_of("regions", record)  # before it is read: if it changes in between, it is made again
-            picture = flat_picture(record.image.load())
-            checked_shape(*picture.size, model.image_transform)
+            mark = record_mark("regions", record)  # before it is read: if it changes in between, it is made again
+            image = flat_picture(record.image.load())
+            return mark, *crop_candidates(image, find_boxes(image), model.image_transform)
         except InvalidImage as error:
             return Problem(error.kind, record.id, str(error))
         except ValueError as error:
             return Problem("unusual image", record.id, str(error))
-        return Seen(record, mark, sentences, crop_candidates(picture, propose(picture), model.image_transform))
 
-    chunk: list[Seen | Problem] = []
-    crops = 0
+    workers = options.workers or processors()
     with decoding_threads(workers) as pool:
-        for one in in_order(pool, look, said(), workers + 2):  # each may hold a large picture
-            chunk.append(one)
-            crops += len(one.candidates.pixels) if isinstance(one, Seen) else 0
-            if crops >= CROPS * options.batch:
-                yield chunk
-                chunk, crops = [], 0
-    if chunk:
-        yield chunk
+        ahead = workers + 2  # each may hold a large image
+        for record, found in zip(records, in_order(pool, candidates, records, ahead)):
+            texts = [
+                text for text in sentences_of(record, options.sentences) if is_readable(text, model.text_transform)
+            ]
+            if isinstance(found, Problem):
+                yield found
+            elif not texts:
+                yield Problem("empty caption", record.id, "no sentence of its captions holds a word")
+            else:
+                mark, boxes, pixels = found
+                yield record.id, mark, match_sentences(model, boxes, pixels, texts, batch=options.batch)
 
 
-def _sentences(record: Record, options: PrepareRegions) -> list[str]:
-    sentences = [part for caption in record.captions for part in split_sentences(caption, options.sentences)]
-    return list(dict.fromkeys(sentences))
+def crop_candidates(image: Image.Image, boxes: Sequence[Box], transform: ImageTransform) -> tuple[list[Box], Tensor]:
+    """The boxes that are not too thin for the model, and the pixels of the whole image and of their crops.
+
+    Shape:
+        [1 + P, 3, S, S] uint8, the whole image first
+    """
+    kept, pixels = [], [preprocess_image(image, transform)]
+    for box in boxes:
+        try:
+            pixels.append(preprocess_image(image.crop(box), transform))
+        except ValueError:
+            continue
+        kept.append(box)
+    return kept, torch.stack(pixels)
 
 
-def _true_regions(work: Work, *, named: bool) -> Outcome:
-    tool = {"name": TRUTH, "version": "as the data have them"}
-    with open_writer(work.manifest, data_identity(work.data)) as writer:
-        key = writer.tool("regions", tool)
-        todo = plan(writer.manifest, "regions", work.records, key, named=named, option="--proposer")
-        if todo.note:
-            log.info(todo.note)
-        left = {record.id for record, _ in todo.kept}
-        records = [record for record in work.records if record.id not in left]
-        entries = []
-        for record in records:
-            content = region_content(record.regions, [TRUTH] * len(record.regions))
-            found = writer.manifest.entries["regions"].get(record.id)
-            entry = Entry(record.id, mark_of("regions", record), key, content)
-            if entry != found:
-                entries.append(entry)
-        writer.add("regions", entries)
-    counts = {"regions": sum(len(record.regions) for record in records)}
-    return work.outcome("regions", len(work.records), len(entries), counts, tool, [], note=todo.note)
+def sentences_of(record: Record, how: Splitting) -> list[str]:
+    """The sentences of all captions, each once."""
+    return list(dict.fromkeys(part for caption in record.captions for part in split_sentences(caption, how)))
+
+
+def is_readable(text: str, transform: TextTransform) -> bool:
+    """Whether the tokenizer finds a word."""
+    try:
+        transform([text])
+    except ValueError:
+        return False
+    return True
+
+
+def match_sentences(
+    model: DualEncoder, boxes: Sequence[Box], pixels: Tensor, sentences: Sequence[str], *, batch: int = 128
+) -> list[dict[str, Any]]:
+    """The regions of an image as a manifest keeps them, most similar first. Several sentences may share a box.
+
+    Args:
+        pixels: [1 + P, 3, S, S], the whole image and the crops of the boxes.
+        sentences: at least one; those longer than the model's context are cut.
+        batch: crops or sentences that are encoded at once.
+    """
+    image = encode_pixels(model, pixels, batch=batch)  # [1 + P, D]
+    text = encode_captions(model, model.text_transform(sentences).ids, batch=batch)  # [S, D]
+    scores = model.scale.detach().float().cpu() * (text @ image.T)  # [S, 1 + P]
+    best, which = scores.max(dim=1)  # [S]; of equal ones the first, which may be the whole image
+    found = [
+        {"box": boxes[index - 1], "sentence": sentence, "score": score}
+        for sentence, score, index in zip(sentences, best.tolist(), which.tolist())
+        if index > 0
+    ]
+    return sorted(found, key=lambda region: -region["score"])

@@ -1,152 +1,155 @@
-"""`hnclip prepare`: regions, edge maps, or captions without words of appearance."""
+"""`hnclip prepare`: regions of images, or captions without words of appearance."""
 
 from __future__ import annotations
 
 import logging
-import os
-import time
-from collections.abc import Callable
+import shlex
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from hnclip.command import differences
 from hnclip.config import ReadConfig
-from hnclip.core import InvalidImage, Problem, Record
-from hnclip.data.cache import cache_directory, load_pictures
+from hnclip.core import Problem, Record
+from hnclip.data.sources import open_data
 from hnclip.data.threads import in_order
-from hnclip.data.views.derived import edges_of
-from hnclip.data.views.edges import edge_method
-from hnclip.data.views.lexicon import filter_version, load_filter
-from hnclip.options import PrepareEdges, PrepareRegions, PrepareText
-from hnclip.prepare.lines import Entry, Kind, open_writer
-from hnclip.prepare.manifest import data_identity, mark_of
-from hnclip.prepare.outcome import LISTED, Outcome
-from hnclip.prepare.regions import prepare_regions
-from hnclip.prepare.work import Options, Work, done_records, load_model, open_work, plan
+from hnclip.data.views.lexicon import CaptionFilter, load_filter
+from hnclip.options import PrepareRegions, PrepareText
+from hnclip.prepare.manifest import Kind, manifest_path, record_mark, write_manifest
+from hnclip.prepare.regions import Made, Make, open_regions
 from hnclip.util.console import progress
 from hnclip.util.text import counted
 
 log = logging.getLogger(__name__)
 
-AUTO = "auto"  # whatever is usual, where nobody else has been before
-CHUNK = 256  # records whose captions enter the manifest together
+LISTED = 5  # problems in the text; the JSON has all
 
 
-def prepare(options: Options) -> Outcome:
-    """Regions, edges or text, by the kind of the options."""
-    start = time.monotonic()
-    work = open_work(options)
-    log.info(f"{counted(len(work.records), 'record')} of {work.data}, split {work.split}")
-    if isinstance(options, PrepareRegions):
-        made = prepare_regions(options, work)
-    elif isinstance(options, PrepareEdges):
-        made = _edges(options, work)
-    else:
-        made = _text(options, work)
-    if made.problems and not made.made + made.kept + made.own:
-        shown = "\n".join(f"  {found.kind}: {found.where}: {found.detail}" for found in made.problems[:LISTED])
-        raise ValueError(f"nothing of {work.data} could be prepared:\n{shown}")
-    words = differences(replace(options.read, prepared=None), ReadConfig(), "read.")
-    if options.out is not None or options.read.prepared is not None:
-        words += ["--out" if made.kind == "edges" else "--read.prepared", str(work.manifest)]  # as `next` calls it
-    return replace(made, seconds=time.monotonic() - start, options=tuple(words))
+@dataclass(frozen=True)
+class PrepareResult:
+    """What a call of `hnclip prepare` did.
+
+    Args:
+        records: of the split; `made` now, `kept` from earlier calls, `own` have regions of their own and were left as
+            they are. The others have `problems`.
+        counts: of what the manifest holds for these records, by name.
+        next: the command that uses it.
+    """
+
+    kind: Kind
+    data: str
+    records: int
+    made: int
+    kept: int
+    own: int
+    counts: Mapping[str, int]
+    problems: tuple[Problem, ...]
+    manifest: Path
+    next: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "manifest": str(self.manifest), "problems": [asdict(found) for found in self.problems]}
+
+    def to_text(self) -> str:
+        lines = [f"{self.kind} of {counted(self.records, 'record')} of {self.data}:"]
+        if self.made or self.kept:
+            counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
+            lines.append(f"  {self.made:,} prepared now, {self.kept:,} before: {counts}")
+        if self.own:
+            lines.append(f"  {self.own:,} have regions of their own; name a --proposer to find others")
+        if self.problems:
+            lines += [f"  {len(self.problems):,} skipped:", *_list_problems(self.problems)]
+        if self.made or self.kept:
+            lines.append(f"manifest: {self.manifest}")
+        return "\n".join([*lines, f"next: {self.next}"])
 
 
-def _edges(options: PrepareEdges, work: Work) -> Outcome:
-    named = options.method != AUTO or options.weights is not None
-    name = ("canny" if options.weights is None else "hed") if options.method == AUTO else options.method
-    # Asked for by name, a method works on every record.
-    asked = [record for record in work.records if named or record.edges is None]
-    own = len(work.records) - len(asked)
-    if not asked:
-        note = "name a --method to prepare others in their place"
-        return work.outcome("edges", 0, 0, {}, {}, [], own=own, note=note)
-    method = edge_method(name, weights=options.weights, device=options.device)
-    transform = load_model(options).image_transform
-    tool = {"name": name, "version": method.version}
-    if options.weights is not None:
-        tool["weights"] = os.path.abspath(options.weights.expanduser())
-    with open_writer(work.manifest, data_identity(work.data)) as writer:
-        key = writer.tool("edges", tool)
-        todo = plan(writer.manifest, "edges", asked, key, named=named, option="--method")
-        if todo.note:
-            log.info(todo.note)
-        pending, kept = {record.id for record in todo.pending}, {record.id for record, _ in todo.kept}
-        records = [record for record in asked if record.id not in kept]
-        marks = [_mark("edges", record) for record in records]
-        # All of them: the cache may lack maps that an earlier call made, or made in the size of another model. After a
-        # kill it has those that were made before, and only lines are missing.
-        maps = [edges_of(record.image, method) for record in records]
-        with progress("edge maps") as bar:
-            cache = cache_directory(options.read.cache)
-            loaded = load_pictures(maps, transform, cache=cache, workers=options.workers, progress=bar.iterate)
-        problems = [replace(bad, where=records[index].id) for index, bad in loaded.problems.items()]
-        entries = [
-            Entry(records[index].id, mark, key, name)
-            for index in loaded.kept
-            if records[index].id in pending and (mark := marks[index]) is not None
-        ]
-        writer.add("edges", entries)
-    counts, there = {"maps": len(loaded.kept)}, len(loaded.kept) + len(kept)
-    return work.outcome("edges", there, len(entries), counts, tool, problems, own=own, note=todo.note)
-
-
-def _text(options: PrepareText, work: Work) -> Outcome:
-    name = "lexicon" if options.filter == AUTO else options.filter
-    change = load_filter(name)
-    tool = {"name": name, "version": filter_version(name)}
+def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
+    """Make what the manifest of the data lacks, one record at a time; a killed process loses the current one."""
+    kind: Kind = "regions" if isinstance(options, PrepareRegions) else "text"
+    read = options.read if options.out is None else replace(options.read, prepared=str(options.out))
+    path = manifest_path(read, options.data, kind)
+    data = open_data(options.data, options.read, splits=None if options.split is None else {options.split})
+    split = options.split or ("train" if "train" in data.splits() else "all")
+    # Unless the split was named, nothing is held out: a later training may hold out other records.
+    records = data.part(split, validation_share=0.0 if options.split is None else options.read.validation_share)
+    log.info(f"{counted(len(records), 'record')} of {options.data}, split {split}")
+    # Unless a proposer is named, records with regions of their own keep them.
+    keep_own = isinstance(options, PrepareRegions) and options.proposer == "auto"
+    wanted = [record for record in records if not (keep_own and record.regions)]
+    done: list[tuple[Record, Any]] = []
+    pending: list[Record] = []
     problems: list[Problem] = []
+    if wanted:
+        opened: AbstractContextManager[tuple[str, dict[str, Any], Make]]
+        if isinstance(options, PrepareRegions):
+            opened = open_regions(options)
+        else:
+            filtering = partial(filter_captions, change=load_filter(options.filter), workers=options.workers)
+            opened = nullcontext((options.filter, {"filter": options.filter}, filtering))
+        with (
+            opened as (by, tool, make),
+            write_manifest(path, kind, by=by, tool=tool, data=options.data, overwrite=options.replace) as manifest,
+        ):
+            pending = [record for record in wanted if manifest.current(record) is None]
+            log.info(f"{kind} by {by}")
+            with progress("records", len(wanted), len(wanted) - len(pending)) as bar, closing(make(pending)) as stream:
+                for made in stream:
+                    if isinstance(made, Problem):
+                        problems.append(made)
+                    else:
+                        manifest.append(*made)
+                    bar.advance()
+            done = [(record, content) for record in wanted if (content := manifest.current(record)) is not None]
+        if not done and len(wanted) == len(records):
+            raise ValueError("\n".join([f"nothing of {options.data} could be prepared:", *_list_problems(problems)]))
+    if kind == "regions":
+        counts = {"regions": sum(len(content) for _, content in done)}
+    else:
+        pairs = [pair for record, content in done for pair in zip(record.captions, content)]
+        counts = {"captions": len(pairs), "changed": sum(old != new for old, new in pairs)}
+    train = ["hnclip", "train", "--objective", "goal" if kind == "regions" else "structxlip", "--data", options.data]
+    return PrepareResult(
+        kind=kind,
+        data=options.data,
+        records=len(records),
+        made=len(pending) - len(problems),
+        kept=len(done) - len(pending) + len(problems),
+        own=len(records) - len(wanted),
+        counts=counts,
+        problems=tuple(problems),
+        manifest=path,
+        next=shlex.join([*train, *differences(read, ReadConfig(), "read.")]),
+    )
 
-    def filtered(record: Record) -> Entry | Problem:
+
+def filter_captions(
+    records: Sequence[Record], change: CaptionFilter, *, workers: int
+) -> Generator[Made | Problem, None, None]:
+    """Id, mark and filtered captions of each record. Threads wait for the filter, which may ask a service."""
+
+    def filtered(record: Record) -> Made | Problem:
         if not record.captions:
             return Problem("no caption", record.id, "the record has no caption")
-        made = [_filtered(change, caption, name, record) for caption in record.captions]
-        return Entry(record.id, mark_of("text", record), key, made)
+        try:
+            return record.id, record_mark("text", record), [change(caption) for caption in record.captions]
+        except Exception as error:  # the user's function may raise anything
+            raise ValueError(
+                f"the filter failed on a caption of {record.id} ({type(error).__name__}: {error}); what was done "
+                "before is kept, and the same command continues"
+            ) from error
 
-    with open_writer(work.manifest, data_identity(work.data)) as writer:
-        key = writer.tool("text", tool)
-        todo = plan(writer.manifest, "text", work.records, key, named=options.filter != AUTO, option="--filter")
-        if todo.note:
-            log.info(todo.note)
-        pending = todo.pending
-        ready: list[Entry] = []
-
-        def commit() -> None:
-            writer.add("text", ready)
-            ready.clear()
-
-        with progress("captions of records", len(work.records), len(work.records) - len(pending)) as bar:
-            pool = ThreadPoolExecutor(options.workers)
-            try:
-                for made in in_order(pool, filtered, pending, 4 * options.workers):
-                    problems += [made] if isinstance(made, Problem) else []
-                    ready += [made] if isinstance(made, Entry) else []
-                    bar.advance(1)
-                    if len(ready) >= CHUNK:
-                        commit()
-            finally:  # what a slow filter has done is not lost by its failing later
-                pool.shutdown(cancel_futures=True)
-                commit()
-        done = done_records(writer.manifest, "text", work.records, key)
-    captions = sum(len(record.captions) for record, _ in done)
-    changed = sum(new != old for record, entry in done for old, new in zip(record.captions, entry.content))
-    counts = {"captions": captions, "changed": changed}
-    there, made_now = len(done) + len(todo.kept), len(pending) - len(problems)
-    return work.outcome("text", there, made_now, counts, tool, problems, note=todo.note)
-
-
-def _filtered(change: Callable[[str], str], caption: str, name: str, record: Record) -> str:
+    pool = ThreadPoolExecutor(workers)
     try:
-        return change(caption)
-    except Exception as error:  # a filter of the user's own may fail in any way
-        raise ValueError(
-            f"the filter {name} failed on a caption of {record.id} ({type(error).__name__}: {error}); what was done "
-            "before is kept, and the same command continues"
-        ) from error
+        yield from in_order(pool, filtered, records, 4 * workers)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _mark(kind: Kind, record: Record) -> str | None:
-    try:
-        return mark_of(kind, record)
-    except InvalidImage:
-        return None
+def _list_problems(problems: Sequence[Problem]) -> list[str]:
+    lines = [f"    {found.kind}: {found.where}: {found.detail}" for found in problems[:LISTED]]
+    return [*lines, f"    and {len(problems) - LISTED:,} more, see --json"] if len(problems) > LISTED else lines

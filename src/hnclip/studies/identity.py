@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 from hnclip.config import ReadConfig, TrainConfig
 from hnclip.core import InvalidImage, Record
-from hnclip.data.cache import cache_directory
 from hnclip.data.records import fraction_of
 from hnclip.data.sources import open_data
 from hnclip.models import adapters
@@ -218,14 +217,11 @@ def _pairs_fingerprint(trained: Trained) -> str:
 
 
 def _prepared_fingerprint(config: TrainConfig) -> str:
-    from hnclip.prepare.manifest import manifest_path
+    from hnclip.prepare.manifest import KINDS, manifest_path
 
-    given = config.read.prepared
-    path = manifest_path(cache_directory(config.read.cache), config.data) if given is None else Path(given).expanduser()
-    if not path.exists():
-        return ""
-    stat = path.stat()
-    return f" {_file_hash(path, stat.st_size, stat.st_mtime_ns)[:16]}"
+    paths = [manifest_path(config.read, config.data, kind) for kind in KINDS]
+    stats = [(path, path.stat()) for path in paths if path.exists()]
+    return "".join(f" {_file_hash(path, stat.st_size, stat.st_mtime_ns)[:16]}" for path, stat in stats)
 
 
 @cache

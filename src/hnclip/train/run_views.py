@@ -1,4 +1,4 @@
-"""The views of a run beside picture and caption: prepared ones, those that the data bring along, and made ones."""
+"""The views of a run in addition to image and caption: prepared ones, those of the data, and made ones."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ import torch
 from hnclip.config import TrainConfig
 from hnclip.core import Record
 from hnclip.data.batches import PairData
-from hnclip.data.cache import cache_directory
 from hnclip.objectives.base import Objective
-from hnclip.prepare.lines import Kind
+from hnclip.prepare.manifest import KINDS, Kind, apply_manifest, manifest_path, read_manifest
 
 log = logging.getLogger(__name__)
 
 
-def needed_views(objective: Objective) -> set[Kind]:
-    """What an objective needs of a record beside its picture and captions: kinds of `hnclip prepare`."""
+def needed_views(objective: Objective) -> set[str]:
+    """What an objective needs of a record in addition to its image and captions: regions, edges, text."""
     views = {*objective.image_views, *objective.text_views}
-    needs = set[Kind]()
+    needs = set[str]()
     found_in_regions = ("crop", "sentence", "edge_crop", "region")
     if any(name.startswith(found_in_regions) for name in (*views, *objective.parts)):
         needs.add("regions")
@@ -34,46 +33,38 @@ def needed_views(objective: Objective) -> set[Kind]:
 
 
 def with_views(config: TrainConfig, records: Sequence[Record], objective: Objective) -> tuple[Record, ...]:
-    """The same records with all that the objective looks at. Of the manifest of `hnclip prepare` first, then what the
-    source has of its own; edges and filtered captions that nobody has are made here, by the defaults of `prepare`.
+    """The records with everything that the objective needs: what `hnclip prepare` made, then what the source has. Edge
+    maps and filtered captions are made for records that lack them.
 
     Raises:
-        ValueError: regions are needed and no record has any.
+        ValueError: regions are needed and no record has any, or all records have changed since they were prepared.
     """
     needs = needed_views(objective)
     if not needs:
         return tuple(records)
-    from hnclip.prepare.manifest import apply_manifest, manifest_path
-
-    path = manifest_path(cache_directory(config.read.cache), config.data)
-    if config.read.prepared is not None:
-        path = Path(config.read.prepared).expanduser()
-        if not path.exists():
-            raise ValueError(f"--read.prepared {path} does not exist: hnclip prepare writes it")
+    if config.read.prepared is not None and not Path(config.read.prepared).expanduser().is_dir():
+        raise ValueError(f"--read.prepared {config.read.prepared} does not exist: hnclip prepare --out creates it")
     found = list(records)
-    if path.exists():
-        found, prepared = apply_manifest(records, path, needs)
-        log.info(prepared.to_text())
-        for kind in sorted(needs):
-            # Otherwise a default would silently take the place of what somebody prepared.
-            if prepared.stale[kind] and not (prepared.found[kind] or prepared.own[kind]):
-                raise ValueError(
-                    f"{prepared.stale_reason(kind)}. Run hnclip prepare {kind} {config.data} again, or delete the file"
-                )
-    if "edges" in needs and not any(record.edges for record in found):
+    for kind in KINDS:
+        if kind in needs:
+            found = _apply_prepared(config, kind, found)
+    if lacking := sum(record.edges is None for record in found) if "edges" in needs else 0:
         from hnclip.data.views.derived import edges_of
         from hnclip.data.views.edges import edge_method
 
         method = edge_method("canny")
-        found = [replace(record, edges=edges_of(record.image, method)) for record in found]
-        log.info(f"edges are made here: {method.name}, {method.version}")
-    if "text" in needs and not any(record.filtered for record in found):
+        found = [record if record.edges else replace(record, edges=edges_of(record.image, method)) for record in found]
+        log.info(f"edge maps of {lacking} of {len(found)} records are made by {method.name}")
+    if lacking := sum(not record.filtered for record in found) if "text" in needs else 0:
         from hnclip.data.views.lexicon import load_filter
 
         name = "blunt:structxlip_colours" if config.objective.fidelity == "official" else "lexicon"
-        shorten = load_filter(name)
-        found = [replace(record, filtered=tuple(shorten(text) for text in record.captions)) for record in found]
-        log.info(f"captions are filtered here: {name}")
+        change = load_filter(name)
+        found = [
+            record if record.filtered else replace(record, filtered=tuple(map(change, record.captions)))
+            for record in found
+        ]
+        log.info(f"captions of {lacking} of {len(found)} records are filtered by {name}")
     if "regions" in needs:
         count = sum(bool(record.regions) for record in found)
         if not count:
@@ -86,8 +77,26 @@ def with_views(config: TrainConfig, records: Sequence[Record], objective: Object
     return tuple(found)
 
 
+def _apply_prepared(config: TrainConfig, kind: Kind, records: list[Record]) -> list[Record]:
+    """The records with their prepared regions or filtered captions, if there are any."""
+    path = manifest_path(config.read, config.data, kind)
+    if not path.exists():
+        return records
+    manifest = read_manifest(path, kind)
+    found, applied, changed = apply_manifest(records, manifest)
+    log.info(f"{kind} of {applied} of {len(records)} records prepared by {manifest.by} ({path})")
+    if changed:
+        message = (
+            f"{changed} of {len(records)} records have changed since hnclip prepare {kind} {config.data}: run it again"
+        )
+        if not applied:  # a default would replace all that was prepared
+            raise ValueError(f"{message}, or delete {path}")
+        log.warning(message)
+    return found
+
+
 def log_absent_views(pairs: PairData) -> None:
-    """Log which views and parts not all pairs have: their terms count over those that have them."""
+    """Log which views and parts some pairs lack: their terms are averaged over the pairs that have them."""
     for view, present in pairs.present.items():
         log.info(f"view {view}: {int(present.sum())} of {len(present)} have it")
     for view, parts in pairs.parts.items():

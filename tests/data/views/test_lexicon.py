@@ -3,16 +3,14 @@ from __future__ import annotations
 import pickle
 import re
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hnclip.data.views import lexicon
 from hnclip.data.views.grammar import Entries, drop_words
-from hnclip.data.views.lexicon import CATEGORIES, filter_caption, filter_version, load_filter, word_list
+from hnclip.data.views.lexicon import CATEGORIES, filter_caption, load_filter, word_list
 
 CAREFUL = {
     # articles
@@ -192,9 +190,8 @@ def test_own_functions(module: Path) -> None:
     ],
 )
 def test_filters_that_are_none(module: Path, name: str, message: str) -> None:
-    for ask in (load_filter, filter_version):
-        with pytest.raises(ValueError, match=message):
-            ask(name)
+    with pytest.raises(ValueError, match=message):
+        load_filter(name)
 
 
 def test_bad_categories_are_refused() -> None:
@@ -203,26 +200,3 @@ def test_bad_categories_are_refused() -> None:
     for careful in (True, False):
         with pytest.raises(ValueError, match="no word list 'colors'"):
             filter_caption("A dog", ["colors"], careful=careful)
-
-
-def test_versions_change_with_what_they_are_made_of(
-    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = filter_version("my_filters:small")
-    module.write_text(module.read_text() + "# changed\n")
-    assert filter_version("my_filters:small") != own
-    assert filter_version("builtins:str") == "builtins:str"  # no file to look at
-    assert filter_version("lexicon") != filter_version("lexicon:colours")
-
-    room = files("hnclip.data.views")
-    (tmp_path / "words").mkdir()
-    for name in ("lexicon.py", "grammar.py", *(f"words/{category}.txt" for category in lexicon.LISTS)):
-        (tmp_path / name).write_bytes((room / name).read_bytes())
-    before = filter_version("lexicon")
-    monkeypatch.setattr(lexicon, "_ROOM", tmp_path)
-    assert filter_version("lexicon") == before
-    for name in ("words/textures.txt", "grammar.py"):
-        with (tmp_path / name).open("a") as file:
-            file.write("# changed\n")
-        assert filter_version("lexicon") != before
-        before = filter_version("lexicon")

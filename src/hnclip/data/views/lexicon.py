@@ -5,11 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from hashlib import sha256
 from importlib import import_module
 from importlib.resources import files
-from importlib.util import find_spec
-from pathlib import Path
 
 from hnclip.data.views.grammar import STOP_WORDS, Entries, drop_words
 
@@ -18,7 +15,6 @@ LISTS = (*CATEGORIES, "structxlip_colours")  # the last is the list of the relea
 CaptionFilter = Callable[[str], str]
 
 _ROOM = files("hnclip.data.views")
-_CODE = ("lexicon.py", "grammar.py")
 _LEAST = 2  # words that must be left
 
 
@@ -67,24 +63,6 @@ def load_filter(name: str) -> CaptionFilter:
     if kind is not None:
         return partial(filter_caption, categories=categories, careful=kind == "lexicon")
     return partial(_checked, _function(name), name)
-
-
-def filter_version(name: str) -> str:
-    """What changes when the filter may give other captions: its name, and a hash of the lists and the code, or of the
-    module that holds the user's function (without one: the name alone)."""
-    kind, _ = _parsed(name)
-    if kind is not None:
-        parts = [*(_ROOM / file for file in _CODE), *(_ROOM / "words" / f"{category}.txt" for category in LISTS)]
-        return f"{name} {_digest(b''.join(part.read_bytes() for part in parts))}"
-    _function(name)
-    found = find_spec(name.partition(":")[0])
-    if found is None or not found.has_location or found.origin is None:
-        return name
-    return f"{name} {_digest(Path(found.origin).read_bytes())}"
-
-
-def _digest(content: bytes) -> str:
-    return sha256(content).hexdigest()[:12]
 
 
 def _parsed(name: str) -> tuple[str | None, tuple[str, ...]]:

@@ -1,0 +1,179 @@
+"""Region proposers by name: cells of grids, segments of even colour, SAM's masks."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from hnclip.core import Box
+from hnclip.data.needs import needs
+from hnclip.data.views.boxes import mapped
+
+PROPOSERS = ("sam", "felzenszwalb", "grid", "felzenszwalb+grid")
+SHARE = (0.01, 0.80)  # of the area of the image that a region may have, as in GOAL
+SHORTEST = 2  # pixels; a crop of one row or column shows nothing
+SAME = 0.9  # intersection over union from which two boxes count as one
+GRIDS = ((2, 2), (3, 3))  # columns and rows
+SCALES = (100.0, 300.0, 900.0)  # of the segmentation; a larger one gives larger segments
+SIGMA = 0.8  # pixels of smoothing before the segmentation
+LONGEST = 256  # side of the image that is segmented; time grows with the number of pixels
+SETTINGS: dict[str, dict[str, Any]] = {
+    "felzenszwalb": {"scales": SCALES, "sigma": SIGMA, "longest": LONGEST},
+    "grid": {"grids": GRIDS},
+}
+
+FindBoxes = Callable[[Image.Image], list[Box]]  # in pixels of an upright RGB image
+
+
+@contextmanager
+def open_proposer(
+    name: str, *, weights: Path | None = None, device: str = "auto", workers: int = 1
+) -> Iterator[tuple[FindBoxes, dict[str, Any]]]:
+    """What finds boxes, for up to `workers` threads at once, and all that they depend on in addition to the image.
+
+    Raises:
+        ValueError: there is no proposer of this name, or it lacks its packages or weights.
+    """
+    if name not in PROPOSERS:
+        raise ValueError(f"no proposer is called {name!r}: use {', '.join(PROPOSERS)} or auto")
+    if (weights is None) == (name == "sam"):
+        raise ValueError("--weights, a directory as of facebook/sam-vit-base on the hub, go with --proposer sam only")
+    if weights is not None:
+        from hnclip.prepare.sam import Sam, open_sam, weights_hash
+
+        sam = Sam(open_sam(weights.expanduser(), device))
+        yield union(sam), {"sam": {"weights": weights_hash(weights.expanduser()), **sam.settings}}
+        return
+    settings = {part: SETTINGS[part] for part in name.split("+")}
+    if name == "grid":
+        yield union(grid_cells), settings
+        return
+    with segment_workers(workers) as segments:
+        yield union(segments, grid_cells) if "grid" in settings else union(segments), settings
+
+
+def union(*functions: FindBoxes) -> FindBoxes:
+    """The usable boxes of all of them, in their order, nearly equal ones once."""
+
+    def find_boxes(image: Image.Image) -> list[Box]:
+        kept: list[Box] = []
+        for box in (box for function in functions for box in function(image)):
+            if is_usable(box, image.size) and all(overlap(box, other) < SAME for other in kept):
+                kept.append(box)
+        return kept
+
+    return find_boxes
+
+
+def grid_cells(image: Image.Image) -> list[Box]:
+    """The cells of several grids, row by row. If the pixels cannot be divided evenly, cells differ by one pixel."""
+    boxes = []
+    for columns, rows in GRIDS:
+        across = [image.width * column // columns for column in range(columns + 1)]
+        down = [image.height * row // rows for row in range(rows + 1)]
+        boxes += [(left, top, right, bottom) for top, bottom in pairwise(down) for left, right in pairwise(across)]
+    return [box for box in boxes if is_region(area(box), image.size)]
+
+
+def felzenszwalb(image: Image.Image) -> list[Box]:
+    """The tight boxes of a graph-based segmentation's segments, at several scales.
+
+    Reference:
+        Felzenszwalb and Huttenlocher, Efficient graph-based image segmentation, 2004; by scikit-image.
+    """
+    return _segments(_shrink(image), image.size)
+
+
+def _shrink(image: Image.Image) -> np.ndarray:
+    small = image.convert("RGB")  # a copy
+    small.thumbnail((LONGEST, LONGEST), Image.Resampling.BILINEAR, reducing_gap=None)
+    return np.asarray(small)  # [H, W, 3]
+
+
+def _segments(pixels: np.ndarray, size: tuple[int, int]) -> list[Box]:
+    from scipy.ndimage import find_objects
+    from skimage.segmentation import felzenszwalb as segment
+
+    small = (pixels.shape[1], pixels.shape[0])
+    least = math.ceil(SHARE[0] * small[0] * small[1])  # smaller segments join a neighbour
+    boxes = []
+    for scale in SCALES:
+        labels = segment(pixels, scale=scale, sigma=SIGMA, min_size=least)  # [H, W], from 0
+        for count, (rows, columns) in zip(np.bincount(labels.ravel()), find_objects(labels + 1)):
+            if is_region(count, small):
+                boxes.append(mapped((columns.start, rows.start, columns.stop, rows.stop), small, size))
+    return boxes
+
+
+@contextmanager
+def segment_workers(count: int) -> Iterator[FindBoxes]:
+    """`felzenszwalb` in `count` processes, to be called by as many threads: it holds the interpreter lock.
+
+    A worker ends when its pipe is closed, which happens too if this process is killed.
+    """
+    needs("skimage", "felzenszwalb needs", "views")
+    if count == 1:
+        yield felzenszwalb
+        return
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    idle: SimpleQueue[Connection] = SimpleQueue()
+    for _ in range(count):
+        ours, theirs = context.Pipe()
+        context.Process(target=_serve_segments, args=(theirs,), daemon=True).start()
+        theirs.close()
+        idle.put(ours)
+
+    def segments(image: Image.Image) -> list[Box]:
+        connection = idle.get()
+        try:
+            connection.send((_shrink(image), image.size))
+            return connection.recv()
+        except (EOFError, OSError) as error:
+            raise RuntimeError("a segmentation process has ended; if memory is short, use fewer --workers") from error
+        finally:
+            idle.put(connection)
+
+    yield segments
+    for _ in range(count):
+        idle.get().close()
+
+
+def _serve_segments(connection: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
+    try:
+        while True:
+            connection.send(_segments(*connection.recv()))
+    except (EOFError, OSError):
+        return
+
+
+def is_region(pixels: float, size: tuple[int, int]) -> bool:
+    """Whether this number of pixels is neither a speck nor nearly the whole image: 1 % to 80 %, as in GOAL."""
+    return SHARE[0] <= pixels / (size[0] * size[1]) <= SHARE[1]
+
+
+def is_usable(box: Box, size: tuple[int, int]) -> bool:
+    """Whether the box can be cropped and is not the whole image, which is a candidate anyway."""
+    return min(box[2] - box[0], box[3] - box[1]) >= SHORTEST and box != (0, 0, *size)
+
+
+def area(box: Box) -> int:
+    return max(0, box[2] - box[0]) * max(0, box[3] - box[1])
+
+
+def overlap(first: Box, second: Box) -> float:
+    """Intersection over union, 0 to 1."""
+    left, top = max(first[0], second[0]), max(first[1], second[1])
+    common = area((left, top, min(first[2], second[2]), min(first[3], second[3])))
+    return common / (area(first) + area(second) - common) if common else 0.0

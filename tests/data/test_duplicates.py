@@ -1,0 +1,182 @@
+"""Near-duplicates against comparing all pairs, and which groups of records are reported."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+
+from hnclip.core import Record
+from hnclip.data import duplicates
+from hnclip.data.check import check_data
+from hnclip.data.duplicates import THUMBNAIL, image_fingerprint, near_duplicate_captions, near_duplicate_images
+from hnclip.data.image_sources import FileImage
+from hnclip.data.images import preprocess_image
+from hnclip.data.records import DataSet
+
+LONG = " ".join(f"word{number}" for number in range(60))
+NEARLY = LONG.replace("word30", "other")
+Groups = list[tuple[str, tuple[str, ...], tuple[str, ...]]]
+
+
+def components(count: int, similar: Callable[[int, int], bool]) -> list[list[int]]:
+    """Groups of two and more by the definition: all pairs, joined until nothing changes."""
+    label = list(range(count))
+    pairs = [pair for pair in combinations(range(count), 2) if similar(*pair)]
+    for _ in range(count):
+        for one, other in pairs:
+            label[one] = label[other] = min(label[one], label[other])
+    groups = [[index for index in range(count) if label[index] == name] for name in range(count)]
+    return [members for members in groups if len(members) > 1]
+
+
+def runs(text: str) -> set[tuple[str, ...]]:
+    words = text.lower().split()
+    padded = ["", "", *words, "", ""]
+    return {tuple(padded[start : start + 3]) for start in range(len(words) + 2)} if words else set()
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcd"), max_size=9).map(" ".join), max_size=12),
+    st.sampled_from([0.2, 0.4, 0.5, 0.6, 0.75, 0.8, 1.0]),
+)
+def test_captions_are_those_of_comparing_all_pairs(texts: list[str], threshold: float) -> None:
+    def similar(one: int, other: int) -> bool:
+        first, second = runs(texts[one]), runs(texts[other])
+        return bool(first) and bool(second) and len(first & second) / len(first | second) >= threshold
+
+    assert near_duplicate_captions(texts, threshold) == (components(len(texts), similar), True)
+
+
+def test_case_punctuation_and_scripts_without_spaces() -> None:
+    assert near_duplicate_captions([LONG, LONG.upper().replace(" ", ", "), "a dog"])[0] == [[0, 1]]
+    chinese = "一只棕色的狗在绿色的草地上奔跑追逐一个红色的球而孩子们在旁边笑着看着它"
+    assert near_duplicate_captions([chinese, chinese.replace("红", "蓝"), chinese[::-1]])[0] == [[0, 1]]
+
+
+def test_too_much_to_compare_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duplicates, "MOST_CAPTION_PAIRS", 0)
+    assert near_duplicate_captions([LONG, NEARLY]) == ([], False)
+    monkeypatch.setattr(duplicates, "MOST_CAPTIONS", 1)
+    assert near_duplicate_captions([LONG, LONG]) == ([], False)
+    monkeypatch.setattr(duplicates, "MOST_IMAGE_PAIRS", 0)
+    assert near_duplicate_images([fingerprint(blobs(1)), fingerprint(blobs(1))]) == ([], False)
+
+
+def blobs(seed: int, width: int = 80, height: int = 60) -> Image.Image:
+    """An image with a structure of its own: soft patches of colour."""
+    noise = np.random.default_rng(seed).integers(0, 256, (7, 9, 3), dtype=np.uint8)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def fingerprint(image: Image.Image) -> bytes:
+    found = image_fingerprint(preprocess_image(image, THUMBNAIL).numpy())
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("bits", [0, 1, 4, 15])
+@pytest.mark.parametrize("correlation", [-1.0, 0.9])
+def test_images_are_those_of_comparing_all_pairs(
+    monkeypatch: pytest.MonkeyPatch, bits: int, correlation: float
+) -> None:
+    monkeypatch.setattr(duplicates, "_CORRELATION", correlation)
+    random = np.random.default_rng(0)
+    waves = (random.normal(size=(5, 64)) * 20)[random.integers(0, 5, 80)].astype(np.float16)
+    for row in waves:
+        row[random.choice(64, random.integers(0, 10), replace=False)] *= -1
+    speeds = np.array(sorted(across + down for across in range(32) for down in range(32))[1:65])
+
+    def similar(one: int, other: int) -> bool:
+        first, second = waves[one].astype(float), waves[other].astype(float)
+        strengths = [sum(speeds * vector * vector) for vector in (first, second)]
+        correlates = sum(speeds * first * second) / (strengths[0] * strengths[1]) ** 0.5 >= correlation
+        return correlates and sum((a > 0) != (b > 0) for a, b in zip(first, second)) <= bits
+
+    assert near_duplicate_images([row.tobytes() for row in waves], bits) == (components(80, similar), True)
+
+
+def as_jpeg(image: Image.Image) -> Image.Image:
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=30)
+    return Image.open(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "near"),
+    [
+        (as_jpeg, True),
+        (lambda image: image.resize((200, 110), Image.Resampling.BICUBIC), True),
+        (lambda image: ImageEnhance.Contrast(image).enhance(0.8), True),
+        (lambda image: image.convert("L"), True),
+        (ImageOps.mirror, False),
+        (lambda image: image.crop((20, 15, 80, 60)), False),
+        (lambda image: blobs(99), False),
+    ],
+)
+def test_what_is_a_near_duplicate(change: Callable[[Image.Image], Image.Image], near: bool) -> None:
+    for seed in range(20):
+        prints = [fingerprint(blobs(seed)), fingerprint(change(blobs(seed)))]
+        assert near_duplicate_images(prints)[0] == ([[0, 1]] if near else [])
+
+
+def test_drawings_on_one_background_are_told_apart_by_strength() -> None:
+    vectors = (np.full(64, 3.0), np.where(np.arange(64) % 2, 1.0, 9.0), np.full(64, 3.9))  # all signs agree
+    assert near_duplicate_images([vector.astype(np.float16).tobytes() for vector in vectors])[0] == [[0, 2]]
+
+
+def test_plain_images_have_no_fingerprint() -> None:
+    for image in (Image.new("RGB", (50, 50), "red"), Image.linear_gradient("L")):
+        assert image_fingerprint(preprocess_image(image, THUMBNAIL).numpy()) is None
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Callable[..., FileImage]:
+    """A new file of the image of a seed."""
+
+    def make(seed: int, width: int = 80) -> FileImage:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.png"
+        blobs(seed, width).save(path)
+        return FileImage(path)
+
+    return make
+
+
+def record(id: str, image: FileImage, *captions: str, split: str | None = "train", group: str | None = None) -> Record:
+    return Record(id, image, captions, split, group=group)
+
+
+def groups(*records: Record, images: bool = True) -> Groups:
+    found = check_data(DataSet("small", records), images=images).groups
+    return [(group.kind, group.ids, group.splits) for group in found]
+
+
+def test_equal_and_similar_images(image: Callable[..., FileImage]) -> None:
+    one, copy, other = image(1), image(1), image(2)
+    assert groups(record("a", one, "x"), record("b", one, "y"), record("c", other, "z")) == []  # captions of one image
+    assert groups(record("a", one, "x", split=None), record("b", one, "y")) == []
+    assert groups(record("a", one, "x"), record("b", copy, "y")) == [("same image", ("a", "b"), ("train",))]
+    leak = [record("a", one, "x"), record("b", copy, "y", split="test"), record("c", other, "z")]
+    assert groups(*leak) == [("shared image", ("a", "b"), ("train", "test"))]
+    assert groups(*leak, images=False) == []  # only names are known
+    wide = [record("a", one, "x"), record("b", image(1, width=96), "y", split="test"), record("c", other, "z")]
+    assert groups(*wide) == [("similar image", ("a", "b"), ("train", "test"))]
+    declared = [record(name, image(1, width), name, group="g") for name, width in (("a", 80), ("b", 96))]
+    assert groups(*declared) == []
+
+
+def test_equal_and_similar_captions(image: Callable[..., FileImage]) -> None:
+    same = [record("a", image(1), "A dog"), record("b", image(2), "a  dog"), record("c", image(3), "A cat")]
+    assert groups(*same) == [("same caption", ("a", "b"), ("train",))]
+    assert groups(same[0], record("d", image(4), "a dog", split="test"))[0][0] == "shared caption"
+    assert groups(record("a", one := image(1), "a dog"), record("b", one, "a dog")) == []  # one image
+    near = [record("a", image(1), LONG), record("b", image(2), NEARLY), record("c", image(3), LONG[:200])]
+    assert groups(*near) == [("similar caption", ("a", "b"), ("train",))]
+    assert groups(record("a", image(1), LONG, group="g"), record("b", image(2), NEARLY, group="g")) == []

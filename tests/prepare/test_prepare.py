@@ -1,0 +1,244 @@
+"""`hnclip prepare` as a user calls it, and its matching against a literal twin of LISM."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from hnclip.cli import main
+from hnclip.config import ReadConfig
+from hnclip.core import Box
+from hnclip.data.batches import pad_texts
+from hnclip.data.image_sources import FileImage
+from hnclip.data.images import preprocess_image
+from hnclip.data.records import DataSet
+from hnclip.data.scenes import scene_records
+from hnclip.data.sources import open_data
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load
+from hnclip.prepare import run as prepare_run
+from hnclip.prepare.manifest import apply_manifest, manifest_path, read_manifest
+from hnclip.prepare.regions import crop_candidates, match_sentences
+
+IMAGES = 6
+
+
+@pytest.fixture(scope="module")
+def model(model_directory: Path) -> DualEncoder:
+    return load(model_directory).train()  # with dropout, which matching must turn off
+
+
+def speckled(image: Image.Image, seed: int) -> Image.Image:
+    """Without two places that look the same: which of equal crops is the most similar would be chance."""
+    noise = np.random.default_rng(seed).integers(0, 256, (*image.size[::-1], 3), dtype=np.uint8)
+    return Image.blend(image.convert("RGB"), Image.fromarray(noise), 0.3)
+
+
+def cells(image: Image.Image, count: int) -> list[Box]:
+    w, h = image.width // count, image.height // count
+    return [(x * w, y * h, (x + 1) * w, (y + 1) * h) for y in range(count) for x in range(count)]
+
+
+def literal_matches(
+    model: DualEncoder, image: Image.Image, boxes: list[Box], sentences: list[str]
+) -> list[tuple[Box, str, float]]:
+    """GOAL's steps, one crop and one sentence at a time: candidates = [full image] + crops; logits_per_image; each
+    sentence to the argmax; sentences of the full image are deleted."""
+    entries = []
+    with torch.no_grad():
+        scale = model.backbone.logit_scale.exp().item()
+        for sentence in sentences:
+            (ids,) = model.text_transform([sentence]).ids
+            text = model.encode_texts(pad_texts([ids], model.text_transform.pad)).vectors[0].double()
+            logits = []
+            for candidate in [image, *(image.crop(box) for box in boxes)]:
+                pixels = preprocess_image(candidate, model.image_transform)[None]
+                vector = model.encode_images(pixels).vectors[0].double()
+                logits.append(scale * float((vector / vector.norm()) @ (text / text.norm())))
+            best = max(range(len(logits)), key=logits.__getitem__)
+            if best > 0:
+                entries.append((boxes[best - 1], sentence, logits[best]))
+    return sorted(entries, key=lambda entry: -entry[2])
+
+
+@pytest.mark.parametrize("batch", [1, 3, 128])
+def test_matches_are_those_of_the_literal_twin(model: DualEncoder, batch: int) -> None:
+    matched = dropped = shared = 0
+    for number, record in enumerate(scene_records("park", "train", families=2, members=4)[:5]):
+        image = speckled(record.image.load(), number)
+        sentences = [region.sentence for region in record.regions] + ["a small red tree and " * 100]  # is cut
+        boxes, pixels = crop_candidates(image, cells(image, number) if number else [], model.image_transform)
+        found = match_sentences(model, boxes, pixels, sentences, batch=batch)
+        assert model.training
+        expected = literal_matches(model.eval(), image, boxes, sentences)
+        model.train()
+        assert [(each["box"], each["sentence"]) for each in found] == [(box, text) for box, text, _ in expected]
+        assert [each["score"] for each in found] == pytest.approx([score for *_, score in expected], abs=1e-4)
+        matched, dropped = matched + len(found), dropped + len(sentences) - len(found)
+        shared += len(found) - len({each["box"] for each in found})
+    assert matched
+    assert dropped
+    assert shared
+
+
+def test_of_equal_candidates_the_whole_image_wins(model: DualEncoder) -> None:
+    boxes, pixels = crop_candidates(Image.new("RGB", (64, 64), "green"), [(0, 0, 64, 64)], model.image_transform)
+    assert torch.equal(pixels[0], pixels[1])
+    assert match_sentences(model, boxes, pixels, ["a small tree", "a car"]) == []
+
+
+def test_crops_hold_their_box_and_thin_ones_are_dropped(model: DualEncoder) -> None:
+    wide = speckled(Image.new("RGB", (80_000, 64)), 0)  # one row would be resized to 80,000 · 48 pixels
+    square = (10, 2, 70, 60)
+    boxes, pixels = crop_candidates(wide, [(0, 0, 80_000, 1), square], model.image_transform)
+    assert boxes == [square]
+    assert torch.equal(pixels[1], preprocess_image(wide.crop(square), model.image_transform))
+
+
+def draw(path: Path, seed: int) -> None:
+    """Rectangles of a few colours, so that segments are found."""
+    random = np.random.default_rng(seed)
+    image = Image.new("RGB", (96 + 8 * seed, 80), "white")
+    for _ in range(5):
+        x, y = (int(value) for value in random.integers(0, 60, 2))
+        colour = tuple(int(value) for value in random.integers(0, 256, 3))
+        ImageDraw.Draw(image).rectangle((x, y, x + 30, y + 18), fill=colour)
+    image.save(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Images with captions in text files of the same names."""
+    directory = tmp_path / "photos"
+    directory.mkdir()
+    for number, record in enumerate(scene_records("park", "train", families=2, members=4)[:IMAGES]):
+        draw(directory / f"{number}.png", number)
+        (directory / f"{number}.txt").write_text(record.captions[0] + "\n", encoding="utf-8")
+    return directory
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["prepare", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def regions(data: Path | str, model: Path, *more: str) -> list[str]:
+    return ["regions", str(data), "--model", str(model), "--batch", "8", "--device", "cpu", "--workers", "2", *more]
+
+
+def test_regions_of_a_folder(folder: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(capsys, *regions(folder, model_directory))
+    assert (found["records"], found["made"], found["kept"], found["problems"]) == (IMAGES, IMAGES, 0, [])
+    assert found["manifest"] == str(manifest_path(ReadConfig(), str(folder), "regions"))
+    manifest = read_manifest(Path(found["manifest"]), "regions")
+    assert "felzenszwalb+grid" in manifest.by
+    made, applied, _ = apply_manifest(open_data(str(folder)).records, manifest)
+    assert applied == IMAGES
+    assert found["counts"]["regions"] == sum(len(record.regions) for record in made) > 0
+    for record in made:
+        width, height = record.image.load().size
+        assert list(record.regions) == sorted(record.regions, key=lambda region: -(region.score or 0))
+        for region in record.regions:
+            left, top, right, bottom = region.box
+            assert 0 <= left < right <= width
+            assert 0 <= top < bottom <= height
+            assert region.sentence in record.captions[0]
+
+
+def test_only_changed_records_are_made_again(
+    folder: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = regions(folder, model_directory, "--proposer", "grid")
+    first = run(capsys, *words)
+    content = Path(first["manifest"]).read_bytes()
+    assert run(capsys, *words) == {**first, "made": 0, "kept": IMAGES}
+    assert Path(first["manifest"]).read_bytes() == content
+    (folder / "1.txt").write_text("A car. A tree.\n", encoding="utf-8")
+    draw(folder / "2.png", 77)
+    assert run(capsys, *words)["made"] == 2
+    for other in (["--sentences", "dots"], ["--proposer", "felzenszwalb"]):
+        assert main(["prepare", *words, *other]) == 1
+        assert "--replace" in capsys.readouterr().err
+        assert run(capsys, *words, *other, "--replace")["made"] == IMAGES
+
+
+def test_unusable_records_are_listed_and_skipped(
+    folder: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "0.png").write_bytes(b"not an image")
+    (folder / "1.png").write_bytes((folder / "1.png").read_bytes()[:100])
+    words = regions(folder, model_directory, "--proposer", "grid")
+    found = run(capsys, *words)
+    kinds = {problem["where"]: problem["kind"] for problem in found["problems"]}
+    assert (kinds, found["made"]) == ({"0": "corrupt image", "1": "truncated image"}, IMAGES - 2)
+    assert main(["prepare", *words]) == 0
+    assert "2 skipped" in capsys.readouterr().out
+    for image in folder.glob("*.png"):
+        image.write_bytes(b"")
+    assert main(["prepare", *words]) == 1
+    assert "nothing" in capsys.readouterr().err
+
+
+def test_own_regions_are_kept_unless_a_proposer_is_named(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = scene_records("park", "train", families=1, members=4)
+    own[0] = replace(own[0], regions=())
+    monkeypatch.setattr(prepare_run, "open_data", lambda source, read, splits: DataSet(source, tuple(own)))
+    words = regions("some.json", model_directory, "--out", str(tmp_path / "a"))
+    assert (found := run(capsys, *words))["own"] == 3
+    assert found["made"] == 1
+    named = run(capsys, *words, "--proposer", "grid", "--out", str(tmp_path / "b"))
+    assert (named["own"], named["made"]) == (0, 4)
+    own[0] = replace(own[0], image=FileImage(tmp_path / "missing.png"))
+    skipped = run(capsys, *words, "--out", str(tmp_path / "d"))
+    assert (skipped["own"], len(skipped["problems"])) == (3, 1)
+    own[:1] = []
+    nothing = run(capsys, *words, "--out", str(tmp_path / "c"))
+    assert (nothing["own"], nothing["made"]) == (3, 0)
+    assert not (tmp_path / "c").exists()
+
+
+def test_filters(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shipped one, and one of the user's that fails once: what was done before is kept."""
+    shipped = run(capsys, "text", str(folder), "--out", str(tmp_path / "a"))
+    assert shipped["counts"] == {"captions": IMAGES, "changed": IMAGES}
+    assert shipped["next"].endswith(f"--data {folder} --read.prepared {tmp_path / 'a'}")
+    assert run(capsys, "text", str(folder), "--read.prepared", str(tmp_path / "a"))["kept"] == IMAGES
+    code = "calls = []\ndef strict(caption):\n    calls.append(caption)\n"
+    code += "    if len(calls) == 4: raise RuntimeError('busy')\n    return caption.upper()\n"
+    (tmp_path / "own_filters.py").write_text(f"{code}def wrong(caption): return 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["prepare", "text", str(folder), "--filter", "own_filters:strict"]) == 1
+    assert "busy" in capsys.readouterr().err
+    found = run(capsys, "text", str(folder), "--filter", "own_filters:strict", "--workers", "2")
+    assert (found["made"], found["kept"], found["counts"]["changed"]) == (IMAGES - 3, 3, IMAGES)
+    made, _, _ = apply_manifest(open_data(str(folder)).records, read_manifest(Path(found["manifest"]), "text"))
+    assert made[0].filtered == (made[0].captions[0].upper(),)
+    assert main(["prepare", "text", str(folder), "--filter", "own_filters:wrong", "--replace"]) == 1
+    assert "wrong" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--help"], 0, ""),
+        (["edges", "scenes/park"], 2, "edges"),
+        (["regions", "scenes/park", "--proposer", "none"], 1, "felzenszwalb"),
+        (["text", "scenes/park", "--filter", "nothing"], 1, "nothing"),
+        (["text", "scenes/park", "--split", "nothing"], 1, "nothing"),
+        (["text", "scenes/park/small", "--out", "/dev/null"], 1, "/dev/null"),
+    ],
+)
+def test_wrong_calls(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", *words]) == code
+    assert said in capsys.readouterr().err
