@@ -1,24 +1,24 @@
-"""The kinds of problems that data have, in one place, so that every reader calls the same thing by the same name."""
+"""The kinds of problems of data, with a description and advice for each."""
 
 from __future__ import annotations
 
-# The record cannot be used. Training leaves it out and lists it; `hnclip data check` fails.
+# The record is invalid: it is skipped and listed, and `hnclip data check` fails.
 ERRORS = {
     "unreadable row": "a row that is not valid in its format",
-    "no image": "a row that names no picture",
-    "no caption": "a picture without any caption",
+    "no image": "a row without an image",
+    "no caption": "an image without a caption",
     "empty caption": "a caption without a word",
     "bad text": "a caption or file that is not UTF-8, or holds half of a surrogate pair",
-    "missing image": "the picture is not where the record says",
-    "corrupt image": "the file is no picture that Pillow knows, or damaged",
-    "truncated image": "the file ends before the picture does",
+    "missing image": "the image does not exist",
+    "corrupt image": "the file is damaged, or not in a format that Pillow reads",
+    "truncated image": "the file ends before the image does",
     "oversized image": "more pixels than are decoded: a decompression bomb, or a scan to be reduced first",
-    "unusual image": "a picture whose mode or values have no agreed meaning in 8 bits",
-    "repeated id": "two records of one name",
-    "shared image": "the same picture in two splits",
+    "unusual image": "an image whose mode or values have no standard conversion to 8 bits",
+    "repeated id": "two records with the same id",
+    "shared image": "the same image in two splits",
 }
 
-# Worth knowing before training; nothing is left out because of it.
+# Worth knowing before training; nothing is skipped.
 WARNINGS = {
     "matched by name": "images found by their file name, because their path does not exist (--read.match name)",
     "no image found": "a table of which none of the first images exists",
@@ -26,40 +26,40 @@ WARNINGS = {
     "other count": "a split of a benchmark with another number of records than its paper states",
     "unread table": "a table in a folder of images with .txt captions",
     "shared caption": "the same caption in two splits",
-    "same caption": "captions that are equal word for word: no model can tell their pictures apart by them",
+    "same caption": "captions that are equal word for word: no model can distinguish their images by them",
     "similar caption": "captions that share nearly all their words",
-    "same image": "one picture under several names in one split",
-    "similar image": "pictures that look nearly the same",
-    "garbled caption": "letters that were lost (U+FFFD) or read in the wrong encoding (â€™ for ’)",
+    "same image": "one image under several names in one split",
+    "similar image": "images that look nearly the same",
+    "garbled caption": "characters that were lost (U+FFFD) or decoded wrongly (â€™ for ’)",
     "cut caption": "captions longer than the model's context",
-    "small image": "pictures smaller than the model's input",
+    "small image": "images smaller than the model's input",
 }
 
-# What can be done about each kind.
+# What to do about each kind.
 ADVICE = {
-    "unreadable row": "mend the rows, or write the table anew with a program that knows its format",
-    "no image": "add the pictures' names, or remove the rows",
-    "no caption": "write captions, or remove the pictures",
+    "unreadable row": "correct the rows, or export the table again",
+    "no image": "add the images' paths, or remove the rows",
+    "no caption": "write captions, or remove the images",
     "empty caption": "write captions, or remove the rows",
     "bad text": "save the files as UTF-8",
     "missing image": "name their directory (--read.images), or search by file name (--read.match name)",
     "corrupt image": "copy or download the files again, or remove the records",
     "truncated image": "copy or download the files again",
-    "oversized image": "make the pictures smaller, or remove the records",
-    "unusual image": "convert the pictures to RGB or grey in 8 bits",
-    "repeated id": "give each record an id of its own",
-    "shared image": "keep the picture in one split: a model that was trained on it cannot be tested on it",
+    "oversized image": "resize the images, or remove the records",
+    "unusual image": "convert the images to 8-bit RGB or greyscale",
+    "repeated id": "give each record a unique id",
+    "shared image": "keep the image in one split: a model must not be tested on its training images",
     "matched by name": "make sure that these are the images that the table means",
     "no image found": "name the directory of the images (--read.images), or search by file name (--read.match name)",
     "other encoding": "check that accents and quotes are right, or save the files as UTF-8",
     "other count": "compare your files with those of the data set's page (docs/benchmarks.md)",
     "unread table": "name the table itself to read it",
-    "shared caption": "keep the pictures in one split if they show the same",
-    "same caption": "write captions that tell the pictures apart, or keep one of them",
-    "similar caption": "let the captions say what differs, or give the pictures one group (--read.group-column)",
+    "shared caption": "keep the images in one split if they show the same",
+    "same caption": "write captions that distinguish the images, or keep one of them",
+    "similar caption": "describe what differs, or give the images one group (--read.group-column)",
     "same image": "keep one, with all the captions",
     "similar image": "keep one, or give them one group (--read.group-column), so that they stay in one split",
-    "garbled caption": "make the table anew from its source, in UTF-8",
-    "cut caption": "use a model with a longer context (docs/models.md), or write the important things first",
-    "small image": "use larger pictures if there are any",
+    "garbled caption": "export the table again from its source, in UTF-8",
+    "cut caption": "use a model with a longer context (docs/models.md), or put the important details first",
+    "small image": "use larger images if there are any",
 }

@@ -76,7 +76,7 @@ class TrainResult:
 
 
 @dataclass
-class TrainProgress:
+class RunStatus:
     """How far a run is, for a message about its end."""
 
     out: Path
@@ -105,7 +105,7 @@ class Run:
         model: DualEncoder,
         objective: Objective,
         data: RunData,
-        progress: TrainProgress,
+        progress: RunStatus,
     ) -> None:
         self.config, self.options, self.base, self.model, self.objective = config, options, base, model, objective
         self.out = options.out

@@ -28,7 +28,7 @@ from hnclip.train.distributed import (
     tell_everybody,
     world_size,
 )
-from hnclip.train.epochs import LEFT_OUT, RESULT, Run, TrainingDiverged, TrainProgress, TrainResult
+from hnclip.train.epochs import LEFT_OUT, RESULT, Run, TrainingDiverged, RunStatus, TrainResult
 from hnclip.train.lost import ends_together
 from hnclip.train.run_data import RunData, open_run_data, with_similarities
 from hnclip.train.speed import choose_precision, compile_blocks, recompute_activations
@@ -113,7 +113,7 @@ def _in_a_group(options: RunOptions, begin: Callable[[], TrainConfig]) -> TrainR
     """Run as one process of the job that `torchrun` started, if it did. Rank 0 holds the directory and is the only one
     that writes."""
     with process_group(options.device), ExitStack() as stack:
-        progress = TrainProgress(options.out)
+        progress = RunStatus(options.out)
         stack.enter_context(ends_together(progress.where))
         with agreement():
             config = begin()
@@ -122,7 +122,7 @@ def _in_a_group(options: RunOptions, begin: Callable[[], TrainConfig]) -> TrainR
         return _run(config, options, progress)
 
 
-def _run(config: TrainConfig, options: RunOptions, progress: TrainProgress) -> TrainResult:
+def _run(config: TrainConfig, options: RunOptions, progress: RunStatus) -> TrainResult:
     out = options.out
     if (out / RESULT).exists():
         log.info(f"{out} is finished already")
