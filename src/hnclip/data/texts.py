@@ -92,7 +92,7 @@ class TextTransform:
 
     @cached_property
     def edges(self) -> tuple[int, int]:
-        """The numbers of special tokens before and after the words of every text: (1, 1) for CLIP, (0, 1) for SigLIP."""
+        """Special tokens before and after the words of every text: (1, 1) for CLIP, (0, 1) for SigLIP."""
         whole, words = (self._encode(["a photo"], special)[0] for special in (True, False))
         spans = [whole[start : start + len(words)] for start in range(len(whole) - len(words) + 1)]
         before = spans.index(words)
