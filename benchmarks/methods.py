@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hnclip.config import ObjectiveConfig, TrainConfig
 from hnclip.core import Batch, TextBatch
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.data.scenes import scene_records
 from hnclip.measure import Report, load_file, machine, peak_memory, time_ways
 from hnclip.models.adapters import add_adapters
@@ -97,7 +97,7 @@ def build_batch(model: str, objective: Objective, encoder: DualEncoder, pairs: i
         starts = torch.arange(1, CHUNKS + 1 if objective.parts[0].startswith("chunk") else 2)
         return torch.stack([starts, starts + 4], 1).expand(pairs, -1, -1).clone()
 
-    from hnclip.data.views.parts import PARTS
+    from hnclip.data.parts import PARTS
 
     return replace(
         plain,
@@ -216,7 +216,8 @@ def preparation(options: Options) -> dict[str, float]:
     """Milliseconds that each kind of `hnclip prepare` takes for a picture: regions are proposed by the default and
     matched to sentences by the model of the benchmark."""
     from hnclip.data.views.edges import edge_method
-    from hnclip.data.views.lexicon import load_filter
+
+    from hnclip.data.lexicon import load_filter
     from hnclip.prepare.proposers import proposer
 
     log.info(f"preparing {options.pictures} images")

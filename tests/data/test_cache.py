@@ -20,7 +20,7 @@ from PIL import Image
 
 from hnclip.core import InvalidImage
 from hnclip.data import cache as cache_module
-from hnclip.data.cache import cache_directory, load_pictures
+from hnclip.data.image_cache import cache_directory, load_images
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.pictures import CellImage, FileImage
 
@@ -115,7 +115,7 @@ def test_cached_and_uncached_are_preprocess_image_bit_for_bit(tmp_path, transfor
     ] + [cell(encoded(size), str(size)) for size in SIZES[4:]]
     expected = twin(images, transform)
     for cache in (None, tmp_path, tmp_path):
-        loaded = load_pictures(images, transform, cache=cache, workers=3)
+        loaded = load_images(images, transform, cache=cache, workers=3)
         assert loaded.kept == tuple(range(len(images)))
         assert loaded.problems == {}
         assert loaded.pixels.shape == expected.shape
@@ -127,13 +127,13 @@ def test_more_than_a_chunk_arrives_in_order(tmp_path, monkeypatch, workers):
     monkeypatch.setattr(cache_module, "CHUNK", 7)
     images = files(tmp_path / "pictures", 40)
     for cache in (None, tmp_path / "cache"):
-        loaded = load_pictures(images, SMALL, cache=cache, workers=workers)
+        loaded = load_images(images, SMALL, cache=cache, workers=workers)
         assert torch.equal(all_of(loaded.pixels), twin(images))
 
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_no_images_are_no_pictures(tmp_path, cached):
-    loaded = load_pictures([], SMALL, cache=tmp_path if cached else None)
+    loaded = load_images([], SMALL, cache=tmp_path if cached else None)
     assert loaded.kept == ()
     assert loaded.problems == {}
     assert loaded.pixels.shape == loaded.pixels[:].shape == loaded.pixels[[]].shape == (0, 3, 8, 8)
@@ -141,7 +141,7 @@ def test_no_images_are_no_pictures(tmp_path, cached):
 
 def test_workers_are_at_least_one(tmp_path):
     with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
-        load_pictures([], SMALL, cache=None, workers=0)
+        load_images([], SMALL, cache=None, workers=0)
 
 
 # --- once and never again ---
@@ -149,26 +149,26 @@ def test_workers_are_at_least_one(tmp_path):
 
 def test_the_second_time_nothing_is_read_or_resized(tmp_path, work):
     images = files(tmp_path / "pictures", 12)
-    first = load_pictures(images, SMALL, cache=tmp_path)
+    first = load_images(images, SMALL, cache=tmp_path)
     assert len(work["resized"]) == len(work["read"]) == 12
-    second = load_pictures([*images[3:], images[0]], SMALL, cache=tmp_path)
+    second = load_images([*images[3:], images[0]], SMALL, cache=tmp_path)
     assert len(work["resized"]) == len(work["read"]) == 12
     assert torch.equal(all_of(second.pixels), all_of(first.pixels)[[*range(3, 12), 0]])
 
 
 def test_a_changed_file_is_resized_again_and_a_touched_one_only_read(tmp_path, work):
     images = files(tmp_path / "pictures", 4)
-    before = all_of(load_pictures(images, SMALL, cache=tmp_path).pixels)
+    before = all_of(load_images(images, SMALL, cache=tmp_path).pixels)
     work["read"].clear(), work["resized"].clear()
     images[1].path.write_bytes(encoded((33, 21)))
     os.utime(images[2].path, ns=(1, 1))
-    after = all_of(load_pictures(images, SMALL, cache=tmp_path).pixels)
+    after = all_of(load_images(images, SMALL, cache=tmp_path).pixels)
     assert sorted(work["read"]) == ["001.png", "002.png"]
     assert work["resized"] == [(33, 21)]
     assert torch.equal(after, twin(images))
     assert [torch.equal(*pair) for pair in zip(before, after)] == [True, False, True, True]
     work["read"].clear()
-    load_pictures(images, SMALL, cache=tmp_path)
+    load_images(images, SMALL, cache=tmp_path)
     assert work["read"] == []
 
 
@@ -183,20 +183,20 @@ def test_another_geometry_has_another_store_and_other_colours_the_same(tmp_path,
         ImageTransform(8, resample="nearest"),
     ):
         work["resized"].clear()
-        loaded = load_pictures(images, transform, cache=tmp_path)
+        loaded = load_images(images, transform, cache=tmp_path)
         assert len(work["resized"]) == 3
         assert torch.equal(all_of(loaded.pixels), twin(images, transform))
         stores |= set((tmp_path / "images").iterdir())
     assert len(stores) == 5
     work["resized"].clear()
-    load_pictures(images, ImageTransform(8, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), cache=tmp_path)
+    load_images(images, ImageTransform(8, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)), cache=tmp_path)
     assert work["resized"] == []
 
 
 @pytest.mark.parametrize("what", ["image_code", "picture_code", "pillow", "torch"])
 def test_other_code_has_another_store(tmp_path, monkeypatch, work, what):
     images = files(tmp_path / "pictures", 2)
-    load_pictures(images, SMALL, cache=tmp_path)
+    load_images(images, SMALL, cache=tmp_path)
     if what == "pillow":
         monkeypatch.setattr("PIL.__version__", "0.0")
     elif what == "torch":
@@ -206,7 +206,7 @@ def test_other_code_has_another_store(tmp_path, monkeypatch, work, what):
         changed = tmp_path / "changed.py"
         changed.write_text(Path(module.__file__).read_text(encoding="utf-8") + "# better\n", encoding="utf-8")
         monkeypatch.setattr(module, "__file__", str(changed))
-    load_pictures(images, SMALL, cache=tmp_path)
+    load_images(images, SMALL, cache=tmp_path)
     assert len(work["resized"]) == 4
 
 
@@ -214,7 +214,7 @@ def test_other_code_has_another_store(tmp_path, monkeypatch, work, what):
 def test_equal_pictures_share_a_row_and_are_resized_once(tmp_path, work, workers):
     content = encoded((300, 200))
     images = [cell(content, str(index)) for index in range(30)] + files(tmp_path / "pictures", 2)
-    loaded = load_pictures(images, SMALL, cache=tmp_path, workers=workers)
+    loaded = load_images(images, SMALL, cache=tmp_path, workers=workers)
     assert torch.equal(all_of(loaded.pixels), twin(images))
     assert len(work["resized"]) == 3
     assert table(tmp_path, "SELECT count(*) FROM pictures") == [(3,)]
@@ -224,7 +224,7 @@ def test_equal_pictures_share_a_row_and_are_resized_once(tmp_path, work, workers
 def test_one_image_may_be_asked_for_twice(tmp_path, work):
     (image,) = files(tmp_path / "pictures", 1)
     bad = FileImage(tmp_path / "none.png")
-    loaded = load_pictures([image, bad, image, bad], SMALL, cache=tmp_path)
+    loaded = load_images([image, bad, image, bad], SMALL, cache=tmp_path)
     assert loaded.kept == (0, 2)
     assert list(loaded.problems) == [1, 3]
     assert len(work["resized"]) == 1
@@ -233,7 +233,7 @@ def test_one_image_may_be_asked_for_twice(tmp_path, work):
 def test_a_key_may_hold_what_utf8_cannot(tmp_path):
     images = [cell(encoded(), "\udcff.png"), cell(encoded(), "\udcfe.png")]
     for _ in range(2):
-        assert torch.equal(all_of(load_pictures(images, SMALL, cache=tmp_path).pixels), twin(images))
+        assert torch.equal(all_of(load_images(images, SMALL, cache=tmp_path).pixels), twin(images))
 
 
 def test_progress_walks_over_what_has_to_be_read(tmp_path):
@@ -246,10 +246,10 @@ def test_progress_walks_over_what_has_to_be_read(tmp_path):
             yield step
 
     images = files(tmp_path / "pictures", 5)
-    load_pictures(images[:2], SMALL, cache=tmp_path, progress=walk)
-    load_pictures(images, SMALL, cache=tmp_path, progress=walk)
-    load_pictures(images, SMALL, cache=tmp_path, progress=walk)
-    load_pictures(images, SMALL, cache=None, progress=walk)
+    load_images(images[:2], SMALL, cache=tmp_path, progress=walk)
+    load_images(images, SMALL, cache=tmp_path, progress=walk)
+    load_images(images, SMALL, cache=tmp_path, progress=walk)
+    load_images(images, SMALL, cache=None, progress=walk)
     assert walks == [[0, 1], [0, 1, 2], [0, 1, 2, 3, 4]]
 
 
@@ -298,7 +298,7 @@ def test_bad_pictures_are_reported_and_the_others_kept_in_order(tmp_path, cached
     for (image, _, _), other in zip(bad, good[1:]):
         images += [image, other]
     for _ in range(2):
-        loaded = load_pictures(images, SMALL, cache=tmp_path / "cache" if cached else None)
+        loaded = load_images(images, SMALL, cache=tmp_path / "cache" if cached else None)
         assert loaded.kept == tuple(range(0, len(images), 2))
         assert torch.equal(all_of(loaded.pixels), twin(good))
         assert list(loaded.problems) == list(range(1, len(images), 2))
@@ -309,7 +309,7 @@ def test_bad_pictures_are_reported_and_the_others_kept_in_order(tmp_path, cached
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_nothing_but_bad_pictures_are_no_pictures(tmp_path, cached):
-    loaded = load_pictures([cell(b"")], SMALL, cache=tmp_path if cached else None)
+    loaded = load_images([cell(b"")], SMALL, cache=tmp_path if cached else None)
     assert loaded.kept == ()
     assert loaded.pixels.shape == (0, 3, 8, 8)
     assert loaded.problems[0].kind == "corrupt image"
@@ -325,7 +325,7 @@ def test_every_copy_of_a_bad_picture_is_reported_by_its_own_name(tmp_path, conte
         return content
 
     images = [CellImage(f"cell {index}.", "1", get) for index in range(20)]
-    loaded = load_pictures(images, SMALL, cache=tmp_path, workers=workers)
+    loaded = load_images(images, SMALL, cache=tmp_path, workers=workers)
     assert len(loaded.problems) == 20
     assert workers > 1 or len(reads) == 20
     for index, problem in loaded.problems.items():
@@ -337,9 +337,9 @@ def test_a_bad_picture_that_was_mended_is_taken_in(tmp_path):
     (image,) = files(tmp_path / "pictures", 1)
     whole = image.path.read_bytes()
     image.path.write_bytes(whole[:-40])
-    assert load_pictures([image], SMALL, cache=tmp_path).kept == ()
+    assert load_images([image], SMALL, cache=tmp_path).kept == ()
     image.path.write_bytes(whole)
-    assert torch.equal(load_pictures([image], SMALL, cache=tmp_path).pixels[:], twin([image]))
+    assert torch.equal(load_images([image], SMALL, cache=tmp_path).pixels[:], twin([image]))
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -351,9 +351,9 @@ def test_errors_that_no_picture_is_to_blame_for_pass_through(tmp_path, error, ca
     images = [CellImage("fails", "1", fails), *files(tmp_path / "pictures", 3)]
     before = warnings.filters[:]
     with pytest.raises(error):
-        load_pictures(images, SMALL, cache=tmp_path if cached else None)
+        load_images(images, SMALL, cache=tmp_path if cached else None)
     assert warnings.filters == before
-    assert load_pictures(images[1:], SMALL, cache=tmp_path).kept == (0, 1, 2)
+    assert load_images(images[1:], SMALL, cache=tmp_path).kept == (0, 1, 2)
 
 
 def test_an_error_ends_the_work_that_was_waiting(tmp_path):
@@ -369,28 +369,28 @@ def test_an_error_ends_the_work_that_was_waiting(tmp_path):
 
     images = [CellImage("fails", "1", fails), *(CellImage(str(index), "1", slow) for index in range(100))]
     with pytest.raises(MemoryError):
-        load_pictures(images, SMALL, cache=tmp_path, workers=1)
+        load_images(images, SMALL, cache=tmp_path, workers=1)
     assert len(reads) < 50
 
 
 def test_a_full_disk_does_not_matter_to_a_bad_picture(tmp_path, monkeypatch):
     images = files(tmp_path / "pictures", 5)
     images[2].path.write_bytes(b"no picture")
-    load_pictures(images, SMALL, cache=tmp_path)
+    load_images(images, SMALL, cache=tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
-    assert load_pictures(images, SMALL, cache=tmp_path).kept == (0, 1, 3, 4)
+    assert load_images(images, SMALL, cache=tmp_path).kept == (0, 1, 3, 4)
 
 
 def test_a_disk_too_small_for_all_is_said_before_the_first_is_read(tmp_path, monkeypatch, work):
     images = files(tmp_path / "pictures", 11)
-    load_pictures(images[:1], SMALL, cache=tmp_path)
+    load_images(images[:1], SMALL, cache=tmp_path)
     work["read"].clear()
     monkeypatch.setattr(cache_module, "CHUNK", 4)
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10 * 3 * 8 * 8 - 1))
     with pytest.raises(OSError, match=r"1,920 bytes are needed, 1,919 bytes are free.*--read.cache or HNCLIP_CACHE"):
-        load_pictures(images, SMALL, cache=tmp_path)
+        load_images(images, SMALL, cache=tmp_path)
     assert work["read"] == []
-    load_pictures(images[:10], SMALL, cache=tmp_path)
+    load_images(images[:10], SMALL, cache=tmp_path)
 
 
 # --- threads ---
@@ -407,7 +407,7 @@ def test_workers_use_one_torch_thread_each_and_leave_torch_as_it_was():
 
     try:
         torch.set_num_threads(3)
-        load_pictures([Asking(str(index), "1", encoded) for index in range(6)], SMALL, cache=None, workers=2)
+        load_images([Asking(str(index), "1", encoded) for index in range(6)], SMALL, cache=None, workers=2)
         thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
         thread.start()
         thread.join()
@@ -440,7 +440,7 @@ def test_pictures_that_silence_warnings_side_by_side_leave_the_filters_as_they_w
 
     before = warnings.filters[:]
     images = [First("1", "1", encoded), Second("2", "1", encoded)]
-    assert load_pictures(images, SMALL, cache=None, workers=2).kept == (0, 1)
+    assert load_images(images, SMALL, cache=None, workers=2).kept == (0, 1)
     assert warnings.filters == before
 
 
@@ -481,7 +481,7 @@ images = [FileImage(path) for path in sorted(Path(pictures).iterdir())]
 Path(log).touch()
 while not Path(pictures).with_name("go").exists():
     time.sleep(0.001)
-loaded = cache.load_pictures(images, ImageTransform(8), cache=Path(directory), workers=2)
+loaded = cache.load_images(images, ImageTransform(8), cache=Path(directory), workers=2)
 torch.save((loaded.kept, loaded.pixels[:]), log + ".pt")
 """
 
@@ -508,7 +508,7 @@ def test_a_killed_process_loses_its_last_chunks_and_nothing_else(tmp_path, work,
         assert 60 - 3 * 8 <= kept < 60  # a chunk being written, one being decoded, and one waiting
     else:
         assert kept == committed
-    loaded = load_pictures(images, SMALL, cache=tmp_path / "cache")
+    loaded = load_images(images, SMALL, cache=tmp_path / "cache")
     assert len(work["resized"]) == 100 - kept
     assert torch.equal(loaded.pixels[:], twin(images))
     assert table(tmp_path / "cache", "SELECT count(*), max(row) FROM pictures") == [(100, 99)]
@@ -533,6 +533,6 @@ def test_two_processes_fill_one_store_and_share_the_work(tmp_path, work):
     assert table(tmp_path / "cache", "SELECT count(*) FROM names") == [(240,)]
     (pixels,) = tmp_path.glob("cache/images/*/pixels.u8")
     assert pixels.stat().st_size == 240 * 3 * 8 * 8
-    loaded = load_pictures(images, SMALL, cache=tmp_path / "cache")
+    loaded = load_images(images, SMALL, cache=tmp_path / "cache")
     assert work["resized"] == []
     assert torch.equal(loaded.pixels[:], expected)

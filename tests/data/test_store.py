@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hnclip.data.store import Entry, MappedPixels, open_store
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hnclip.data import store as store_module
-from hnclip.data.store import Entry, MappedPixels, open_store
 
 SIZE = 4
 ROW = 3 * SIZE * SIZE

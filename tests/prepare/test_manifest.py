@@ -16,11 +16,11 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
+from hnclip.data.views.edges import edge_method
 from PIL import Image
 
 from hnclip.core import Record, Region
 from hnclip.data.pictures import FileImage
-from hnclip.data.views.edges import edge_method
 from hnclip.prepare import lines
 from hnclip.prepare.lines import Entry, Kind, open_writer, read_manifest
 from hnclip.prepare.manifest import apply_manifest, manifest_path, mark_of

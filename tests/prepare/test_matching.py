@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.data.images import preprocess_image
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from hnclip.cli import main
-from hnclip.data.cache import load_pictures
+from hnclip.data.image_cache import load_images
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import FAMILIES, scene_records
 from hnclip.data.sources import open_data
@@ -180,7 +180,7 @@ def test_edge_maps_are_in_the_cache_where_training_looks(
 
     maps = [record.edges for record in made if record.edges is not None]
     transform = load(model_directory).image_transform
-    loaded = load_pictures(maps, transform, cache=picture_cache, progress=nothing_left)
+    loaded = load_images(maps, transform, cache=picture_cache, progress=nothing_left)
     assert len(loaded.kept) == PICTURES
     assert [int(pixels.max()) > 100 and int(pixels.min()) == 0 for pixels in loaded.pixels[:]] == [True] * PICTURES
     again = run(capsys, "edges", str(folder), "--model", str(model_directory), "--method", "canny:50,150")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hnclip.data.views.shrink import shrunk
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from hnclip.data.parts import scale_box
 from hnclip.data.scenes import scene_records
-from hnclip.data.views.boxes import mapped
-from hnclip.data.views.shrink import shrunk
 from hnclip.prepare.proposal import Proposal, Proposer
 from hnclip.prepare.proposers import Felzenszwalb, Grid, Together, proposer
 from hnclip.prepare.proposers.boxes import distinct, fitting_share, overlap, usable
@@ -62,8 +62,8 @@ def test_boxes_come_back_with_every_pixel_that_they_touch(small: int, large: int
                 pixel for pixel in range(large) if pixel * small < right * large and (pixel + 1) * small > left * large
             ]
             expected = (touched[0], 0, touched[-1] + 1, 7)
-            assert mapped((left, 0, right, 7), (small, 7), (large, 7)) == expected
-            turned = mapped((0, left, 7, right), (7, small), (7, large))
+            assert scale_box((left, 0, right, 7), (small, 7), (large, 7)) == expected
+            turned = scale_box((0, left, 7, right), (7, small), (7, large))
             assert turned == (0, touched[0], 7, touched[-1] + 1)
 
 

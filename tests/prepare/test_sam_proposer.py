@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hnclip.data.views.boxes import mapped
+from hnclip.data.parts import scale_box
 from hnclip.prepare.proposers import proposer, sam
 from hnclip.prepare.proposers.boxes import overlap
 from hnclip.prepare.proposers.sam import Mask, Sam, best_boxes, model_input, opened_sam
@@ -233,7 +233,7 @@ def test_large_pictures_are_looked_at_smaller(discs: Sam, monkeypatch: pytest.Mo
         assert seen.pop() == small
         reduced = [proposal.box for proposal in discs(picture(*small))]
         assert seen.pop() == small
-        assert boxes == [mapped(box, small, size) for box in reduced]
+        assert boxes == [scale_box(box, small, size) for box in reduced]
         assert max(box[2] for box in boxes) >= size[0] - 1
 
 

@@ -17,11 +17,11 @@ from PIL import Image
 from hnclip.core import ImageSource, InvalidImage, Problem, upright_shape
 from hnclip.data.derived_images import render, root
 from hnclip.data.images import ImageTransform, preprocess_image
+from hnclip.util.console import Iterate
 
 AHEAD = 64  # files that threads may decode ahead of the consumer
 WORKERS = 16  # beyond it, threads mostly wait for the interpreter
 
-Progress = Callable[[range], Iterator[int]]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -39,7 +39,7 @@ def decode_all(
     transform: ImageTransform,
     known: Container[bytes],
     workers: int,
-    progress: Progress,
+    progress: Iterate,
 ) -> Iterator[tuple[bytes, Decoded | Problem]]:
     """Decode images in threads, one decode for all that are derived from the same file.
 

@@ -51,7 +51,7 @@ def render(source: ImageSource, content: bytes, done: dict[str, Image.Image]) ->
         content: the bytes of the first base, which is a file.
         done: images of the same first base by key; filled on the way.
     """
-    from hnclip.data.images import to_rgb  # imports torch
+    from hnclip.data.images import to_rgb
 
     if source.key not in done:
         if isinstance(source, DerivedImage):

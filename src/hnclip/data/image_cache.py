@@ -25,8 +25,9 @@ from filelock import BaseFileLock, FileLock, Timeout
 from torch import Tensor
 
 from hnclip.core import ImageSource, InvalidImage, Problem
-from hnclip.data.decoding import Decoded, Progress, cpu_count, decode_all, hash_bytes
+from hnclip.data.decoding import Decoded, cpu_count, decode_all, hash_bytes
 from hnclip.data.images import ImageTransform
+from hnclip.util.console import Iterate
 from hnclip.util.files import read_json, replace_file
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,10 @@ class CachedPixels:
     def shape(self) -> torch.Size:
         return torch.Size((len(self), *self._array.shape[1:]))
 
+    def select(self, chosen: Sequence[int]) -> CachedPixels:
+        """Some of the images, or some several times; nothing is copied."""
+        return CachedPixels(self._array, self.rows[np.asarray(chosen, dtype=np.int64)])
+
     def __getitem__(self, chosen: slice | Tensor | Sequence[int]) -> Tensor:
         rows = self.rows[chosen if isinstance(chosen, slice) else np.asarray(chosen, dtype=np.int64)]  # [n]
         copies = torch.empty((len(rows), *self.shape[1:]), dtype=torch.uint8, device="cpu")
@@ -102,7 +107,7 @@ def load_images(
     *,
     cache: Path | None,
     workers: int | None = None,
-    progress: Progress = iter,
+    progress: Iterate = iter,
 ) -> LoadedImages:
     """All images through `preprocess_image`; cached ones are neither read nor decoded.
 
@@ -144,7 +149,7 @@ class _Memory:
         self.entries: dict[bytes, tuple[int, int, int]] = {}  # row, width and height by source
         self._rows: dict[bytes, np.ndarray] = {}  # by content
 
-    def add(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Progress) -> dict[bytes, Problem]:
+    def add(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Iterate) -> dict[bytes, Problem]:
         problems: dict[bytes, Problem] = {}
         numbers: dict[bytes, int] = {}
         for name, result in decode_all(wanted, self._transform, (), workers, progress):
@@ -206,7 +211,7 @@ class _Store:
         empty = np.empty(shape, np.uint8)  # a file without bytes cannot be mapped
         return CachedPixels(np.memmap(self._pixels, np.uint8, "r", shape=shape) if len(rows) else empty, rows)
 
-    def add(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Progress) -> dict[bytes, Problem]:
+    def add(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Iterate) -> dict[bytes, Problem]:
         """Decode and append images, each as soon as it is ready. Returns the problems of those that are invalid."""
         problems: dict[bytes, Problem] = {}
         with _explained(self._directory):

@@ -13,9 +13,7 @@ CATEGORIES = ("colours", "materials", "textures")
 LISTS = (*CATEGORIES, "structxlip_colours")  # the last is the list of the released code
 CaptionFilter = Callable[[str], str]
 
-STOP_WORDS = frozenset(
-    "a an the and or but of in on at to with by for from is are was were it its this that there as".split()
-)
+_STOP_WORD = re.compile("a|an|the|and|or|but|of|in|on|at|to|with|by|for|from|is|are|was|were|it|its|this|that|there|as")
 _LEAST = 2  # words that must remain
 
 
@@ -47,7 +45,7 @@ def filter_caption(text: str, categories: Sequence[str] = CATEGORIES, *, repair:
     left = re.sub(r" ([,.;:!?])", r"\1", left)
     left = re.sub(r"([,.;:!?])\1+", r"\1", left)
     left = re.sub(r"(,\s*)+,", ",", left).strip()
-    words = [word for word in re.findall(r"\w+", left.lower()) if word not in STOP_WORDS]
+    words = [word for word in re.findall(r"\w+", left.lower()) if not _STOP_WORD.fullmatch(word)]
     return left if len(words) >= _LEAST else text
 
 

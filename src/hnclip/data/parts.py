@@ -107,10 +107,8 @@ def patches_of(
     chosen = []
     for axis in (0, 1):
         crop = (resized[axis] - transform.size) // 2
-        start, stop = (
-            min(max(Fraction(box[axis + end] * resized[axis], size[axis]) - crop, Fraction(0)), Fraction(transform.size))
-            for end in (0, 2)
-        )
+        ends = (Fraction(box[axis + end] * resized[axis], size[axis]) - crop for end in (0, 2))
+        start, stop = (min(max(end, Fraction(0)), Fraction(transform.size)) for end in ends)
         if start >= stop:
             return range(0), range(0)
         chosen.append(range(start // patch, min(side, -(-stop // patch))))

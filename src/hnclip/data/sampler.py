@@ -6,6 +6,7 @@ Duplicates may share a batch; the loss masks them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ def epoch_order(length: int, seed: int, epoch: int) -> list[int]:
 def cut_batches(order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Consecutive batches of these sizes."""
     stops = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    return [list(order[start:stop]) for start, stop in zip(stops, stops[1:])]
+    return [list(order[start:stop]) for start, stop in pairwise(stops)]
 
 
 def choose_captions(counts: Tensor, seed: int, epoch: int) -> Tensor:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args, overload
+from typing import Any, Literal, TypeAlias, get_args, overload
 
 import numpy as np
 
@@ -18,6 +18,8 @@ _PLAIN = re.compile(r"[\t\n\f\r -%'-~]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LETTER = re.compile("[A-Za-z0-9]")
 
+Tokens: TypeAlias = Sequence[int] | np.ndarray
+"""Token ids of one text."""
 Splitting = Literal["careful", "dots"]
 SPLITTERS: tuple[str, ...] = get_args(Splitting)
 

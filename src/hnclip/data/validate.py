@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hnclip.core import Problem, Record
-from hnclip.data.decoding import Progress
 from hnclip.data.image_cache import load_images
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
+from hnclip.util.console import Iterate
 from hnclip.util.files import replace_file
 
 SHOWN = 5  # problems that an error message shows
@@ -33,7 +33,7 @@ def drop_invalid(
     image_transform: ImageTransform,
     *,
     cache: Path | None,
-    progress: Progress = iter,
+    progress: Iterate = iter,
 ) -> ValidRecords:
     """Skip records whose image cannot be decoded or that have no caption with a word.
 
@@ -62,7 +62,8 @@ def drop_unreadable(records: Sequence[Record], text_transform: TextTransform) ->
             continue
         kept = [index for index, reason in enumerate(reasons) if reason is None]
         if kept:
-            captions, filtered = (tuple(texts[index] for index in kept) if texts else () for texts in (record.captions, record.filtered))
+            captions = tuple(record.captions[index] for index in kept)
+            filtered = tuple(record.filtered[index] for index in kept) if record.filtered else ()
             readable.append(replace(record, captions=captions, filtered=filtered))
         elif not reasons:
             problems.append(Problem("no caption", record.id, "the record has no caption"))
@@ -75,7 +76,9 @@ def check_share(lost: int, total: int, problems: Sequence[Problem], *, what: str
         return
     shown = "\n".join(f"  {problem.kind}: {problem.where}: {problem.detail}" for problem in problems[:SHOWN])
     more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-    limit = f"more than the {largest:.1%} that may be skipped (--read.max-bad)" if largest else "and none may be skipped"
+    limit = (
+        f"more than the {largest:.1%} that may be skipped (--read.max-bad)" if largest else "and none may be skipped"
+    )
     raise ValueError(
         f"{lost} of {total} {what} of {name} are invalid, {limit}:\n{shown}{more}\n"
         f"List all of them with: hnclip data check {name}"

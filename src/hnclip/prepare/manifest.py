@@ -210,8 +210,8 @@ def _change(
     if kind == "text":
         return {"filtered": tuple(entry.content)}
     if kind == "edges":
-        edges_of = edges(entry.tool)
-        return None if edges_of is None else {"edges": edges_of(record.image)}
+        EdgeImage = edges(entry.tool)
+        return None if EdgeImage is None else {"edges": EdgeImage(record.image)}
     if tool["name"] == TRUTH and record.regions:  # what the source says now, with all that it says
         return {}
     if record.regions and not entry.content:
@@ -222,7 +222,7 @@ def _change(
 
 def _edges(path: Path, tool: Mapping[str, Any]) -> Callable[[ImageSource], ImageSource] | None:
     """What makes the edge map of a picture; None if the method is another version now."""
-    from hnclip.data.views.derived import edges_of
+    from hnclip.data.derived_images import EdgeImage
     from hnclip.data.views.edges import edge_method
 
     weights = tool.get("weights")
@@ -233,4 +233,4 @@ def _edges(path: Path, tool: Mapping[str, Any]) -> Callable[[ImageSource], Image
             f"the edges in {path} are by {tool['name']}, which cannot be used here: {error}. Bring that back, or "
             "prepare others in their place: hnclip prepare edges DATA --method canny"
         ) from error
-    return (lambda image: edges_of(image, method)) if method.version == tool["version"] else None
+    return (lambda image: EdgeImage(image, method)) if method.version == tool["version"] else None

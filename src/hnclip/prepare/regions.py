@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hnclip.core import InvalidImage, Problem, Record
-from hnclip.data.images import checked_shape, flat_picture
+from hnclip.data.decoding import cpu_count, decoding_threads, in_order
+from hnclip.data.images import checked_size, to_rgb
 from hnclip.data.sources import SCENES
-from hnclip.data.threads import decoding_threads, in_order, processors
-from hnclip.data.views.sentences import split_sentences
+from hnclip.data.texts import split_sentences
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.options import PrepareRegions
 from hnclip.prepare.lines import Entry, open_writer
@@ -56,7 +56,7 @@ def prepare_regions(options: PrepareRegions, work: Work) -> Outcome:
     model.to(find_device(options.device))
     source = {"source": model.source, "fingerprint": model_fingerprint(model)}
     tool = {"name": asked.name, "version": asked.version, "model": source, "sentences": options.sentences}
-    workers = options.workers or processors()
+    workers = options.workers or cpu_count()
     problems: list[Problem] = []
     with open_writer(work.manifest, data_identity(work.data)) as writer:
         key = writer.tool("regions", tool)
@@ -122,8 +122,8 @@ def _seen(
             return Problem("empty caption", record.id, "no sentence of its captions holds a word")
         try:
             mark = mark_of("regions", record)  # before it is read: if it changes in between, it is made again
-            picture = flat_picture(record.image.load())
-            checked_shape(*picture.size, model.image_transform)
+            picture = to_rgb(record.image.load())
+            checked_size(*picture.size, model.image_transform)
         except InvalidImage as error:
             return Problem(error.kind, record.id, str(error))
         except ValueError as error:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from hnclip.command import differences
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage, Problem, Record
-from hnclip.data.cache import cache_directory, load_pictures
-from hnclip.data.threads import in_order
-from hnclip.data.views.derived import edges_of
+from hnclip.data.decoding import in_order
+from hnclip.data.derived_images import EdgeImage
+from hnclip.data.image_cache import cache_directory, load_images
+from hnclip.data.lexicon import filter_version, load_filter
 from hnclip.data.views.edges import edge_method
-from hnclip.data.views.lexicon import filter_version, load_filter
 from hnclip.options import PrepareEdges, PrepareRegions, PrepareText
 from hnclip.prepare.lines import Entry, Kind, open_writer
 from hnclip.prepare.manifest import data_identity, mark_of
@@ -76,10 +76,10 @@ def _edges(options: PrepareEdges, work: Work) -> Outcome:
         marks = [_mark("edges", record) for record in records]
         # All of them: the cache may lack maps that an earlier call made, or made in the size of another model. After a
         # kill it has those that were made before, and only lines are missing.
-        maps = [edges_of(record.image, method) for record in records]
+        maps = [EdgeImage(record.image, method) for record in records]
         with progress("edge maps") as bar:
             cache = cache_directory(options.read.cache)
-            loaded = load_pictures(maps, transform, cache=cache, workers=options.workers, progress=bar.iterate)
+            loaded = load_images(maps, transform, cache=cache, workers=options.workers, progress=bar.iterate)
         problems = [replace(bad, where=records[index].id) for index, bad in loaded.problems.items()]
         entries = [
             Entry(records[index].id, mark, key, name)

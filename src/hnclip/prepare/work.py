@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hnclip.core import InvalidImage, Problem, Record
-from hnclip.data.cache import cache_directory
+from hnclip.data.image_cache import cache_directory
 from hnclip.data.sources import open_data
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load

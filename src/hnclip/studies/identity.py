@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from hnclip.config import ReadConfig, TrainConfig
 from hnclip.core import InvalidImage, Record
-from hnclip.data.cache import cache_directory
+from hnclip.data.image_cache import cache_directory
 from hnclip.data.records import fraction_of
 from hnclip.data.sources import open_data
 from hnclip.models import adapters

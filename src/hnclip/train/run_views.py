@@ -11,8 +11,8 @@ import torch
 
 from hnclip.config import TrainConfig
 from hnclip.core import Record
-from hnclip.data.batches import PairData
-from hnclip.data.cache import cache_directory
+from hnclip.data.batching import PairData
+from hnclip.data.image_cache import cache_directory
 from hnclip.objectives.base import Objective
 from hnclip.prepare.lines import Kind
 
@@ -60,15 +60,8 @@ def with_views(config: TrainConfig, records: Sequence[Record], objective: Object
                 raise ValueError(
                     f"{prepared.stale_reason(kind)}. Run hnclip prepare {kind} {config.data} again, or delete the file"
                 )
-    if "edges" in needs and not any(record.edges for record in found):
-        from hnclip.data.views.derived import edges_of
-        from hnclip.data.views.edges import edge_method
-
-        method = edge_method("canny")
-        found = [replace(record, edges=edges_of(record.image, method)) for record in found]
-        log.info(f"edges are made here: {method.name}, {method.version}")
     if "text" in needs and not any(record.filtered for record in found):
-        from hnclip.data.views.lexicon import load_filter
+        from hnclip.data.lexicon import load_filter
 
         name = "blunt:structxlip_colours" if config.objective.fidelity == "official" else "lexicon"
         shorten = load_filter(name)

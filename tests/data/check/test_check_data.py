@@ -16,8 +16,8 @@ from hnclip.data.check.counts import spread
 from hnclip.data.images import ImageTransform
 from hnclip.data.pictures import FileImage
 from hnclip.data.records import DataSet
-from hnclip.data.sound import sound_records
 from hnclip.data.texts import TextTransform
+from hnclip.data.validate import drop_invalid
 from hnclip.models.preprocessing import train_tokenizer
 
 
@@ -99,7 +99,7 @@ def test_every_problem_is_found_once_and_in_order(broken, transform):
 
 def test_what_is_left_out_is_what_training_leaves_out(broken, transform):
     report = check_data(broken, text_transform=transform, image_transform=ImageTransform(48))
-    kept = sound_records(broken.records, transform, ImageTransform(48), cache=None).records
+    kept = drop_invalid(broken.records, transform, ImageTransform(48), cache=None).records
     assert report.left_out == len(broken.records) - len(kept) == 6
 
 

@@ -10,17 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hnclip.data.views.derived import grey_of, map_crop_of
+from hnclip.data.views.edges import Canny, EdgeMethod, LaplacianOfGaussian
 from PIL import ExifTags, Image, ImageOps
 
 from hnclip.core import ImageSource, InvalidImage, Record, Region
-from hnclip.data.cache import load_pictures
+from hnclip.data.derived_images import CropImage, EdgeImage
+from hnclip.data.image_cache import load_images
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.pictures import CellImage, FileImage
 from hnclip.data.problems import ERRORS
 from hnclip.data.scenes import scene_records
-from hnclip.data.views.derived import crop_of, edges_of, grey_of, map_crop_of
-from hnclip.data.views.edges import Canny, EdgeMethod, LaplacianOfGaussian
-from hnclip.data.views.named import IMAGE_VIEWS
+from hnclip.data.views import IMAGE_VIEWS
 
 SMALL = ImageTransform(8)
 BOX = (5, 3, 25, 17)
@@ -67,7 +68,7 @@ def array(picture: Image.Image) -> np.ndarray:
 
 def test_a_crop_is_a_slice_of_the_picture(tmp_path: Path) -> None:
     picture = noise()
-    crop = crop_of(saved(tmp_path / "a.png", picture), BOX).load()
+    crop = CropImage(saved(tmp_path / "a.png", picture), BOX).load()
     assert crop.size == (20, 14)
     assert np.array_equal(array(crop), array(picture)[3:17, 5:25])
 
@@ -77,11 +78,11 @@ def test_boxes_are_of_the_upright_picture(tmp_path: Path, turn: int) -> None:
     file = saved(tmp_path / "a.png", noise(), turn)
     upright = ImageOps.exif_transpose(Image.open(tmp_path / "a.png"))
     expected = upright.crop(BOX)
-    crop = crop_of(file, BOX)
+    crop = CropImage(file, BOX)
     assert np.array_equal(array(crop.load()), array(expected))
     # and whoever looks at the crop must not turn it again
     assert torch.equal(preprocess_image(crop.load(), SMALL), preprocess_image(Image.fromarray(array(expected)), SMALL))
-    edges = edges_of(file, Threshold())
+    edges = EdgeImage(file, Threshold())
     assert edges.load().size == upright.size
     assert np.array_equal(array(edges.load())[..., 0], 255 * (array(upright)[..., 0] > 128))
 
@@ -99,7 +100,7 @@ def test_an_overhanging_box_is_cut_to_the_picture(
     tmp_path: Path, box: tuple[int, int, int, int], inside: tuple[int, int, int, int]
 ) -> None:
     file = saved(tmp_path / "a.png", noise())
-    assert np.array_equal(array(crop_of(file, box).load()), array(noise().crop(inside)))
+    assert np.array_equal(array(CropImage(file, box).load()), array(noise().crop(inside)))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_a_box_that_shows_nothing_is_a_bad_picture(
     tmp_path: Path, box: tuple[int, int, int, int], message: str
 ) -> None:
     with pytest.raises(InvalidImage, match=message) as caught:
-        crop_of(saved(tmp_path / "a.png", noise()), box).load()
+        CropImage(saved(tmp_path / "a.png", noise()), box).load()
     assert caught.value.kind in ERRORS
     assert "a.png" in str(caught.value)
 
@@ -127,19 +128,19 @@ def test_transparent_pictures_lie_on_white(tmp_path: Path) -> None:
     picture = noise().convert("RGBA")
     picture.putalpha(0)
     file = saved(tmp_path / "a.png", picture)
-    assert (array(crop_of(file, BOX).load()) == 255).all()
-    assert (array(edges_of(file, Threshold()).load()) == 255).all()
+    assert (array(CropImage(file, BOX).load()) == 255).all()
+    assert (array(EdgeImage(file, Threshold()).load()) == 255).all()
 
 
 def test_grey_pictures_have_edges_and_crops(tmp_path: Path) -> None:
     file = saved(tmp_path / "a.png", noise().convert("L"))
-    assert np.array_equal(array(crop_of(file, BOX).load()), array(noise().convert("L"))[3:17, 5:25])
-    assert edges_of(file, Canny()).load().mode == "L"
+    assert np.array_equal(array(CropImage(file, BOX).load()), array(noise().convert("L"))[3:17, 5:25])
+    assert EdgeImage(file, Canny()).load().mode == "L"
 
 
 def test_values_without_a_meaning_are_a_bad_picture(tmp_path: Path) -> None:
     file = saved(tmp_path / "a.tiff", Image.fromarray(np.full((30, 40), 1e6, dtype=np.float32)))
-    for derived in (crop_of(file, BOX), edges_of(file, Threshold())):
+    for derived in (CropImage(file, BOX), EdgeImage(file, Threshold())):
         with pytest.raises(InvalidImage, match=r"a\.tiff.*only 0 to 255") as caught:
             derived.load()
         assert caught.value.kind == "unusual image"
@@ -147,10 +148,10 @@ def test_values_without_a_meaning_are_a_bad_picture(tmp_path: Path) -> None:
 
 def test_a_part_of_the_map_is_not_the_map_of_the_part(tmp_path: Path) -> None:
     file = saved(tmp_path / "a.png", painting())
-    whole = array(edges_of(file, Canny()).load())
-    part = crop_of(edges_of(file, Canny()), (8, 3, 25, 17))
+    whole = array(EdgeImage(file, Canny()).load())
+    part = CropImage(EdgeImage(file, Canny()), (8, 3, 25, 17))
     assert np.array_equal(array(part.load()), whole[3:17, 8:25])
-    other = edges_of(crop_of(file, (8, 3, 25, 17)), Canny())
+    other = EdgeImage(CropImage(file, (8, 3, 25, 17)), Canny())
     assert not np.array_equal(array(other.load()), array(part.load()))
     assert other.key != part.key
     assert other.read() != part.read()
@@ -160,14 +161,14 @@ def family(file: ImageSource) -> list[ImageSource]:
     """A picture and what can be made from it, each unlike the others."""
     return [
         file,
-        crop_of(file, BOX),
-        crop_of(file, (0, 0, 20, 14)),
-        edges_of(file, Canny()),
-        edges_of(file, Canny(400, 900)),
-        edges_of(file, LaplacianOfGaussian()),
-        crop_of(edges_of(file, Canny()), BOX),
-        edges_of(crop_of(file, BOX), Canny()),
-        crop_of(crop_of(file, BOX), BOX),
+        CropImage(file, BOX),
+        CropImage(file, (0, 0, 20, 14)),
+        EdgeImage(file, Canny()),
+        EdgeImage(file, Canny(400, 900)),
+        EdgeImage(file, LaplacianOfGaussian()),
+        CropImage(EdgeImage(file, Canny()), BOX),
+        EdgeImage(CropImage(file, BOX), Canny()),
+        CropImage(CropImage(file, BOX), BOX),
     ]
 
 
@@ -205,7 +206,7 @@ def test_all_of_them_go_through_the_cache(tmp_path: Path, cached: bool) -> None:
     expected = torch.stack([preprocess_image(source.load(), SMALL) for source in sources])
     assert len({row.numpy().tobytes() for row in expected}) == len(sources)
     cache = tmp_path / "cache" if cached else None
-    loaded = load_pictures(sources, SMALL, cache=cache, workers=2)
+    loaded = load_images(sources, SMALL, cache=cache, workers=2)
     assert loaded.kept == tuple(range(len(sources)))
     assert torch.equal(loaded.pixels[list(range(len(sources)))], expected)
 
@@ -213,16 +214,16 @@ def test_all_of_them_go_through_the_cache(tmp_path: Path, cached: bool) -> None:
 def test_what_is_in_the_cache_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = saved(tmp_path / "a.png", noise())
     sources = family(file)
-    first = load_pictures(sources, SMALL, cache=tmp_path / "cache").pixels[:]
+    first = load_images(sources, SMALL, cache=tmp_path / "cache").pixels[:]
     reads: list[Path] = []
     read = FileImage.read
     monkeypatch.setattr(FileImage, "read", lambda image: reads.append(image.path) or read(image))
-    assert torch.equal(load_pictures(sources, SMALL, cache=tmp_path / "cache").pixels[:], first)
+    assert torch.equal(load_images(sources, SMALL, cache=tmp_path / "cache").pixels[:], first)
     assert not reads
     # a picture that has changed is read, and so is everything that is made from it
     saved(file.path, noise(seed=1))
     os.utime(file.path, (1, 1))
-    second = load_pictures(sources, SMALL, cache=tmp_path / "cache").pixels[:]
+    second = load_images(sources, SMALL, cache=tmp_path / "cache").pixels[:]
     assert len(reads) >= len(sources)
     assert torch.equal(second, torch.stack([preprocess_image(source.load(), SMALL) for source in sources]))
     assert not torch.equal(second, first)
@@ -236,7 +237,7 @@ def test_another_release_of_the_tool_makes_the_map_anew(tmp_path: Path) -> None:
     def load(method: EdgeMethod) -> int:
         file = saved(tmp_path / "a.png", Image.new("RGB", (20, 20), "white"))
         os.utime(file.path, (1, 1))
-        return int(load_pictures([edges_of(file, method)], SMALL, cache=tmp_path / "cache").pixels[:].float().mean())
+        return int(load_images([EdgeImage(file, method)], SMALL, cache=tmp_path / "cache").pixels[:].float().mean())
 
     assert load(Threshold()) == 255
     assert load(Later()) == 255  # it claims to be the same
@@ -248,7 +249,7 @@ def test_bad_boxes_are_problems_and_the_others_stay(tmp_path: Path, cached: bool
     file = saved(tmp_path / "a.png", noise())
     boxes = [BOX, (50, 50, 60, 60), (3, 3, 3, 9)]
     cache = tmp_path / "cache" if cached else None
-    loaded = load_pictures([crop_of(file, box) for box in boxes], SMALL, cache=cache)
+    loaded = load_images([CropImage(file, box) for box in boxes], SMALL, cache=cache)
     assert loaded.kept == (0,)
     assert set(loaded.problems) == {1, 2}
     assert "lies outside" in loaded.problems[1].detail
@@ -260,13 +261,13 @@ def test_scenes_and_cells_are_bases_too(tmp_path: Path) -> None:
     region = record.regions[0]
     whole = array(record.image.load())
     left, top, right, bottom = region.box
-    crop = crop_of(record.image, region.box)
+    crop = CropImage(record.image, region.box)
     assert np.array_equal(array(crop.load()), whole[top:bottom, left:right])
     content = saved(tmp_path / "a.png", noise()).read()
     cell = CellImage("table:3", "v1", lambda: content)
-    assert np.array_equal(array(crop_of(cell, BOX).load()), array(noise())[3:17, 5:25])
+    assert np.array_equal(array(CropImage(cell, BOX).load()), array(noise())[3:17, 5:25])
     sources = [*family(record.image), *family(cell)]
-    loaded = load_pictures(sources, SMALL, cache=tmp_path / "cache")
+    loaded = load_images(sources, SMALL, cache=tmp_path / "cache")
     assert torch.equal(loaded.pixels[:], torch.stack([preprocess_image(source.load(), SMALL) for source in sources]))
     assert pickle.loads(pickle.dumps(crop)) == crop
     assert crop.stamp() == record.image.stamp()
@@ -337,7 +338,7 @@ def test_views_of_maps_that_the_source_brings_along(tmp_path: Path) -> None:
         assert np.array_equal(array(view.load()), array(right))
     assert IMAGE_VIEWS["edge_crop_3"](record) is None
     # Maps that are made here have the size of the picture, whose file nobody has to look at for that.
-    made = edges_of(picture, Canny())
+    made = EdgeImage(picture, Canny())
     derived = Record("a", picture, ("A.",), None, regions=regions[:1], edges=made)
     assert IMAGE_VIEWS["edge"](derived) == made
-    assert IMAGE_VIEWS["edge_crop_1"](derived) == crop_of(made, BOX)
+    assert IMAGE_VIEWS["edge_crop_1"](derived) == CropImage(made, BOX)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hnclip.data.views.edges import Canny, EdgeMethod, Hed, LaplacianOfGaussian, edge_method
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hnclip.data.views import hed
-from hnclip.data.views.edges import Canny, EdgeMethod, Hed, LaplacianOfGaussian, edge_method
 
 
 def square(low: int = 20, high: int = 220, size: tuple[int, int] = (60, 40)) -> Image.Image:

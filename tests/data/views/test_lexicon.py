@@ -7,12 +7,12 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from hnclip.data.views.grammar import Entries, drop_words
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hnclip.data.lexicon import CATEGORIES, filter_caption, filter_version, load_filter, word_list
 from hnclip.data.views import lexicon
-from hnclip.data.views.grammar import Entries, drop_words
-from hnclip.data.views.lexicon import CATEGORIES, filter_caption, filter_version, load_filter, word_list
 
 CAREFUL = {
     # articles

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from hnclip.data.views.boxes import model_box
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from hnclip.core import ImageSource, Record, Region
 from hnclip.data.images import ImageTransform, preprocess_image
+from hnclip.data.parts import PARTS, PartContext, chunk_windows, find_sentence, patches_of
 from hnclip.data.scenes import scene_records
 from hnclip.data.texts import TextTransform, clean_caption
-from hnclip.data.views.boxes import model_box, patches_of
-from hnclip.data.views.parts import PARTS, Material
-from hnclip.data.views.spans import chunk_windows, find_sentence
 from hnclip.models.preprocessing import train_tokenizer
 from small_families import bert_tokenizer, gemma_tokenizer, sentencepiece_tokenizer
 
@@ -87,7 +86,7 @@ def mapped(box, shape, transform, patch, shrink=0.0):
 
 def material(records=(), texts=(), owner=(), tokenizer=None, context=77, clean=str, size=224, grid=16, **transform):
     text = None if tokenizer is None else TextTransform(tokenizer, context, clean)
-    return Material(records, texts, owner, text, ImageTransform(size, **transform), grid)
+    return PartContext(records, texts, owner, text, ImageTransform(size, **transform), grid)
 
 
 def record(*regions, shape=(300, 120), captions=("a dog",), filtered=()):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hnclip.data.views.sentences import SPLITTERS, first_sentence, sentence_spans, split_sentences
+from hnclip.data.texts import SPLITTERS, first_sentence, sentence_spans, split_sentences
 
 # Sentences are separated by bars here; a bar with no space around it is where no space stands.
 CASES = [

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hnclip.core import Problem, Record
-from hnclip.data.cache import Progress
 from hnclip.data.check.captions import read_captions
 from hnclip.data.check.counts import count_by_split, count_captions, count_pictures
 from hnclip.data.check.doubles import caption_doubles, identities, image_doubles
@@ -18,6 +17,7 @@ from hnclip.data.images import ImageTransform
 from hnclip.data.problems import ERRORS, WARNINGS
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
+from hnclip.util.console import Iterate
 
 __all__ = ["CheckReport", "check_data"]
 
@@ -33,7 +33,7 @@ def check_data(
     similar_images: int = 4,
     images: bool = True,
     workers: int | None = None,
-    progress: Progress = iter,
+    progress: Iterate = iter,
 ) -> CheckReport:
     """Read every caption, decode every picture, and compare all with each other.
 

@@ -8,10 +8,10 @@ from functools import partial
 from hashlib import sha256
 
 from hnclip.core import ImageSource, InvalidImage, Problem, orientation
-from hnclip.data.cache import Progress
 from hnclip.data.check.fingerprint import THUMBNAIL, fingerprint
-from hnclip.data.images import ImageTransform, checked_shape, preprocess_image
-from hnclip.data.threads import decoding_threads, in_order, processors
+from hnclip.data.decoding import cpu_count, decoding_threads, in_order
+from hnclip.data.images import ImageTransform, checked_size, preprocess_image
+from hnclip.util.console import Iterate
 
 AHEAD = 128  # pictures that threads may be ahead of the progress that is shown; no pixels are kept
 
@@ -35,17 +35,17 @@ class Picture:
 
 
 def look_at(
-    sources: Sequence[ImageSource], transform: ImageTransform | None, *, workers: int | None, progress: Progress
+    sources: Sequence[ImageSource], transform: ImageTransform | None, *, workers: int | None, progress: Iterate
 ) -> list[Picture | Problem]:
     """Decode all of these, as many at a time as there are workers; no pixels are kept.
 
     Args:
         transform: of a model, whose geometry may refuse what is sound otherwise.
-        workers: threads, as many as processors when left out.
+        workers: threads, as many as cpu_count when left out.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers must be at least 1, got {workers}")
-    with decoding_threads(workers or processors()) as pool:
+    with decoding_threads(workers or cpu_count()) as pool:
         steps = progress(range(len(sources)))
         return [found for _, found in zip(steps, in_order(pool, partial(_look, transform=transform), sources, AHEAD))]
 
@@ -59,7 +59,7 @@ def _look(source: ImageSource, transform: ImageTransform | None) -> Picture | Pr
     try:
         thumbnail = preprocess_image(image, THUMBNAIL).numpy()
         if transform is not None:
-            checked_shape(*image.size, transform)
+            checked_size(*image.size, transform)
     except ValueError as error:
         return Problem("unusual image", source.key, f"{source.key}: {error}")
     turned = orientation(image)

@@ -10,7 +10,7 @@ import PIL
 from PIL import Image
 
 from hnclip.data.needs import needs
-from hnclip.data.views.boxes import mapped
+from hnclip.data.parts import scale_box
 from hnclip.data.views.shrink import shrunk
 from hnclip.prepare.proposal import Proposal
 from hnclip.prepare.proposers.boxes import SHARE, distinct, fitting_share, usable
@@ -75,5 +75,5 @@ class Felzenszwalb:
             for count, (rows, columns) in zip(areas, find_objects(labels + 1)):
                 if fitting_share(count, small.size):
                     box = (columns.start, rows.start, columns.stop, rows.stop)
-                    boxes.append(mapped(box, small.size, size))
+                    boxes.append(scale_box(box, small.size, size))
         return distinct(Proposal(box, self.name) for box in boxes if usable(box, size))

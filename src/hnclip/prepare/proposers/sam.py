@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from hnclip.core import Box
-from hnclip.data.views.boxes import mapped
+from hnclip.data.parts import scale_box
 from hnclip.data.views.fingerprint import fingerprint
 from hnclip.data.views.shrink import shrunk
 from hnclip.models.load import open_backbone
@@ -106,7 +106,7 @@ class Sam:
         with torch.inference_mode():
             masks = list(self._masks(model, picture))
         boxes = [
-            mapped(mask.box, picture.size, image.size)
+            scale_box(mask.box, picture.size, image.size)
             for mask in best_boxes(masks, self.most_overlap)
             if fitting_share(mask.area, picture.size)
         ]
