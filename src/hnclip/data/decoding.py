@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -40,7 +40,7 @@ def decode_all(
     known: Container[bytes],
     workers: int,
     progress: Iterate,
-) -> Iterator[tuple[bytes, Decoded | Problem]]:
+) -> Generator[tuple[bytes, Decoded | Problem], None, None]:
     """Decode images in threads, one decode for all that are derived from the same file.
 
     Args:
@@ -68,9 +68,10 @@ def decode_all(
             return Decoded(digest, np.empty(0, np.uint8), (0, 0))
         try:
             image = render(source, content, done)
-            return Decoded(digest, preprocess_image(image, transform).numpy(), upright_shape(image))
         except InvalidImage as error:
             return Problem(error.kind, source.key, str(error))
+        try:
+            return Decoded(digest, preprocess_image(image, transform).numpy(), upright_shape(image))
         except ValueError as error:
             return Problem("unusual image", source.key, str(error))
 

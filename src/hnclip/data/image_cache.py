@@ -8,13 +8,12 @@ cache. A file lock admits one writer; others wait and then find the images cache
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -28,15 +27,16 @@ from hnclip.core import ImageSource, InvalidImage, Problem
 from hnclip.data.decoding import Decoded, cpu_count, decode_all, hash_bytes
 from hnclip.data.images import ImageTransform
 from hnclip.util.console import Iterate
-from hnclip.util.files import read_json, replace_file
+from hnclip.util.files import exclusive_lock, replace_file
+from hnclip.util.text import readable_size
 
 log = logging.getLogger(__name__)
 
 FORMAT = 3  # of the files and of the preprocessing; raise it when either changes
 FLUSHED = 64  # rows between two flushes to disk; fewer than are verified
 CHECKED = 256  # rows whose checksums are verified when a cache is opened
-ABOUT = "about.json"
-ELSEWHERE = "free some space, or choose another directory with --read.cache or HNCLIP_CACHE"
+INDEX, PIXELS, LOCK = "index.bin", "pixels.u8", "lock"
+OLD_INDEX = "index.sqlite"  # of formats 1 and 2
 
 # `source` is a hash of key and stamp, `content` of the bytes; `crc` is the checksum of the row, `check` of the entry.
 ENTRY = np.dtype(
@@ -123,7 +123,7 @@ def load_images(
         OSError: the cache cannot be written.
     """
     store: _Memory | _Store
-    store = _Memory(transform) if cache is None else _Store(cache / "images" / _geometry(transform), transform)
+    store = _Memory(transform) if cache is None else _Store(cache / "images" / _cache_name(transform), transform)
     problems: dict[int, Problem] = {}
     names: dict[int, bytes] = {}
     for index, source in enumerate(sources):
@@ -135,9 +135,7 @@ def load_images(
     failed = store.add(missing, workers or cpu_count(), progress) if missing else {}
     problems |= {index: failed[name] for index, name in names.items() if name in failed}
     kept = tuple(index for index in names if index not in problems)
-    found = np.array([store.entries[names[index]] for index in kept], dtype=np.int64).reshape(
-        -1, 3
-    )  # row, width, height
+    found = np.array([store.entries[names[index]] for index in kept], dtype=np.int64).reshape(-1, 3)
     return LoadedImages(store.pixels(found[:, 0]), kept, found[:, 1:], dict(sorted(problems.items())))
 
 
@@ -146,7 +144,7 @@ class _Memory:
 
     def __init__(self, transform: ImageTransform) -> None:
         self._transform = transform
-        self.entries: dict[bytes, tuple[int, int, int]] = {}  # row, width and height by source
+        self.entries: dict[bytes, tuple[int, ...]] = {}  # row, width and height by source
         self._rows: dict[bytes, np.ndarray] = {}  # by content
 
     def add(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Iterate) -> dict[bytes, Problem]:
@@ -170,41 +168,38 @@ class _Store:
 
     def __init__(self, directory: Path, transform: ImageTransform) -> None:
         self._directory, self._transform = directory, transform
-        self._pixels, self._index = directory / "pixels.u8", directory / "index.bin"
+        self._pixels, self._index = directory / PIXELS, directory / INDEX
         self._row_bytes = 3 * transform.size**2
-        self.entries: dict[bytes, tuple[int, int, int]] = {}  # row, width and height by source
-        self._known: dict[bytes, tuple[int, int, int, int]] = {}  # the same and the checksum, by content
-        self._read()
+        valid, _ = self._read()
+        self.entries = _facts(valid, "source")  # row, width and height by source
 
-    def _read(self) -> np.ndarray | None:
-        """Read the index. If it is damaged, warn and return the valid entries: none if rows are damaged."""
+    def _read(self) -> tuple[np.ndarray, int]:
+        """The valid entries of the index, and the number of damaged ones."""
         content = self._index.read_bytes() if self._index.exists() else b""
         every = np.frombuffer(content, ENTRY, len(content) // ENTRY.itemsize)
         rows = self._pixels.stat().st_size // self._row_bytes if self._pixels.exists() else 0
         valid = every[(every["check"] == _checksums(every)) & (every["row"] < rows)]
-        if not self._rows_are_valid(valid):
-            valid = valid[:0]
-        facts = list(zip(*(valid[name].tolist() for name in ("row", "width", "height", "crc")), strict=True))
-        self._known = dict(zip((found.tobytes() for found in valid["content"]), facts, strict=True))
-        self.entries = {name.tobytes(): fact[:3] for name, fact in zip(valid["source"], facts, strict=True)}
-        if len(valid) == len(every):
-            return None
-        lost = f"{len(every) - len(valid)} of {len(every)}"
-        log.warning(f"the image cache {self._directory} is damaged: {lost} images are decoded again")
-        return valid
+        valid = valid[~np.isin(valid["row"], self._damaged_rows(valid))]
+        return valid, len(every) - len(valid)
 
-    def _rows_are_valid(self, entries: np.ndarray) -> bool:
-        """Compare checksums of the rows written last, which a power cut may have lost, and of some others."""
-        if not len(entries):
-            return True
-        half = CHECKED // 2
-        chosen = np.unique([*range(len(entries))[-half:], *np.linspace(0, len(entries) - 1, half, dtype=int)])
-        with self._pixels.open("rb") as file:
-            for row, crc in zip(entries["row"][chosen].tolist(), entries["crc"][chosen].tolist(), strict=True):
+    def _damaged_rows(self, entries: np.ndarray) -> list[int]:
+        """Rows with wrong checksums: none if those written last, which a power cut may have lost, and some others are
+        right."""
+        rows, first = np.unique(entries["row"], return_index=True)
+        crcs = entries["crc"][first]
+        last = range(len(rows))[-CHECKED // 2 :]
+        sample = np.union1d(last, np.arange(0, len(rows), len(rows) // (CHECKED // 2) + 1)).astype(int)
+
+        def damaged(file: FileIO, chosen: np.ndarray | slice) -> Iterator[int]:
+            for row, crc in zip(rows[chosen].tolist(), crcs[chosen].tolist(), strict=True):
                 file.seek(row * self._row_bytes)
                 if zlib.crc32(file.read(self._row_bytes)) != crc:
-                    return False
-        return True
+                    yield row
+
+        if not len(rows):
+            return []
+        with self._pixels.open("rb", buffering=0) as file:
+            return [] if next(damaged(file, sample), None) is None else list(damaged(file, slice(None)))
 
     def pixels(self, rows: np.ndarray) -> CachedPixels:
         shape = (int(rows.max(initial=-1)) + 1, 3, self._transform.size, self._transform.size)
@@ -214,52 +209,80 @@ class _Store:
     def add(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Iterate) -> dict[bytes, Problem]:
         """Decode and append images, each as soon as it is ready. Returns the problems of those that are invalid."""
         problems: dict[bytes, Problem] = {}
-        with _explained(self._directory):
-            self._directory.mkdir(parents=True, exist_ok=True)
-            with _waiting(FileLock(self._directory / "lock")):
-                self._repair(self._read())  # also finds what another process wrote in the meantime
-                missing = {name: source for name, source in wanted.items() if name not in self.entries}
-                self._check_space(len(missing))
-                with self._pixels.open("ab", buffering=0) as pixels, self._index.open("ab", buffering=0) as index:
-                    pixels.truncate(pixels.tell() // self._row_bytes * self._row_bytes)  # of an interrupted writer
-                    index.truncate(index.tell() // ENTRY.itemsize * ENTRY.itemsize)
-                    for name, result in decode_all(missing, self._transform, self._known, workers, progress):
-                        if isinstance(result, Problem):
-                            problems[name] = result
-                        else:
-                            self._append(name, result, pixels, index)
-                    os.fsync(pixels.fileno())
+        with ExitStack() as stack:
+            with self._explained():
+                self._directory.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(_waiting(FileLock(self._directory / LOCK)))
+                valid = self._repaired()  # also finds what another process wrote in the meantime
+                pixels = stack.enter_context(self._pixels.open("ab", buffering=0))
+                index = stack.enter_context(self._index.open("ab", buffering=0))
+                pixels.truncate(pixels.tell() // self._row_bytes * self._row_bytes)  # of an interrupted writer
+                index.truncate(index.tell() // ENTRY.itemsize * ENTRY.itemsize)
+            self.entries, known = _facts(valid, "source"), _facts(valid, "content", "crc")
+            missing = {name: source for name, source in wanted.items() if name not in self.entries}
+            self._warn_of_space(len(missing))
+            results = decode_all(missing, self._transform, known, workers, progress)
+            for name, result in stack.enter_context(closing(results)):
+                if isinstance(result, Problem):
+                    problems[name] = result
+                    continue
+                with self._explained():
+                    if result.content not in known:
+                        known[result.content] = self._append_row(result, pixels)
+                    self._append_entry(name, result.content, known[result.content], index)
+            os.fsync(pixels.fileno())
         return problems
 
-    def _repair(self, valid: np.ndarray | None) -> None:
-        """Rewrite a damaged index. Readers keep the pixels that they have mapped."""
-        if valid is not None:
+    def _repaired(self) -> np.ndarray:
+        """The valid entries; a damaged index is replaced by them. Readers keep the pixels that they have mapped."""
+        valid, lost = self._read()
+        if lost:
+            log.warning(
+                f"the image cache {self._directory} is damaged: {lost} of {lost + len(valid)} images are decoded again"
+            )
             with replace_file(self._index) as partial:
                 partial.write_bytes(valid.tobytes())
-            if not len(valid):
-                self._pixels.unlink(missing_ok=True)
-        with replace_file(self._directory / ABOUT) as partial:
-            partial.write_text(json.dumps({"format": FORMAT, **_geometry_of(self._transform)}), encoding="utf-8")
+        if not len(valid):
+            self._pixels.unlink(missing_ok=True)
+        return valid
 
-    def _check_space(self, images: int) -> None:
+    def _warn_of_space(self, images: int) -> None:
         needed, free = images * self._row_bytes, shutil.disk_usage(self._directory).free
         if needed > free:
-            raise OSError(errno.ENOSPC, f"{needed:,} bytes are needed, {free:,} are free")
+            log.warning(
+                f"the image cache {self._directory} may need {readable_size(needed)}, and {readable_size(free)} are "
+                "free: --read.cache or HNCLIP_CACHE chooses another directory"
+            )
 
-    def _append(self, name: bytes, image: Decoded, pixels: FileIO, index: FileIO) -> None:
-        """Write the pixels, unless the same content has a row, then the entry."""
-        fact = self._known.get(image.content)
-        if fact is None:
-            row = os.fstat(pixels.fileno()).st_size // self._row_bytes
-            content = image.pixels.tobytes()
-            _write(pixels, content)
-            fact = self._known[image.content] = (row, *image.size, zlib.crc32(content))
-            if not row % FLUSHED:
-                os.fsync(pixels.fileno())
-        entry = np.array([(name, image.content, *fact, 0)], ENTRY)
+    def _append_row(self, image: Decoded, pixels: FileIO) -> tuple[int, ...]:
+        row = os.fstat(pixels.fileno()).st_size // self._row_bytes
+        content = image.pixels.tobytes()
+        _write(pixels, content)
+        if not row % FLUSHED:
+            os.fsync(pixels.fileno())
+        return row, *image.size, zlib.crc32(content)
+
+    def _append_entry(self, name: bytes, content: bytes, facts: tuple[int, ...], index: FileIO) -> None:
+        entry = np.array([(name, content, *facts, 0)], ENTRY)
         entry["check"] = _checksums(entry)
         _write(index, entry.tobytes())
-        self.entries[name] = fact[:3]
+        self.entries[name] = facts[:3]
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, NotImplementedError) as error:  # the latter on file systems without locks
+            raise OSError(
+                f"the image cache {self._directory} cannot be written ({error}): free some space, or choose another "
+                "directory with --read.cache or HNCLIP_CACHE"
+            ) from error
+
+
+def _facts(entries: np.ndarray, key: str, *more: str) -> dict[bytes, tuple[int, ...]]:
+    """Row, width and height, and more fields, by a key."""
+    columns = [entries[name].tolist() for name in ("row", "width", "height", *more)]
+    return dict(zip(entries[key].tolist(), zip(*columns, strict=True), strict=True))
 
 
 def _write(file: FileIO, content: bytes) -> None:
@@ -287,39 +310,38 @@ def _waiting(lock: BaseFileLock) -> Iterator[None]:
         lock.release()
 
 
-@contextmanager
-def _explained(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OSError(f"the image cache {directory} cannot be written ({error}): {ELSEWHERE}") from error
-
-
-def _geometry_of(transform: ImageTransform) -> dict[str, int | bool | str | None]:
-    return {name: getattr(transform, name) for name in ("size", "shortest", "squash", "resample")}
-
-
-def _geometry(transform: ImageTransform) -> str:
-    """The name of a cache: everything that its bytes depend on apart from the images."""
-    settings = [str(value) for value in _geometry_of(transform).values()]
-    return f"{FORMAT}-{'-'.join(settings)}".replace("-None", "").replace("-False", "").replace("-True", "-squash")
+def _cache_name(transform: ImageTransform) -> str:
+    """Everything that the bytes of a cache depend on apart from the images: `3-224px-bicubic`."""
+    parts = [f"{FORMAT}-{transform.size}px"]
+    parts += [f"shortest{transform.shortest}"] * (transform.shortest is not None) + ["squash"] * transform.squash
+    return "-".join([*parts, transform.resample])
 
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """A directory of cached images. `geometry` is empty for one of another format, which is not used any more."""
+    """A cache of one geometry. `geometry` is empty if it has another format and is not used any more."""
 
     path: Path
     geometry: str
+    images: int
     bytes: int
 
 
 def list_caches(cache: Path) -> list[CacheInfo]:
-    """All image caches in the cache directory, with their sizes on disk."""
+    """All image caches in the cache directory, with the images that they know and their sizes on disk."""
     found = []
     for path in sorted((cache / "images").glob("*/")):
-        about = read_json(path / ABOUT) if (path / ABOUT).exists() else {}
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        geometry = f"{about['size']} px, {about['resample']}" if about.get("format") == FORMAT else ""
-        found.append(CacheInfo(path, geometry, size))
+        if not ((path / INDEX).exists() or (path / OLD_INDEX).exists()):
+            continue  # something else
+        number, _, geometry = path.name.partition("-")
+        current = number == str(FORMAT)
+        images = (path / INDEX).stat().st_size // ENTRY.itemsize if current else 0
+        size = sum(file.stat().st_size for file in path.iterdir())
+        found.append(CacheInfo(path, geometry.replace("-", ", ") if current else "", images, size))
     return found
+
+
+def delete_cache(info: CacheInfo) -> None:
+    """Delete a cache, or raise ValueError if a process is filling it. Running trainings keep the pixels they use."""
+    with exclusive_lock(info.path / LOCK, f"{info.path} is in use: another process is filling it"):
+        shutil.rmtree(info.path)

@@ -96,7 +96,7 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
     resized = image.resize(checked_size(*image.size, transform), Image.Resampling[transform.resample.upper()])
     left, top = (resized.width - transform.size) // 2, (resized.height - transform.size) // 2
     square = resized.crop((left, top, left + transform.size, top + transform.size)).convert("RGB")
-    return torch.from_numpy(np.array(square)).permute(2, 0, 1).contiguous()  # [3, size, size]
+    return torch.from_numpy(np.array(np.asarray(square).transpose(2, 0, 1), order="C"))  # [3, size, size]
 
 
 def checked_size(width: int, height: int, transform: ImageTransform) -> tuple[int, int]:
@@ -112,7 +112,7 @@ def checked_size(width: int, height: int, transform: ImageTransform) -> tuple[in
 
 def to_rgb(image: Image.Image) -> Image.Image:
     """A copy of the image, upright, as 8-bit RGB on a white background."""
-    return flatten_image(_upright(image)).convert("RGB").copy()
+    return flatten_image(_upright(image)).convert("RGB")
 
 
 def flatten_image(image: Image.Image) -> Image.Image:

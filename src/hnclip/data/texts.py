@@ -12,11 +12,11 @@ from typing import Any, Literal, TypeAlias, get_args, overload
 import numpy as np
 
 CHUNK = 4096  # texts that are tokenised at once
+LONGEST_WORD = 32  # characters of words that are remembered as known to a tokenizer
 
 # Printable ASCII and the white space that ftfy keeps, without "&": nothing to repair.
 _PLAIN = re.compile(r"[\t\n\f\r -%'-~]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_LETTER = re.compile("[A-Za-z0-9]")
 
 Tokens: TypeAlias = Sequence[int] | np.ndarray
 """Token ids of one text."""
@@ -104,6 +104,11 @@ class TextTransform:
     def _special(self) -> frozenset[int]:
         return frozenset(self.tokenizer.all_special_ids)
 
+    @cached_property
+    def _known(self) -> dict[str, bool]:
+        """Words that were tokenised alone, and whether the tokenizer knows them."""
+        return {}
+
     def __call__(self, texts: Sequence[str]) -> TokenizedTexts:
         """Token ids without padding. A text without a word is an error (`validate` finds all of them)."""
         if isinstance(texts, str):
@@ -134,16 +139,25 @@ class TextTransform:
         return TokenizedTexts(np.concatenate(tokens), np.concatenate(starts), truncated)
 
     def validate(self, texts: Sequence[str]) -> list[str | None]:
-        """For each text why the model cannot read it, or None. Texts with a Latin letter or digit are not tokenised."""
+        """For each text why the model cannot read it, or None. Texts are not tokenised if one of their first words is
+        known to the tokenizer, which is remembered."""
         return [self._validate(text) for text in texts]
 
     def _validate(self, text: str) -> str | None:
         cleaned = self.clean(text) if isinstance(text, str) else ""
         if reason := _reason(cleaned):
             return reason
-        if not _LETTER.search(cleaned) and self._special.issuperset(self._encode([cleaned])[0]):
-            return "the tokenizer finds no word in it"
-        return None
+        if any(map(self._knows, cleaned.split(None, 8)[:8])) or self._knows(cleaned):
+            return None
+        return "the tokenizer finds no word in it"
+
+    def _knows(self, text: str) -> bool:
+        known = self._known.get(text)
+        if known is None:
+            known = not self._special.issuperset(self._encode([text])[0])
+            if len(text) <= LONGEST_WORD:
+                self._known[text] = known
+        return known
 
     def offsets(self, texts: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
         """For each text the characters [start, stop) of its tokens in the cleaned text.
@@ -185,18 +199,23 @@ def clean_caption(text: str) -> str:
     return cleaned.lower() if "Σ" in cleaned else cleaned
 
 
-# A stop with what closes after it, and white space; abbreviations, initials and list numbers before it do not count.
-_ABBREVIATION = re.compile(
-    r"(?:\b(?:mr|mrs|ms|dr|prof|st|mt|vs|e\.g|i\.e|approx|no|fig|inc|jr|sr|etc)|\b[A-Z]|^\s*\d+)$", re.IGNORECASE
+# A stop with what closes after it and white space, a stop of Chinese or Japanese, or an empty line.
+_STOP = re.compile(r"""(?<![.!?…])(?P<stop>[.!?…]+(?:\s+[.!?…]+)*["'”’»)\]]*)\s+|[。！？]+|\n\s*\n""")
+# What ends in a dot and continues: abbreviations before names, initials, list numbers; before a number; before a word
+# in lower case.
+_CONTINUES = re.compile(
+    r"(?:\b(?:mr|mrs|ms|dr|prof|st|mt|vs|e\.g|i\.e|approx|ca|cf|(?-i:[A-Z]))|(?:^|[.!?…]\s)\s*\d{1,2})$", re.IGNORECASE
 )
-_STOP = re.compile(r"""(?P<stop>[.!?…]+["'”’»)\]]*)\s+|[。！？]+|\n\s*\n""")
+_BEFORE_NUMBER = re.compile(r"\b(?:nos?|figs?|vol|pp?)$", re.IGNORECASE)
+_BEFORE_LOWER = re.compile(r"(?:\b(?:etc|al|inc|ltd|co|jr|sr|ave|[a-z]|[a-z]\.[a-z])|\d\s?[a-z]{1,3})$", re.IGNORECASE)
 
 
 def sentence_spans(text: str, how: Splitting = "careful") -> list[tuple[int, int]]:
     """The sentences of a caption as characters [start, stop), in order, without white space around them.
 
     Args:
-        how: "careful" keeps decimals, common abbreviations, initials and what continues in lower case together.
+        how: "careful" keeps decimals, common abbreviations, initials, list numbers, and quotes that continue in lower
+            case together.
             "dots" ends a sentence at every dot and drops the dot, which breaks "3.5 m" and "e.g.".
 
     Reference:
@@ -215,15 +234,15 @@ def sentence_spans(text: str, how: Splitting = "careful") -> list[tuple[int, int
     return [(start, start + len(part)) for start, part in stripped if part]
 
 
-def _ends_sentence(text: str, stop: re.Match[str]) -> bool:
-    if stop["stop"] is None:
+def _ends_sentence(text: str, match: re.Match[str]) -> bool:
+    if match["stop"] is None:
         return True
-    if text[stop.end() : stop.end() + 1].islower():  # 'a sign that reads "Stop!" in red'
+    before, after = text[max(0, match.start() - 16) : match.start()], text[match.end() : match.end() + 1]
+    if match["stop"] != ".":
+        return not after.islower()  # 'a sign that reads "Stop!" in red'
+    if _CONTINUES.search(before) or (after.isdigit() and _BEFORE_NUMBER.search(before)):
         return False
-    start = max(text.rfind("\n", 0, stop.start()), 0)
-    return not (
-        stop["stop"].startswith(".") and _ABBREVIATION.search(text[max(start, stop.start() - 12) : stop.start()])
-    )
+    return not (after.islower() and _BEFORE_LOWER.search(before))
 
 
 def split_sentences(text: str, how: Splitting = "careful") -> list[str]:
