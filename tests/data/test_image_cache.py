@@ -128,9 +128,14 @@ def test_missing_optional_dependency_is_an_error_and_not_a_missing_view(tmp_path
 def test_what_is_cached_is_not_read_again_and_a_changed_file_is(tmp_path, work):
     images = files(tmp_path / "images", 5)
     steps: list[int] = []
+
+    def count_steps(todo: range):
+        steps.append(len(todo))
+        return iter(todo)
+
     for count in (2, 5, 5):
         load_images(
-            images[:count], SMALL, cache=tmp_path, progress=lambda todo: (steps.append(len(todo)), iter(todo))[1]
+            images[:count], SMALL, cache=tmp_path, progress=count_steps
         )
     assert (len(work["read"]), steps) == (5, [2, 3])
     work["read"].clear(), work["decoded"].clear()
