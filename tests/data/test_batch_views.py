@@ -10,12 +10,12 @@ import torch
 
 from hnclip.core import Record, Region
 from hnclip.data import batches
-from hnclip.data.batches import PairData, prepare
+from hnclip.data.batching import PairData, prepare
+from hnclip.data.derived_images import CropImage
 from hnclip.data.images import ImageTransform, preprocess_image
+from hnclip.data.parts import Part, PartContext
 from hnclip.data.scenes import scene_records
 from hnclip.data.texts import TextTransform
-from hnclip.data.views.derived import crop_of
-from hnclip.data.views.parts import Material, Part
 from hnclip.models.preprocessing import train_tokenizer
 
 TRANSFORM = ImageTransform(16)
@@ -62,7 +62,7 @@ def test_what_records_lack_is_marked_and_filled(
     assert batch.present["crop"].tolist() == [True, False, True]
     for place, row in enumerate((3, 0)):
         region = records[row].regions[0]
-        expected = preprocess_image(crop_of(records[row].image, region.box).load(), TRANSFORM)
+        expected = preprocess_image(CropImage(records[row].image, region.box).load(), TRANSFORM)
         assert torch.equal(batch.images["crop"][2 * place], expected)
         assert not torch.equal(batch.images["crop"][2 * place], batch.images["full"][2 * place])
     assert torch.equal(batch.images["crop"][1], batch.images["full"][1])
@@ -91,11 +91,11 @@ def test_texts_follow_the_caption_that_is_drawn(records: list[Record], text_tran
 def test_parts_travel_with_their_view(
     records: list[Record], text_transform: TextTransform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def patches(material: Material) -> torch.Tensor:
+    def patches(material: PartContext) -> torch.Tensor:
         assert material.grid == 2
         return torch.eye(4, dtype=torch.bool)[:, None]  # the patch with the record's number
 
-    def spans(material: Material) -> torch.Tensor:
+    def spans(material: PartContext) -> torch.Tensor:
         assert [records[row].captions[0] for row in material.owner[:3]] == list(material.texts[:3])
         return torch.arange(5)[:, None, None].expand(5, 1, 2).clone()  # the caption's number
 

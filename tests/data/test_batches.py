@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from hnclip.core import Batch, ImageSource, Record, TextBatch
-from hnclip.data.batches import pad_texts, prepare
+from hnclip.data.batching import pad_texts, prepare
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.texts import TextTransform
 from hnclip.models.preprocessing import train_tokenizer

@@ -60,7 +60,6 @@ def test_all_sources_give_the_same_bytes_and_pixels(sources: list[ImageSource], 
     for source in sources:
         assert source.read() == encoded()
         assert np.array_equal(np.asarray(source.load()), np.asarray(expected))
-        assert source.shape() == ImageSource.shape(source) == (40, 30)
         assert pickle.loads(pickle.dumps(source)) == source
     assert len({source.key for source in sources}) == 3
     before = [source.stamp() for source in sources[:2]]
@@ -120,19 +119,6 @@ def test_missing_files_directories_and_pipes(tmp_path: Path) -> None:
             with pytest.raises(InvalidImage) as caught:
                 action()
             assert caught.value.kind == "missing image"
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
-def test_shapes_are_those_of_the_upright_image(kind: str) -> None:
-    source = CellImage("table.parquet:3", "v1", lambda: encoded(kind, orientation=6))
-    assert source.shape() == ImageSource.shape(source) == (30, 40)
-
-
-def test_a_shape_costs_only_the_head_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.jpg").write_bytes(encoded("JPEG", orientation=6)[:-400])
-    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    monkeypatch.setattr(FileImage, "read", lambda self: pytest.fail("read as a whole"))
-    assert FileImage(tmp_path / "a.jpg").shape() == (30, 40)
 
 
 def test_names_of_images() -> None:

@@ -12,14 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hnclip.data.sampler import (
-    choose_captions,
-    cluster_order,
-    deal_batches,
-    epoch_order,
-    nearest_captions,
-    share,
-)
+from hnclip.data.sampler import choose_captions, cluster_order, cut_batches, epoch_order, nearest_captions, share
 from hnclip.train.grad_cache import chunk_slices
 
 
@@ -65,25 +58,25 @@ def test_the_first_caption_is_not_always_the_first() -> None:
 def test_without_doubles_the_order_is_cut_as_it_is() -> None:
     order = epoch_order(11, 3, 0)
     ids = torch.stack([torch.arange(11), torch.arange(11)], dim=1)
-    dealt = deal_batches(order, ids, [4, 4, 3])
+    dealt = cut_batches(order, ids, [4, 4, 3])
     assert dealt.batches == [order[:4], order[4:8], order[8:]]
     assert dealt.left_out == []
 
 
 def test_the_same_number_in_two_columns_is_no_double() -> None:
     ids = torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
-    assert deal_batches([0, 1, 2, 3], ids, [4]).batches == [[0, 1, 2, 3]]
+    assert cut_batches([0, 1, 2, 3], ids, [4]).batches == [[0, 1, 2, 3]]
 
 
 def test_a_double_waits_for_the_next_batch() -> None:
     ids = torch.tensor([[0, 0], [1, 0], [2, 2], [3, 3]])
-    assert deal_batches([0, 1, 2, 3], ids, [2, 2]).batches == [[0, 2], [1, 3]]
+    assert cut_batches([0, 1, 2, 3], ids, [2, 2]).batches == [[0, 2], [1, 3]]
 
 
 def test_a_double_at_the_end_changes_places() -> None:
     """Both copies come last: one of them has to go into the first batch, and a row from there to the end."""
     ids = torch.tensor([[0], [1], [2], [3], [9], [9]])
-    dealt = deal_batches([0, 1, 2, 3, 4, 5], ids, [3, 3])
+    dealt = cut_batches([0, 1, 2, 3, 4, 5], ids, [3, 3])
     assert dealt.left_out == []
     assert not any(has_double(batch, ids) for batch in dealt.batches)
     assert sorted(map(len, dealt.batches)) == [3, 3]
@@ -99,7 +92,7 @@ def test_batches_hold_every_row_once_and_no_double(data: st.DataObject) -> None:
     sizes = sizes_for(length, size)
     order = epoch_order(length, data.draw(st.integers(0, 99)), 0)
     try:
-        dealt = deal_batches(order, ids, sizes)
+        dealt = cut_batches(order, ids, sizes)
     except ValueError:  # a batch was left with one row or none: there must be many doubles
         assert len(set(pictures)) < length or len(set(captions)) < length
         return
@@ -117,7 +110,7 @@ def test_few_doubles_leave_nobody_out_and_batches_full() -> None:
     captions[copies] = captions[torch.randint(2000, (100,), generator=generator)]
     ids = torch.stack([torch.arange(2000), captions], dim=1)
     for epoch in range(2):
-        dealt = deal_batches(epoch_order(2000, 0, epoch), ids, sizes_for(2000, 128))
+        dealt = cut_batches(epoch_order(2000, 0, epoch), ids, sizes_for(2000, 128))
         assert dealt.left_out == []
         assert [len(batch) for batch in dealt.batches] == sizes_for(2000, 128)
         assert not any(has_double(batch, ids) for batch in dealt.batches)
@@ -127,7 +120,7 @@ def test_copies_beyond_the_number_of_batches_take_turns() -> None:
     ids = torch.tensor([[0], *([7] for _ in range(5)), *([row] for row in range(10, 20))])  # five copies, four batches
     seen = set()
     for epoch in range(12):
-        dealt = deal_batches(epoch_order(16, 0, epoch), ids, [4] * 4)
+        dealt = cut_batches(epoch_order(16, 0, epoch), ids, [4] * 4)
         assert len(dealt.left_out) == 1
         seen |= set(dealt.left_out)
     assert seen == {1, 2, 3, 4, 5}
@@ -135,9 +128,9 @@ def test_copies_beyond_the_number_of_batches_take_turns() -> None:
 
 def test_nothing_but_copies_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"too much alike to fill 3 batches: 9 of 12 pairs repeat"):
-        deal_batches(list(range(12)), torch.zeros(12, 1, dtype=torch.int64), [4, 4, 4])
+        cut_batches(list(range(12)), torch.zeros(12, 1, dtype=torch.int64), [4, 4, 4])
     with pytest.raises(ValueError, match="sizes must add up to the 3 rows"):
-        deal_batches([0, 1, 2], torch.arange(3)[:, None], [2])
+        cut_batches([0, 1, 2], torch.arange(3)[:, None], [2])
 
 
 @given(length=st.integers(0, 40), world=st.integers(1, 5))
@@ -153,7 +146,7 @@ def test_two_processes_deal_the_batches_of_one() -> None:
     script = (
         "import sys, torch; from hnclip.data.sampler import *; rank, world = map(int, sys.argv[1:]);"
         "ids = torch.arange(40)[:, None] % 31; near = nearest_captions(torch.eye(40)[:, :7] + 0.1, 5);"
-        "order = cluster_order(near, 4, 9, 2); dealt = deal_batches(order, ids, [8] * 5);"
+        "order = cluster_order(near, 4, 9, 2); dealt = cut_batches(order, ids, [8] * 5);"
         "print([share(batch, rank, world) for batch in dealt.batches])"
     )
 
@@ -199,7 +192,7 @@ def test_clusters_of_one_are_the_plain_order_and_larger_ones_keep_families_toget
 def test_no_batch_is_left_alone_where_another_can_give() -> None:
     """Eight copies for three batches: two of these hold nothing else at first, and one row has no negative."""
     ids = torch.tensor([[7]] * 8 + [[1], [2], [3], [4]])
-    dealt = deal_batches([8, 9, 10, 11, *range(8)], ids, [4, 4, 4])
+    dealt = cut_batches([8, 9, 10, 11, *range(8)], ids, [4, 4, 4])
     assert len(dealt.left_out) == 5
     assert min(map(len, dealt.batches)) == 2
     assert not any(has_double(batch, ids) for batch in dealt.batches)

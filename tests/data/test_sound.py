@@ -12,8 +12,8 @@ from PIL import Image
 from hnclip.core import Problem, Record
 from hnclip.data.image_sources import FileImage
 from hnclip.data.images import ImageTransform
-from hnclip.data.sound import check_share, sound_records, write_problems
 from hnclip.data.texts import TextTransform
+from hnclip.data.validate import check_share, drop_invalid, write_problems
 from hnclip.models.preprocessing import train_tokenizer
 
 SMALL = ImageTransform(8)
@@ -35,7 +35,7 @@ def records(tmp_path: Path) -> list[Record]:
 
 
 def check(records: list[Record], text_transform: TextTransform, cache: Path | None = None):
-    return sound_records(records, text_transform, SMALL, cache=cache)
+    return drop_invalid(records, text_transform, SMALL, cache=cache)
 
 
 def test_sound_records_are_left_as_they_are(records: list[Record], text_transform: TextTransform) -> None:

@@ -15,7 +15,7 @@ from hnclip.config import ReadConfig
 from hnclip.core import Record
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
-from hnclip.data.sound import Sound
+from hnclip.data.validate import ValidRecords
 from hnclip.evaluate.protocol import Task, comparisons, evaluate_models, evaluate_task, open_task
 from hnclip.evaluate.queries import read_queries
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
@@ -142,7 +142,7 @@ def test_models_are_compared_on_the_records_that_all_of_them_can_use(
     """Each of two models cannot use another record; the counts are the same, the pairs would be wrong."""
     original, turns = protocol.sound_records, iter([3, 7, None, None])
 
-    def sound(found: tuple[Record, ...], *arguments: object, **options: object) -> Sound:
+    def sound(found: tuple[Record, ...], *arguments: object, **options: object) -> ValidRecords:
         lost = next(turns)
         kept = original(found, *arguments, **options)  # type: ignore[arg-type]
         return replace(kept, records=tuple(r for r in kept.records if lost is None or r.id != records[lost].id))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from hnclip.core import Batch, TextBatch
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.data.images import OPENAI_MEAN, OPENAI_STD
 from hnclip.data.texts import TextTransform
 from hnclip.models.load import load, wrap

@@ -11,10 +11,10 @@ from method_twins import SIZE, TWINS, gradients, make_embeddings, twin_terms
 
 from hnclip.config import ObjectiveConfig
 from hnclip.core import ViewEmbeddings
-from hnclip.data.batches import prepare
+from hnclip.data.batching import prepare
+from hnclip.data.lexicon import word_list
+from hnclip.data.parts import PARTS
 from hnclip.data.scenes import scene_records
-from hnclip.data.views.lexicon import word_list
-from hnclip.data.views.parts import PARTS
 from hnclip.losses import GLOBAL_LOSSES, hard_negative_loss
 from hnclip.models.load import load
 from hnclip.objectives.base import TrainProgress

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hnclip.core import Batch
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.models.load import load
 from hnclip.models.readout import TowerOutput
 from hnclip.objectives.finelip import Aggregator, TokenAggregation, kept_tokens

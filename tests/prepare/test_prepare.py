@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from hnclip.cli import main
 from hnclip.config import ReadConfig
 from hnclip.core import Box
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.data.image_sources import FileImage
 from hnclip.data.images import preprocess_image
 from hnclip.data.records import DataSet

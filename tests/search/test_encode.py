@@ -12,7 +12,7 @@ import torch
 from encode_helpers import contents, options, save_picture, write_table
 
 from hnclip.cli import main
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.data.images import preprocess_image
 from hnclip.data.sources import open_data
 from hnclip.models.load import load

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from hnclip.core import ImageSource, InvalidImage, Record
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.models.load import load
 from hnclip.studies import frozen_features as module
 from hnclip.studies.frozen_features import Encoding, frozen_features

@@ -14,7 +14,7 @@ import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
 from hnclip.config import ObjectiveConfig, OptimConfig, ReadConfig, RunOptions, TrainConfig
 from hnclip.core import Batch, Problem, Record
-from hnclip.data.batches import PairData, prepare
+from hnclip.data.batching import PairData, prepare
 from hnclip.data.image_sources import FileImage
 from hnclip.data.records import DataSet, fraction_of
 from hnclip.data.scenes import scene_records

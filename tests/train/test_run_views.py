@@ -10,8 +10,8 @@ import pytest
 from hnclip.cli import main
 from hnclip.config import ObjectiveConfig, ReadConfig, TrainConfig
 from hnclip.core import Record, Region
+from hnclip.data.lexicon import filter_caption
 from hnclip.data.scenes import scene_records
-from hnclip.data.views.lexicon import filter_caption
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective
 from hnclip.train.run_views import needed_views, with_views
