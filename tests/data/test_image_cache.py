@@ -134,9 +134,7 @@ def test_what_is_cached_is_not_read_again_and_a_changed_file_is(tmp_path, work):
         return iter(todo)
 
     for count in (2, 5, 5):
-        load_images(
-            images[:count], SMALL, cache=tmp_path, progress=count_steps
-        )
+        load_images(images[:count], SMALL, cache=tmp_path, progress=count_steps)
     assert (len(work["read"]), steps) == (5, [2, 3])
     work["read"].clear(), work["decoded"].clear()
     images[1].path.write_bytes(encoded((33, 21)))

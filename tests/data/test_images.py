@@ -69,7 +69,7 @@ def test_equals_transformers(size, name):
     assert torch.equal(preprocess_image(image, MODELS[name][0]).float(), hugging_face(image, name).float())
 
 
-MODES = "RGB L 1 P CMYK YCbCr HSV RGBX I F RGBA LA PA".split()
+MODES = ["RGB", "L", "1", "P", "CMYK", "YCbCr", "HSV", "RGBX", "I", "F", "RGBA", "LA", "PA"]
 
 
 @pytest.mark.parametrize("mode", [*MODES, "P transparent", "L transparent", "RGB transparent"])
