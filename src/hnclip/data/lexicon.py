@@ -14,6 +14,7 @@ LISTS = (*CATEGORIES, "structxlip_colours")  # the last is the list of the relea
 CaptionFilter = Callable[[str], str]
 
 _STOP_WORD = re.compile("a|an|the|and|or|but|of|in|on|at|to|with|by|for|from|is|are|was|were|it|its|this|that|there|as")
+_VOWEL = r"(?!one\b|once\b|eu|uni|us[ae])(?:[aeiou]|hour|heir|hono)"  # "an" stands before these
 _LEAST = 2  # words that must remain
 
 
@@ -50,14 +51,17 @@ def filter_caption(text: str, categories: Sequence[str] = CATEGORIES, *, repair:
 
 
 def _repaired(text: str, word: str) -> str:
-    word = rf"-?\b{word}\b-?"
-    words = rf"{word}(?:(?:\s*,)?\s+(?:(?:and|or)\s+)?{word})*"  # "red, white and blue"
-    # After an article, a conjunction with what follows goes as well: "a red and shiny car".
-    described = rf"\b(an?|the)\s+{words}(?:\s+(?:and|or)\b(?=\s+\w))?"
-    text = re.sub(described, r"\1\0 ", text, flags=re.IGNORECASE)  # \0 marks articles whose noun phrase changed
+    word = rf"-?\b{word}\b(?!['’]s\b)-?"
+    words = rf"{word}(?:\s*[,/]?\s*(?:\b(?:and|or)\b[\s-]*)?{word})*"  # "red, white and blue", "black-and-white"
+    # After an article, a comma or conjunction with what follows goes as well: "a red and tall car", "a red, tall car".
+    described = rf"\b(an?|the)\s+{words}(?:\s*,(?=\s+\w)|\s+(?:and|or)\b(?=\s+\w))?"
+    text = re.sub(
+        described, r"\1\0 ", text.replace("\0", " "), flags=re.IGNORECASE
+    )  # \0 marks articles whose noun phrase changed
     text = re.sub(words, " ", text, flags=re.IGNORECASE)
-    text = re.sub(r"\b([Aa])n?\0\s+(?=[aeiou])", r"\1n ", text)
-    return re.sub(r"\b([Aa])n\0", r"\1", text).replace("\0", "")
+    text = re.sub(r"\(\s*\)", " ", text)
+    text = re.sub(rf"\b(a)n?\0\s+(?={_VOWEL})", r"\1n ", text, flags=re.IGNORECASE)
+    return re.sub(r"\b(a)n\0", r"\1", text, flags=re.IGNORECASE).replace("\0", "")
 
 
 @lru_cache
@@ -86,6 +90,8 @@ def load_filter(name: str) -> CaptionFilter:
         function = getattr(import_module(kind), rest)
     except Exception as error:  # the user's module may raise anything while it is imported
         raise ValueError(f"the filter {name!r} cannot be imported ({error!r}): is it on PYTHONPATH?") from error
+    if not callable(function):
+        raise ValueError(f"the filter {name!r} is not a function")
     return partial(_checked, function, name)
 
 
