@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hnclip.data.pictures import FileImage
 from PIL import ExifTags, Image, ImageOps
 
 from hnclip.core import ImageSource, InvalidImage
 from hnclip.data.derived_images import CropImage, EdgeImage, root
+from hnclip.data.image_sources import FileImage
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.problems import ERRORS
 from hnclip.data.scenes import scene_records

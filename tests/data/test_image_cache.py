@@ -18,13 +18,13 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
-from hnclip.data.pictures import CellImage, FileImage
 from PIL import ExifTags, Image
 
 from hnclip.core import ImageSource, InvalidImage
 from hnclip.data.decoding import AHEAD
 from hnclip.data.derived_images import CropImage, EdgeImage
 from hnclip.data.image_cache import CachedPixels, cache_directory, delete_cache, list_caches, load_images
+from hnclip.data.image_sources import CellImage, FileImage
 from hnclip.data.images import ImageTransform, preprocess_image
 
 SMALL = ImageTransform(8)
@@ -215,7 +215,7 @@ import os, signal, sys
 from pathlib import Path
 from hnclip.data.image_cache import load_images
 from hnclip.data.images import ImageTransform
-from hnclip.data.pictures import FileImage
+from hnclip.data.image_sources import FileImage
 
 images, caches, *moments = sys.argv[1:]
 

@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 import torch
-from hnclip.data.pictures import CellImage
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from hnclip.core import Record, Region
+from hnclip.data.image_sources import CellImage
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.parts import PARTS, PartContext, chunk_windows, find_sentence, patches_of
 from hnclip.data.scenes import scene_records

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hnclip.data.pictures import FileImage
 from PIL import Image
 
 from hnclip.core import Problem, Record
+from hnclip.data.image_sources import FileImage
 from hnclip.data.images import ImageTransform
 from hnclip.data.problems import ERRORS
 from hnclip.data.records import DataSet

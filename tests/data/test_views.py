@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hnclip.data.pictures import CellImage
-
 from hnclip.core import Record, Region
 from hnclip.data.derived_images import CropImage, EdgeImage
+from hnclip.data.image_sources import CellImage
 from hnclip.data.views import IMAGE_VIEWS, TEXT_VIEWS
 
 IMAGE = CellImage("a", "1", bytes)

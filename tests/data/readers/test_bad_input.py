@@ -143,7 +143,7 @@ def cases() -> Iterator[Case]:
     yield from ((name, b"PK", {}) for name in ("t.xlsx", "t.zip", "t.csv.gz", "captions", "t.txt", "t.jpg"))
 
 
-@pytest.mark.parametrize("case", list(cases()), ids=lambda case: f"{case[0]}-{case[1][:20]!r}-{str(case[2])[:30]}")
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case[0])
 def test_bad_files_end_in_a_clear_message(tmp_path: Path, case: Case) -> None:
     name, content, settings = case
     (tmp_path / name).write_bytes(content)
@@ -209,7 +209,7 @@ def ends_clearly(open_source: Callable[[], Any]) -> None:
         assert record.captions
         for caption in record.captions:
             assert caption.encode().strip()
-        for action in (record.image.stamp, record.image.shape, record.image.load):
+        for action in (record.image.stamp, record.image.load):
             try:
                 action()
             except InvalidImage as error:
