@@ -24,7 +24,7 @@ Splitting = Literal["careful", "dots"]
 SPLITTERS: tuple[str, ...] = get_args(Splitting)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenizedTexts(Sequence[np.ndarray]):
     """Token ids of N texts with special tokens, without padding: a sequence of int32 arrays over one array.
 
