@@ -215,14 +215,13 @@ def run(options: Options) -> Report:
 def preparation(options: Options) -> dict[str, float]:
     """Milliseconds that each kind of `hnclip prepare` takes for a picture: regions are proposed by the default and
     matched to sentences by the model of the benchmark."""
-    from hnclip.data.views.edges import edge_method
-
+    from hnclip.data.derived_images import EdgeImage
     from hnclip.data.lexicon import load_filter
     from hnclip.prepare.proposers import proposer
 
     log.info(f"preparing {options.pictures} images")
     encoder: DualEncoder = step.build_model(options.model, options.device).eval()
-    propose, find_edges, shorten = proposer("auto"), edge_method("canny"), load_filter("lexicon")
+    propose, shorten = proposer("auto"), load_filter("lexicon")
     generator = torch.Generator().manual_seed(5)
     scenes = scene_records("park", "train", families=options.pictures, members=1)
     pictures = [record.image.load().convert("RGB").resize((500, 375)) for record in scenes]
@@ -236,7 +235,7 @@ def preparation(options: Options) -> dict[str, float]:
 
     works: dict[str, Callable[[], object]] = {
         "regions": lambda: [regions(picture) for picture in pictures],
-        "edges": lambda: [find_edges(picture) for picture in pictures],
+        "edges": lambda: [EdgeImage(record.image).apply(picture) for record, picture in zip(scenes, pictures)],
         "text": lambda: [shorten(record.captions[0]) for record in scenes],
     }
     timings = time_ways(works, turns=1, warmup=0, device=options.device)

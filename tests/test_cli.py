@@ -31,6 +31,7 @@ COMMANDS = [
     "eval",
     "compare",
     "data check",
+    "data cache",
     "study",
     "diagnose",
     "convert",

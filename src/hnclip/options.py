@@ -143,6 +143,17 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """List the caches of decoded images, one for each image geometry of a model, with their sizes; or delete some."""
+
+    cache: Annotated[str | None, tyro.conf.arg(name="read.cache")] = None
+    """The cache directory; $HNCLIP_CACHE or ~/.cache/hnclip if not given."""
+    delete: Literal["old", "all"] | None = None
+    """old: those of earlier versions, which are not used any more. Images are decoded again when they are needed."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
+
+
+@dataclass(frozen=True)
 class Diagnose:
     """Look at captions through a model before training: how alike they are, which pairs repeat each other, whether
     InfoNCE has anything left to learn, and whether L_HN can be expected to help. Writes a report with advice."""
