@@ -235,7 +235,7 @@ def preparation(options: Options) -> dict[str, float]:
 
     works: dict[str, Callable[[], object]] = {
         "regions": lambda: [regions(picture) for picture in pictures],
-        "edges": lambda: [EdgeImage(scenes[0].image).apply(picture) for picture in pictures],
+        "edges": lambda: [EdgeImage(record.image).apply(picture) for record, picture in zip(scenes, pictures)],
         "text": lambda: [shorten(record.captions[0]) for record in scenes],
     }
     timings = time_ways(works, turns=1, warmup=0, device=options.device)

@@ -67,9 +67,8 @@ def rows_of(texts: TextBatch) -> list[list[int]]:
 def test_batches_hold_the_declared_views(data, records, text_transform):
     batch = data.batch([3, 1])
     assert (len(batch), len(data)) == (2, 5)
-    assert torch.equal(
-        batch.images["full"], torch.stack([preprocess_image(records[i].image.load(), SMALL) for i in (3, 1)])
-    )
+    expected = torch.stack([preprocess_image(records[i].image.load(), SMALL) for i in (3, 1)])
+    assert torch.equal(batch.images["full"], expected)
     for view, texts in {"caption": [CAPTIONS[3], CAPTIONS[1]], "short": ["s 3", "s 1"]}.items():
         assert rows_of(batch.texts[view]) == [row.tolist() for row in text_transform(texts)]
     assert torch.equal(batch.ids, data.ids[[3, 1]])

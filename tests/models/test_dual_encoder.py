@@ -30,7 +30,7 @@ def texts(model, captions):
     """Captions of several lengths, the last filling the context."""
     long = " ".join(captions[:2])
     return pad_texts(
-        [TextTransform(model.tokenizer, length)([long]).ids[0] for length in LENGTHS], model.tokenizer.pad_token_id
+        [TextTransform(model.tokenizer, length)([long])[0] for length in LENGTHS], model.tokenizer.pad_token_id
     )
 
 

@@ -37,7 +37,7 @@ def model(model_directory):
 
 
 def make_batch(model, lengths=LENGTHS, patches=None):
-    ids = model.text_transform([TEXT]).ids[0]
+    ids = model.text_transform([TEXT])[0]
     texts = pad_texts([(*ids[: n - 1], ids[-1]) for n in lengths], model.text_transform.pad)
     shape = (len(lengths), 3, model.image_size, model.image_size)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

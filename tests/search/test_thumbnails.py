@@ -125,5 +125,5 @@ def test_small_pictures_take_little_room() -> None:
 def test_what_no_model_can_take_has_no_thumbnail_either() -> None:
     odd = Image.fromarray(np.full((400, 400), 1e9, np.float32))
     for make in (lambda: preprocess_image(odd, ImageTransform(48)), lambda: thumbnail(odd)):
-        with pytest.raises(ValueError, match="only 0 to 255 is understood"):
+        with pytest.raises(ValueError, match="0 to 255"):
             make()

@@ -94,7 +94,7 @@ def test_the_mean_is_over_the_tokens_of_each_caption(directories, tmp_path) -> N
     found = frozen_features(model, shown, tmp_path, encoding=Encoding("mean", batch=4))
     captions = [caption for record in shown for caption in record.captions]
     for caption, vector in zip(captions, found.text):
-        ids = pad_texts(model.text_transform([caption]).ids, model.text_transform.pad).ids
+        ids = pad_texts(model.text_transform([caption]), model.text_transform.pad).ids
         hidden = model.backbone.text_model(input_ids=ids).last_hidden_state[0]  # [T, W], no pads in a batch of one
         torch.testing.assert_close(vector, hidden.mean(0), rtol=1e-4, atol=1e-5)
 

@@ -55,9 +55,8 @@ def _repaired(text: str, word: str) -> str:
     words = rf"{word}(?:\s*[,/]?\s*(?:\b(?:and|or)\b[\s-]*)?{word})*"  # "red, white and blue", "black-and-white"
     # After an article, a comma or conjunction with what follows goes as well: "a red and tall car", "a red, tall car".
     described = rf"\b(an?|the)\s+{words}(?:\s*,(?=\s+\w)|\s+(?:and|or)\b(?=\s+\w))?"
-    text = re.sub(
-        described, r"\1\0 ", text.replace("\0", " "), flags=re.IGNORECASE
-    )  # \0 marks articles whose noun phrase changed
+    # \0 marks articles whose noun phrase changed.
+    text = re.sub(described, r"\1\0 ", text.replace("\0", " "), flags=re.IGNORECASE)
     text = re.sub(words, " ", text, flags=re.IGNORECASE)
     text = re.sub(r"\(\s*\)", " ", text)
     text = re.sub(rf"\b(a)n?\0\s+(?={_VOWEL})", r"\1n ", text, flags=re.IGNORECASE)

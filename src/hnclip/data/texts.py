@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, TypeAlias, get_args, overload
 
 import numpy as np
@@ -24,7 +25,7 @@ Splitting = Literal["careful", "dots"]
 SPLITTERS: tuple[str, ...] = get_args(Splitting)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TokenizedTexts(Sequence[np.ndarray]):
     """Token ids of N texts with special tokens, without padding: a sequence of int32 arrays over one array.
 
@@ -41,9 +42,7 @@ class TokenizedTexts(Sequence[np.ndarray]):
     @classmethod
     def join(cls, rows: Sequence[Sequence[int]], truncated: int = 0) -> TokenizedTexts:
         starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        return cls(
-            np.concatenate([np.empty(0, np.int32), *(np.asarray(row, np.int32) for row in rows)]), starts, truncated
-        )
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(starts[-1])), starts, truncated)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -104,6 +103,9 @@ class TextTransform:
     def _special(self) -> frozenset[int]:
         return frozenset(self.tokenizer.all_special_ids)
 
+    def _is_special(self, row: Sequence[int]) -> bool:
+        return all(token in self._special for token in row)  # stops at the first word
+
     @cached_property
     def _known(self) -> dict[str, bool]:
         """Words that were tokenised alone, and whether the tokenizer knows them."""
@@ -128,7 +130,7 @@ class TextTransform:
                 if len(row) > self.context:
                     truncated += 1
                     rows[number] = [*row[: self.context - after], *row[len(row) - after :]]
-                elif self._special.issuperset(row):
+                elif self._is_special(row):
                     raise ValueError(f"texts[{first + number}] is {some[number]!r}: the tokenizer finds no word in it")
             parts.append(TokenizedTexts.join(rows))
         if len(parts) == 1:
@@ -154,7 +156,7 @@ class TextTransform:
     def _knows(self, text: str) -> bool:
         known = self._known.get(text)
         if known is None:
-            known = not self._special.issuperset(self._encode([text])[0])
+            known = not self._is_special(self._encode([text])[0])
             if len(text) <= LONGEST_WORD:
                 self._known[text] = known
         return known
