@@ -221,7 +221,7 @@ def test_texts_and_ids_of_views_belong_to_the_caption_or_to_the_record(scenes, t
 
 def test_parts_belong_to_their_view(scenes, text_transform, monkeypatch):
     def patches(context):
-        assert (context.grid, context.sizes.tolist()) == (2, [list(scene.image.shape()) for scene in scenes])
+        assert (context.grid, context.sizes.tolist()) == (2, [list(scene.image.load().size) for scene in scenes])
         return torch.eye(4, dtype=torch.bool)[:, None]  # the patch with the record's number
 
     def spans(context):

@@ -55,7 +55,7 @@ def literal_matches(
     with torch.no_grad():
         scale = model.backbone.logit_scale.exp().item()
         for sentence in sentences:
-            (ids,) = model.text_transform([sentence]).ids
+            (ids,) = model.text_transform([sentence])
             text = model.encode_texts(pad_texts([ids], model.text_transform.pad)).vectors[0].double()
             logits = []
             for candidate in [image, *(image.crop(box) for box in boxes)]:

@@ -335,3 +335,18 @@ def test_a_fraction_beside_a_source_for_validation(
     train(replace(config, validation="other", fraction=0.5, optim=replace(config.optim, epochs=1)), options)
     (entry,) = read_metrics(options.out, "data")
     assert (entry["pairs"], entry["validation_captions"]) == (16, 8)
+
+
+@pytest.mark.parametrize(
+    ("steps", "images", "named"),
+    [
+        (9, 50, ["9 optimiser steps"]),
+        (10, 49, ["49 validation"]),
+        (1, 2, ["1 optimiser", "2 validation"]),
+        (10, 50, []),
+    ],
+)
+def test_data_that_are_too_small_to_compare_runs_on(steps: int, images: int, named: list[str]) -> None:
+    reason = run_data.too_small(steps, images)
+    assert (reason is not None) == bool(named)
+    assert all(part in reason for part in named)

@@ -35,6 +35,7 @@ from hnclip.diagnose.material import Material, Source
 from hnclip.diagnose.page import write_page
 from hnclip.models.load import load
 from hnclip.options import Diagnose
+from hnclip.train.run_data import batch_sizes, too_small
 from hnclip.train.runs import models_of
 from hnclip.util.console import Iterate, progress
 from hnclip.util.device import find_device
@@ -87,6 +88,10 @@ def diagnose(options: Diagnose) -> Diagnosis:
     with progress("comparing captions, tiles") as bar:
         geometry, repeats = _compare(captions, options, bar.iterate)
     epoch = gaps.attempt("batches", lambda: first_epoch(captions, config))
+    if training is not None:
+        train, held_out = training
+        if reason := too_small(len(batch_sizes(len(train.records), config)), len(held_out.records)):
+            log.warning(reason)
     scale = model.scale.item()
     probe = None
     if training is not None:
