@@ -114,8 +114,15 @@ def test_offsets_are_the_characters_of_each_token(tokenizers, kind):
     assert len(next(replace(transform, context=4).offsets(CAPTIONS[1:2]))) > 4  # not truncated
     cleaning = replace(transform, clean=clean_caption)
     assert list(cleaning.offsets(["a   red\n house"])) == list(transform.offsets(["a red house"]))
-    with pytest.raises(ValueError, match="fast tokenizer"):
-        next(TextTransform(tokenizers["siglip"], 64).offsets(texts))
+
+
+def test_offsets_of_a_slow_tokenizer_are_those_of_words(tokenizers):
+    transform = TextTransform(tokenizers["siglip"], 64)
+    assert not transform.tokenizer.is_fast
+    text = "a red house, the dog"
+    (offsets,) = transform.offsets([text])
+    assert len(offsets) == len(transform.tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert {text[start:stop] for start, stop in offsets} == {"a", "red", "house", ",", "the", "dog"}
 
 
 # Texts without words; [UNK] is no word, and BERT knows no word of more than 100 letters.

@@ -100,7 +100,7 @@ def _run(options: Options, entries: Sequence[Entry], jobs: Sequence[Job], store:
 
 
 def _warn_of_small_data(jobs: Sequence[Job]) -> None:
-    reasons = {}
+    reasons: dict[str, str | None] = {}
     for config in (job.config for job in jobs if job.trained):
         counts = counts_of(config)
         steps = len(batch_sizes(counts.pairs, config))
