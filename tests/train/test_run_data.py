@@ -1,4 +1,4 @@
-"""The data of a run, in the loop: several captions, bad records, batches without doubles, clusters."""
+"""The data of a run, in the loop: several captions, invalid records, duplicates, clusters."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hnclip.data.pictures import FileImage
 from hnclip.data.records import DataSet, fraction_of
 from hnclip.data.scenes import scene_records
 from hnclip.models.load import load
+from hnclip.objectives.registry import build_objective
 from hnclip.train.log import read_metrics
 from hnclip.train.loop import resume, train
 
@@ -121,28 +122,32 @@ def stop_after(save: Callable) -> Callable:
     return saved
 
 
-def test_no_batch_holds_two_records_of_one_picture_or_caption(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen
+def test_every_record_is_used_every_epoch_and_duplicates_share_ids(
+    model_directory: Path, scenes: list[Record], use: Callable, tmp_path: Path
 ) -> None:
-    """Four pictures come twice, with other captions, and four captions come twice, with other pictures."""
-    again = [replace(record, id=f"{record.id}-b", captions=(f"again: {record.short}",)) for record in scenes[:4]]
-    copied = [replace(scenes[i + 8], id=f"copy-{i}", captions=scenes[i + 16].captions) for i in range(4)]
-    shown = [replace(record, image=scenes[40 + i].image) for i, record in enumerate(copied)]
-    use([*scenes, *again, *shown])
-    train(config)
-    assert sum(map(len, seen)) == 2 * 40
-    for batch in seen:
-        pictures, captions = zip(*batch)
-        assert len(set(pictures)) == len(set(captions)) == len(batch)
+    """Equal captions, images that are copies under other names, and captions with the same tokens."""
+    config = TrainConfig(model=str(model_directory), optim=OptimConfig(micro_batch=8), read=ReadConfig(max_bad=0.0))
+    model, training = load(str(model_directory)), scenes[:24]
+    for number, record in enumerate(training):
+        path = tmp_path / f"{number}.png"
+        scenes[number // 2 if number < 8 else number].image.load().save(path)
+        caption = training[number % 3].captions[0] if number > 7 else record.captions[0].upper()
+        training[number] = replace(record, image=FileImage(path), captions=(caption,))
+    use([*training, *scenes[32:]])
+    objective = build_objective(config.objective)
+    data = run_data.open_run_data(config, model, objective)
+    for epoch in range(2):
+        pairs, batches = data.batches(config, epoch)
+        assert sorted(row for batch in batches for row in batch) == list(range(24))
+        assert [len(set(column.tolist())) for column in pairs.ids.T] == [20, 8]
+    unmasked = replace(config, objective=replace(config.objective, mask_duplicates=False))
+    ids = run_data.open_run_data(unmasked, model, objective).pairs.ids
+    assert all(len(set(column.tolist())) == 24 for column in ids.T)
 
 
-def test_pairs_that_repeat_too_often_sit_out_and_it_is_said(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen, caplog: pytest.LogCaptureFixture
-) -> None:
-    use([replace(record, captions=("one for many",)) if i < 6 else record for i, record in enumerate(scenes)])
-    train(config)
-    assert sum(map(len, seen)) == 2 * 30  # four batches take four of the six
-    assert sum("2 of 32 pairs sit out epoch" in line for line in caplog.messages) == 2
+@pytest.mark.parametrize(("steps", "images", "warned"), [(10, 50, False), (9, 50, True), (10, 49, True), (1, 1, True)])
+def test_too_little_data_is_a_warning(steps: int, images: int, warned: bool) -> None:
+    assert (run_data.too_small(steps, images) is not None) == warned
 
 
 def test_bad_records_are_left_out_listed_and_counted(
@@ -197,25 +202,6 @@ def test_a_run_is_not_resumed_on_other_data(
     use(scenes)
     resume(config.out)
     assert [entry["step"] for entry in read_metrics(config.out, "step")] == list(range(1, 9))
-
-
-def test_copies_under_other_names_never_meet(
-    config: TrainConfig, scenes: list[Record], use: Callable, seen: Seen, tmp_path: Path
-) -> None:
-    """Files with the same bytes, and captions that a tokenizer cannot tell apart."""
-    copies = []
-    for number, record in enumerate(scenes[:8]):
-        for name in "ab":
-            record.image.load().save(tmp_path / f"{number}{name}.png")
-            caption = record.captions[0].upper() if name == "b" else record.captions[0]
-            image = FileImage(tmp_path / f"{number}{name}.png")
-            copies.append(replace(record, id=f"{number}{name}", image=image, captions=(caption,)))
-    use([*copies, *scenes[8:]])
-    train(config)
-    assert sum(map(len, seen)) == 2 * 40
-    for batch in seen:
-        pictures, captions = zip(*batch)
-        assert len(set(pictures)) == len(set(captions)) == len(batch)
 
 
 def test_a_source_of_its_own_for_validation(config: TrainConfig, scenes: list[Record], use: Callable) -> None:

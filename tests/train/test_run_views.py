@@ -67,16 +67,12 @@ def test_terms_that_are_left_out_need_nothing() -> None:
     assert needed_views(only) == {"edges"}
 
 
-def test_edges_and_filtered_captions_are_made(records: list[Record], caplog: pytest.LogCaptureFixture) -> None:
+def test_filtered_captions_are_made(records: list[Record], caplog: pytest.LogCaptureFixture) -> None:
     found = completed("structxlip", records)
     assert [record.regions for record in found] == [record.regions for record in records]
     for before, after in zip(records, found):
-        assert after.edges is not None
-        picture = after.edges.load()
-        assert picture.size == before.image.load().size
         assert len(after.filtered) == len(before.captions)
         assert len(after.filtered[0]) < len(before.captions[0])
-    assert any("canny" in line.lower() for line in caplog.messages)
     assert f"{len(records)} of {len(records)} training records have regions" in caplog.messages
 
 

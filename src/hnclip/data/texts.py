@@ -17,6 +17,7 @@ LONGEST_WORD = 32  # characters of words that are remembered as known to a token
 
 # Printable ASCII and the white space that ftfy keeps, without "&": nothing to repair.
 _PLAIN = re.compile(r"[\t\n\f\r -%'-~]*")
+_WORD = re.compile(r"\w+|[^\w\s]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 Tokens: TypeAlias = Sequence[int] | np.ndarray
@@ -74,7 +75,7 @@ class TextTransform:
     with the end token.
 
     Args:
-        tokenizer: a fast Hugging Face tokenizer; slow ones work without `offsets`.
+        tokenizer: a Hugging Face tokenizer.
         context: the longest text in tokens, with special tokens.
         clean: applied to a text first: `clean_caption` for OpenAI's vocabulary, nothing by default.
     """
@@ -166,13 +167,26 @@ class TextTransform:
 
         Special tokens are not included: the first pair is that of the token after the first of `edges`. Texts are not
         truncated: there may be more tokens than in the ids.
+
+        Slow tokenizers, such as SigLIP's, have no offsets. Theirs are found by tokenising the beginnings of the text up
+        to the end of the context, and are those of whole words.
         """
-        if not self.tokenizer.is_fast:
-            raise ValueError("the tokenizer has no offsets: parts of captions need a fast tokenizer (tokenizer.json)")
         for first in range(0, len(texts), CHUNK):
             some = [self.clean(text) for text in texts[first : first + CHUNK]]
-            found = self.tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-            yield from found["offset_mapping"]
+            if self.tokenizer.is_fast:
+                found = self.tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+                yield from found["offset_mapping"]
+            else:
+                yield from map(self._word_offsets, some)
+
+    def _word_offsets(self, text: str) -> list[tuple[int, int]]:
+        offsets = list[tuple[int, int]]()
+        for word in _WORD.finditer(text):
+            count = len(self._encode([text[: word.end()]], special=False)[0])
+            offsets += [word.span()] * (count - len(offsets))
+            if count > self.context:
+                break
+        return offsets
 
     def _encode(self, texts: list[str], special: bool = True) -> list[list[int]]:
         # By default, transformers neither truncates nor pads, whatever the tokenizer's file says.
