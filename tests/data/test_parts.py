@@ -18,7 +18,7 @@ from hnclip.data.parts import PARTS, PartContext, chunk_windows, find_sentence, 
 from hnclip.data.scenes import scene_records
 from hnclip.data.texts import TextTransform, clean_caption
 from hnclip.models.preprocessing import train_tokenizer
-from small_families import bert_tokenizer, gemma_tokenizer
+from small_families import bert_tokenizer, gemma_tokenizer, sentencepiece_tokenizer
 
 SHAPES = {"wide": (300, 120), "tall": (90, 310), "square": (130, 130), "large": (901, 640)}
 PATCHES = (14, 16, 32)
@@ -158,12 +158,17 @@ def test_official_regions_follow_the_released_formula(grid, boxes):
 
 TEXT = "a red dog stands on the grass. the small cat lies under a tree, near the bench. a blue house and a green tree."
 SENTENCES = [part.strip() for part in re.split(r"(?<=\.) |\.$", TEXT) if part]
-KINDS = ["clip", "bert", "siglip2"]  # SigLIP's own tokenizer has no offsets
+KINDS = ["clip", "bert", "siglip", "siglip2"]
 
 
 @pytest.fixture(scope="module")
-def tokenizers():
-    return {"clip": train_tokenizer([TEXT] * 3, 600), "bert": bert_tokenizer(), "siglip2": gemma_tokenizer()}
+def tokenizers(tmp_path_factory):
+    return {
+        "clip": train_tokenizer([TEXT] * 3, 600),
+        "bert": bert_tokenizer(),
+        "siglip": sentencepiece_tokenizer(tmp_path_factory.mktemp("siglip")),  # slow, without offsets of its own
+        "siglip2": gemma_tokenizer(),
+    }
 
 
 def letters(tokenizer, ids):

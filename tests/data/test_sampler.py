@@ -13,8 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hnclip.config import OptimConfig, TrainConfig
+from hnclip.data.batching import PairData, text_numbers
 from hnclip.data.sampler import choose_captions, cluster_order, cut_batches, epoch_order, nearest_captions, share
+from hnclip.data.texts import TokenizedTexts
 from hnclip.train.grad_cache import chunk_slices
+from hnclip.train.run_data import RunData
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2**32 - 1), st.integers(0, 99))
@@ -23,6 +27,18 @@ def test_every_record_is_in_one_batch_of_every_epoch(length, size, seed, epoch):
     batches = cut_batches(epoch_order(length, seed, epoch), sizes)
     assert [len(batch) for batch in batches] == sizes
     assert sorted(row for batch in batches for row in batch) == list(range(length))
+
+
+def test_equal_captions_leave_no_record_out():
+    """20 distinct captions among 1,000 records."""
+    captions = TokenizedTexts.join([[row % 20] for row in range(1000)])
+    rows = torch.arange(1000)
+    pairs = PairData([None] * 1000, {}, {"caption": captions}, rows, rows, rows, text_numbers(captions), pad=0)
+    config = TrainConfig(optim=OptimConfig(micro_batch=32, accumulate=4))
+    for epoch in range(3):
+        drawn, batches = RunData(pairs, None).batches(config, epoch)
+        assert sorted(row for batch in batches for row in batch) == list(range(1000))
+        assert len(set(drawn.ids[:, 1].tolist())) == 20  # by which the loss masks duplicates
 
 
 def test_orders_differ_between_seeds_and_epochs():

@@ -75,7 +75,7 @@ class TextTransform:
     with the end token.
 
     Args:
-        tokenizer: a Hugging Face tokenizer; fast ones have exact `offsets`.
+        tokenizer: a Hugging Face tokenizer.
         context: the longest text in tokens, with special tokens.
         clean: applied to a text first: `clean_caption` for OpenAI's vocabulary, nothing by default.
     """
@@ -166,23 +166,25 @@ class TextTransform:
         """For each text the characters [start, stop) of its tokens in the cleaned text.
 
         Special tokens are not included: the first pair is that of the token after the first of `edges`. Texts are not
-        truncated: there may be more tokens than in the ids. Slow tokenizers have no offsets; theirs are those of whole
-        words, found by counting the tokens of the text up to each, until the context is full.
+        truncated: there may be more tokens than in the ids.
+
+        Slow tokenizers, such as SigLIP's, have no offsets. Theirs are found by tokenising the beginnings of the text up
+        to the end of the context, and are those of whole words.
         """
-        if not self.tokenizer.is_fast:
-            yield from (self._word_offsets(self.clean(text)) for text in texts)
-            return
         for first in range(0, len(texts), CHUNK):
             some = [self.clean(text) for text in texts[first : first + CHUNK]]
-            found = self.tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-            yield from found["offset_mapping"]
+            if self.tokenizer.is_fast:
+                found = self.tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+                yield from found["offset_mapping"]
+            else:
+                yield from map(self._word_offsets, some)
 
     def _word_offsets(self, text: str) -> list[tuple[int, int]]:
         offsets = list[tuple[int, int]]()
         for word in _WORD.finditer(text):
             count = len(self._encode([text[: word.end()]], special=False)[0])
             offsets += [word.span()] * (count - len(offsets))
-            if count > self.context - sum(self.edges):
+            if count > self.context:
                 break
         return offsets
 

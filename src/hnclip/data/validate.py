@@ -74,15 +74,11 @@ def check_share(lost: int, total: int, problems: Sequence[Problem], *, what: str
     """Raise ValueError if more than the share `largest` of the data is invalid: `lost` of `total`."""
     if lost <= largest * total:
         return
-    shown = "\n".join(f"  {problem.kind}: {problem.where}: {problem.detail}" for problem in problems[:SHOWN])
-    more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-    limit = (
-        f"more than the {largest:.1%} that may be skipped (--read.max-bad)" if largest else "and none may be skipped"
-    )
-    raise ValueError(
-        f"{lost} of {total} {what} of {name} are invalid, {limit}:\n{shown}{more}\n"
-        f"List all of them with: hnclip data check {name}"
-    )
+    limit = f"more than {largest:.1%} (--read.max-bad)" if largest else "and none may be skipped"
+    lines = [f"{lost} of {total} {what} of {name} are invalid, {limit}:"]
+    lines += [f"  {problem.kind}: {problem.where}: {problem.detail}" for problem in problems[:SHOWN]]
+    lines += [f"  and {len(problems) - SHOWN} more"] * (len(problems) > SHOWN)
+    raise ValueError("\n".join([*lines, f"List all of them with: hnclip data check {name}"]))
 
 
 def check_rows(data: DataSet, *, largest: float) -> None:
