@@ -93,7 +93,7 @@ def run(options: Options) -> Report:
         taken = time_ways(ways, turns=options.turns, warmup=1, prepare=begin)
         same = compare(folder, turn)
         model = load(name)
-        lengths = [len(row) for row in model.text_transform(captions(data)).ids]
+        lengths = [len(row) for row in model.text_transform(captions(data))]
         with threads(options.threads):
             rate = gemm_rate()
             flops = needed_flops(model, lengths)
@@ -195,7 +195,7 @@ def straightforward_loop(encoder: Encoder) -> None:
             part = records[start : start + batch]
             pixels = torch.stack([preprocess_image(record.image.load(), model.image_transform) for record in part])
             images.append(model.encode_images(pixels).vectors)  # [B, D]
-            ids = model.text_transform([record.captions[0] for record in part]).ids
+            ids = model.text_transform([record.captions[0] for record in part])
             padded = torch.full((len(part), model.context), model.text_transform.pad)  # [B, T]
             for row, tokens in enumerate(ids):
                 padded[row, : len(tokens)] = torch.tensor(tokens)

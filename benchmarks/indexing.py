@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from hnclip.config import ReadConfig
-from hnclip.data.cache import load_pictures
+from hnclip.data.image_cache import load_images
 from hnclip.data.image_sources import FileImage
 from hnclip.measure import Report, Timing, machine, threads
 from hnclip.models.dual_encoder import DualEncoder
@@ -63,7 +63,7 @@ def run(options: Options) -> Report:
         log.info("making the model")
         name = options.model or make_model(folder / "model", options)
         model = load(name).eval()
-        pixels = load_pictures([FileImage(file) for file in files], model.image_transform, cache=None).pixels
+        pixels = load_images([FileImage(file) for file in files], model.image_transform, cache=None).pixels
         decoding = decoding_time(files, model)
         taken: dict[str, list[float]] = {"encoder": [], "index": [], "again": []}
         for turn in range(options.turns + 1):

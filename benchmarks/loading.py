@@ -25,7 +25,7 @@ import tyro
 from torch import Tensor
 
 from hnclip.core import ImageSource
-from hnclip.data.cache import Pixels, load_pictures
+from hnclip.data.image_cache import CachedPixels, load_images
 from hnclip.data.image_sources import FileImage, TarImage, is_image_name
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.measure import Report, machine, threads, time_ways
@@ -67,13 +67,13 @@ def decode_epoch(images: Sequence[ImageSource], transform: ImageTransform, order
             torch.stack(list(spread(one, rows.tolist())))  # [128, 3, S, S]
 
 
-def read_epoch(pixels: Pixels, order: Tensor) -> None:
+def read_epoch(pixels: CachedPixels, order: Tensor) -> None:
     for rows in order.split(BATCH):
         pixels[rows]  # [128, 3, S, S]
 
 
-def fill(images: Sequence[ImageSource], transform: ImageTransform, directory: Path, workers: int) -> Pixels:
-    found = load_pictures(images, transform, cache=directory, workers=workers)
+def fill(images: Sequence[ImageSource], transform: ImageTransform, directory: Path, workers: int) -> CachedPixels:
+    found = load_images(images, transform, cache=directory, workers=workers)
     if found.problems:
         raise ValueError(
             f"these cannot be decoded, leave them out: {[p.detail for p in list(found.problems.values())[:3]]}"

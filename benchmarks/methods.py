@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hnclip.config import ObjectiveConfig, TrainConfig
 from hnclip.core import Batch, TextBatch
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.data.scenes import scene_records
 from hnclip.measure import Report, load_file, machine, peak_memory, time_ways
 from hnclip.models.adapters import add_adapters
@@ -97,7 +97,7 @@ def build_batch(model: str, objective: Objective, encoder: DualEncoder, pairs: i
         starts = torch.arange(1, CHUNKS + 1 if objective.parts[0].startswith("chunk") else 2)
         return torch.stack([starts, starts + 4], 1).expand(pairs, -1, -1).clone()
 
-    from hnclip.data.views.parts import PARTS
+    from hnclip.data.parts import PARTS
 
     return replace(
         plain,
@@ -215,13 +215,13 @@ def run(options: Options) -> Report:
 def preparation(options: Options) -> dict[str, float]:
     """Milliseconds that each kind of `hnclip prepare` takes for a picture: regions are proposed by the default and
     matched to sentences by the model of the benchmark."""
-    from hnclip.data.views.edges import edge_method
-    from hnclip.data.views.lexicon import load_filter
+    from hnclip.data.derived_images import EdgeImage
+    from hnclip.data.lexicon import load_filter
     from hnclip.prepare.proposers import felzenszwalb, grid_cells, union
 
     log.info(f"preparing {options.pictures} images")
     encoder: DualEncoder = step.build_model(options.model, options.device).eval()
-    find_boxes, find_edges, shorten = union(felzenszwalb, grid_cells), edge_method("canny"), load_filter("lexicon")
+    find_boxes, shorten = union(felzenszwalb, grid_cells), load_filter("lexicon")
     generator = torch.Generator().manual_seed(5)
     scenes = scene_records("park", "train", families=options.pictures, members=1)
     pictures = [record.image.load().convert("RGB").resize((500, 375)) for record in scenes]
@@ -235,7 +235,7 @@ def preparation(options: Options) -> dict[str, float]:
 
     works: dict[str, Callable[[], object]] = {
         "regions": lambda: [regions(picture) for picture in pictures],
-        "edges": lambda: [find_edges(picture) for picture in pictures],
+        "edges": lambda: [EdgeImage(record.image).apply(picture) for record, picture in zip(scenes, pictures)],
         "text": lambda: [shorten(record.captions[0]) for record in scenes],
     }
     timings = time_ways(works, turns=1, warmup=0, device=options.device)

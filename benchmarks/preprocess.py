@@ -1,9 +1,9 @@
-"""Time to make one picture ready for CLIP: hnclip's `preprocess_image` beside transformers' `CLIPImageProcessorPil`.
+"""Time to preprocess one image for CLIP: hnclip's `preprocess_image` and transformers' `CLIPImageProcessorPil`.
 
-Both get the same decoded picture and give the same thing, [3, 224, 224] in bytes: the processor's rescaling and
-normalising, which hnclip leaves to the model's device, are off. The two take turns in one process with one thread;
-times are processor time, which other programs disturb least, as median and quartiles over the turns. The pictures are
-smooth colours with grain, as RGB. The last two sizes are ones that hnclip leaves to Pillow, a small and a tall one.
+Both take the same decoded image and return the same bytes, [3, 224, 224]: the processor's rescaling and normalising,
+which hnclip does on the model's device, are off. Both resize with Pillow. The two take turns in one process with one
+thread; times are processor time, which other programs disturb least, as median and quartiles over the turns. The images
+are smooth colours with grain, as RGB.
 """
 
 from __future__ import annotations

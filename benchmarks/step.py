@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hnclip.config import ObjectiveConfig, OptimConfig
 from hnclip.core import Batch
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.losses import GLOBAL_LOSSES, token_loss
 from hnclip.measure import Report, gemm_rate, machine, peak_memory, time_ways
 from hnclip.models.dual_encoder import DualEncoder

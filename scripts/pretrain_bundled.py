@@ -24,7 +24,7 @@ import torch
 from transformers import CLIPConfig, CLIPModel
 
 from hnclip.core import Batch
-from hnclip.data.batches import prepare
+from hnclip.data.batching import prepare
 from hnclip.data.scenes import scene_records, stream_records
 from hnclip.data.scenes.world import DOMAINS
 from hnclip.evaluate.companions import caption_similarity

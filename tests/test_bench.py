@@ -143,6 +143,11 @@ def test_gemm(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"torch", "threads", "processor"} <= found["machine"].keys()
 
 
+def test_token_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    tuples, array = bench_json(capsys, "token_memory", "--captions", "2000")["rows"]
+    assert array["bytes_per_token"] < 5 < tuples["bytes_per_token"]
+
+
 def test_preprocess(capsys: pytest.CaptureFixture[str]) -> None:
     found = bench_json(capsys, "preprocess", "--seconds", "0", "--sizes", "320", "240", "40", "30")
     assert [row["picture"] for row in found["rows"]] == ["320x240", "40x30"]

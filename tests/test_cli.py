@@ -34,6 +34,7 @@ COMMANDS = [
     "eval",
     "compare",
     "data check",
+    "data cache",
     "study",
     "diagnose",
     "convert",

@@ -7,8 +7,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from hnclip.cli import main
+from hnclip.data.image_cache import list_caches, load_images
+from hnclip.data.images import ImageTransform
 from hnclip.data.scenes import scene_records
 
 
@@ -111,6 +114,31 @@ def test_wrong_calls_are_one_clear_line(
 ) -> None:
     monkeypatch.delenv("HNCLIP_DATA", raising=False)
     assert main(arguments) == code
-    error = capsys.readouterr().err
-    assert said in error
-    assert "Traceback" not in error
+    printed = capsys.readouterr()
+    assert said in (printed.err if code else printed.out)
+    assert "Traceback" not in printed.err
+
+
+def test_cached_images_are_listed_and_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images = [record.image for record in scene_records("park", "train", families=1, members=4)]
+    load_images(images, ImageTransform(32), cache=tmp_path)
+    old = tmp_path / "images" / "0123456789abcdef"
+    old.mkdir()
+    (old / "index.sqlite").write_bytes(bytes(1_500_000))
+    command = ["data", "cache", "--read.cache", str(tmp_path)]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    for part in ("32px, bicubic: 4 images", "13 kB", "1.5 MB", "--delete old"):
+        assert part in printed
+    assert main([*command, "--delete", "old", "--json"]) == 0
+    assert [(row["images"], row["deleted"]) for row in read(capsys)["caches"]] == [(0, True), (4, False)]
+    assert not old.exists()
+    (info,) = list_caches(tmp_path)
+    with FileLock(info.path / "lock"):
+        assert main([*command, "--delete", "all"]) == 1
+    assert "in use" in capsys.readouterr().err
+    assert main([*command, "--delete", "all"]) == 0
+    assert list_caches(tmp_path) == []
+    assert main(command) == 0
+    assert main(["data"]) == 2
+    assert main(["data", "--help"]) == 0

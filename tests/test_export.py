@@ -299,7 +299,7 @@ def test_plain_siglip2_of_large_weights(tmp_path, monkeypatch):
     assert about["padding_side"] == "left"
     assert about["bias"] == pytest.approx(model.backbone.logit_bias.item())
     texts = ["a dog", "the red cat", "a large house under a tree"]
-    rows = [list(row) for row in model.text_transform(texts).ids]
+    rows = [list(row) for row in model.text_transform(texts)]
     padded = [[about["pad"]] * (about["context"] - len(row)) + row for row in rows]
     assert_close(run(directory / "text.onnx", input_ids=np.array(padded)), encode_texts(model, *texts))
 
@@ -429,7 +429,7 @@ def test_immich_reads_its_layout(tmp_path, monkeypatch, kind):
     assert longest.truncated == 1
     vectors = []
     for text in (SHORT, MIDDLE, LONG):
-        ids = model.text_transform([text]).ids[0]
+        ids = model.text_transform([text])[0]
         assert immich.tokens(text).ids == [*ids, *[model.text_transform.pad] * (model.context - len(ids))]
         vectors.append(encode_texts(model, text))
         assert_close(immich.text(text), vectors[-1])

@@ -31,6 +31,7 @@ image–text retrieval for long, nearly identical captions
   eval         retrieval metrics of models on benchmarks or your data
   compare      two models on the same queries, with a paired bootstrap
   data check   look for problems in data before training
+  data cache   list or delete cached images
   prepare      regions and filtered captions for methods that need them
   study        tables and figures of the paper, and additional controls, on your data and model
   diagnose     similarity of captions to a model, and what it means for training
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout = None  # otherwise the interpreter tries to flush it on exit
         return 1
     except (ValueError, OSError, RuntimeError) as error:
-        name = "data check" if command == "data" else command
+        name = " ".join([command, *rest[: command == "data"]])
         log.error(f"hnclip {name}: {_text(error)}")
         return 1
     except KeyboardInterrupt:
@@ -224,15 +225,53 @@ def _compare(arguments: Sequence[str]) -> None:
         print(comparison.sentence(str(options.a), str(options.b)))
 
 
+DATA = """usage: hnclip data check DATA [options]        look for problems in your data before training
+       hnclip data cache [options]             list or delete cached images
+       hnclip data check --help, hnclip data cache --help for the options
+"""
+
+
 def _data(arguments: Sequence[str]) -> int:
+    kind, *rest = arguments or [""]
+    if kind not in ("check", "cache"):
+        asked = kind in ("-h", "--help")
+        print(DATA, end="", file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
+    return _check(rest) if kind == "check" else _cache(rest)
+
+
+def _cache(arguments: Sequence[str]) -> int:
+    from hnclip.options import Cache
+
+    options = _parse(Cache, "data cache", arguments)
+
+    from hnclip.data.image_cache import cache_directory, delete_cache, list_caches
+    from hnclip.util.text import readable_size
+
+    directory = cache_directory(options.cache)
+    caches = list_caches(directory)
+    deleted = [cache for cache in caches if options.delete == "all" or (options.delete and not cache.geometry)]
+    for cache in deleted:
+        delete_cache(cache)
+    if options.output.json:
+        rows = [{**vars(cache), "path": str(cache.path), "deleted": cache in deleted} for cache in caches]
+        print(json.dumps({"directory": str(directory), "caches": rows}))
+        return 0
+    for cache in caches:
+        about = f"{cache.geometry}: {cache.images:,} images" if cache.geometry else "of an earlier version, not used"
+        done = "deleted " if cache in deleted else ""
+        print(f"{done}{cache.path}   {about}, {readable_size(cache.bytes)}")
+    if not caches:
+        print(f"{directory} holds no cached images")
+    elif not options.delete and not all(cache.geometry for cache in caches):
+        print("hnclip data cache --delete old deletes those of earlier versions")
+    return 0
+
+
+def _check(arguments: Sequence[str]) -> int:
     from hnclip.options import Check
 
-    if not arguments or arguments[0] != "check":
-        print(
-            "usage: hnclip data check DATA [options]        hnclip data check --help for the options", file=sys.stderr
-        )
-        return 0 if arguments and arguments[0] in ("-h", "--help") else 2
-    options = _parse(Check, "data check", arguments[1:])
+    options = _parse(Check, "data check", arguments)
 
     from hnclip.data.check import check_data
     from hnclip.data.sources import open_data

@@ -53,10 +53,6 @@ class ImageSource(ABC):
     def load(self) -> Image.Image:
         return self.decode(self.read())
 
-    def shape(self) -> tuple[int, int]:
-        """Width and height of the upright image. Sources that can tell them without decoding override this."""
-        return upright_shape(self.load())
-
 
 def orientation(image: Image.Image) -> int:
     """The EXIF orientation: 1 is upright, 2 to 8 are rotated or mirrored; from 5 on, width and height are swapped."""
@@ -76,14 +72,12 @@ def upright_shape(image: Image.Image) -> tuple[int, int]:
 class Region:
     """A box of the image, in pixels of the upright image, and the sentence that describes it.
 
-    `score` is their similarity to the model that matched them, None if the source declares the region. `edges` is an
-    edge map of this region alone, if the source has one.
+    `score` is their similarity to the model that matched them, None if the source declares the region.
     """
 
     box: Box
     sentence: str
     score: float | None = None
-    edges: ImageSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +88,8 @@ class Record:
     "test", another name that the source uses, or None if it declares none. `group` names a group of near-duplicates, if
     the source declares them: they stay in one split, and bootstrap intervals resample whole groups.
 
-    The rest is for objectives with further views: a short caption, `regions` (best first), `edges`, an edge map of the
-    image, and `filtered`, each caption without its words of appearance; empty where they were not prepared.
+    The rest is for objectives with further views: a short caption, `regions` (best first), and `filtered`, each caption
+    without its words of appearance; empty where they were not prepared.
     """
 
     id: str
@@ -105,7 +99,6 @@ class Record:
     short: str | None = None
     regions: tuple[Region, ...] = ()
     group: str | None = None
-    edges: ImageSource | None = None
     filtered: tuple[str, ...] = ()
 
 

@@ -142,6 +142,17 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """List the caches of decoded images, one for each image geometry of a model, with their sizes; or delete some."""
+
+    cache: Annotated[str | None, tyro.conf.arg(name="read.cache")] = None
+    """The cache directory; $HNCLIP_CACHE or ~/.cache/hnclip if not given."""
+    delete: Literal["old", "all"] | None = None
+    """old: those of earlier versions, which are not used any more. Images are decoded again when they are needed."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = Output()
+
+
+@dataclass(frozen=True)
 class Diagnose:
     """Analyse captions with a model before training: how similar they are, which pairs are duplicates, whether InfoNCE
     is saturated, and whether L_HN can be expected to help. Writes a report with advice."""

@@ -23,7 +23,7 @@ from hnclip.analysis.hardness import (
     quantile_edges,
 )
 from hnclip.analysis.histogram import Histogram, count_values
-from hnclip.data.sampler import deal_batches, epoch_order
+from hnclip.data.sampler import cut_batches, epoch_order
 from hnclip.losses.hard_negative import check_pairs, negative_margins
 
 
@@ -80,7 +80,7 @@ def test_one_batch_of_all_has_the_geometry_of_all() -> None:
     found = negative_similarities(text, [epoch_order(60, 0, 0)], ids)
     assert np.array_equal(found.counts, 2 * geometry.pairwise.counts)
     assert hardest_in_batch(text, [epoch_order(60, 0, 0)], ids) == pytest.approx(geometry.hardest.mean, abs=1e-6)
-    small = deal_batches(epoch_order(60, 0, 0), ids[:, None], [6] * 10).batches
+    small = cut_batches(epoch_order(60, 0, 0), [6] * 10)
     assert negative_similarities(text, small, ids).total == 10 * 6 * 5
     assert hardest_in_batch(text, small, ids) < geometry.hardest.mean
 

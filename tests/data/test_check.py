@@ -17,8 +17,8 @@ from hnclip.data.check import check_data
 from hnclip.data.image_sources import FileImage
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
-from hnclip.data.sound import sound_records
 from hnclip.data.texts import TextTransform
+from hnclip.data.validate import drop_invalid
 from hnclip.models.preprocessing import train_tokenizer
 
 
@@ -110,7 +110,7 @@ def test_every_problem_is_found_once_and_in_order(broken: DataSet, transform: Te
     ]
     assert list(result.warnings) == ["garbled caption", "cut caption", "small image"]
     assert result.unread == 1
-    kept = sound_records(broken.records, transform, ImageTransform(48), cache=None).records
+    kept = drop_invalid(broken.records, transform, ImageTransform(48), cache=None).records
     assert result.left_out == len(broken.records) - len(kept) == 6  # what training skips
     assert check_data(broken, images=False).left_out == 3  # mute, blank and torn
 

@@ -60,7 +60,6 @@ def test_all_sources_give_the_same_bytes_and_pixels(sources: list[ImageSource], 
     for source in sources:
         assert source.read() == encoded()
         assert np.array_equal(np.asarray(source.load()), np.asarray(expected))
-        assert source.shape() == ImageSource.shape(source) == (40, 30)
         assert pickle.loads(pickle.dumps(source)) == source
     assert len({source.key for source in sources}) == 3
     before = [source.stamp() for source in sources[:2]]
@@ -97,9 +96,8 @@ def test_damage_is_reported_with_its_place(content: bytes, kind: str) -> None:
 def test_formats_that_start_other_programs_are_not_decoded() -> None:
     drawn = io.BytesIO()
     Image.new("RGB", (9, 9)).save(drawn, "EPS")  # Pillow would start Ghostscript
-    for action in (CellImage("x", "1", drawn.getvalue).load, CellImage("x", "1", drawn.getvalue).shape):
-        with pytest.raises(InvalidImage, match="format"):
-            action()
+    with pytest.raises(InvalidImage, match="format"):
+        CellImage("x", "1", drawn.getvalue).load()
 
 
 def test_a_large_image_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,23 +114,10 @@ def test_missing_files_directories_and_pipes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     sources = [FileImage(tmp_path / name) for name in ("no.png", "pipe.png", "", "a\0.png", "x" * 300, "pipe.png/a")]
     for source in [*sources, TarImage(tmp_path / "no.tar", "a", 0, 1)]:
-        for action in (source.stamp, source.read, source.shape):
+        for action in (source.stamp, source.read):
             with pytest.raises(InvalidImage) as caught:
                 action()
             assert caught.value.kind == "missing image"
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
-def test_shapes_are_those_of_the_upright_image(kind: str) -> None:
-    source = CellImage("table.parquet:3", "v1", lambda: encoded(kind, orientation=6))
-    assert source.shape() == ImageSource.shape(source) == (30, 40)
-
-
-def test_a_shape_costs_only_the_head_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.jpg").write_bytes(encoded("JPEG", orientation=6)[:-400])
-    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    monkeypatch.setattr(FileImage, "read", lambda self: pytest.fail("read as a whole"))
-    assert FileImage(tmp_path / "a.jpg").shape() == (30, 40)
 
 
 def test_names_of_images() -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from hnclip.core import Batch, TextBatch
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.data.images import OPENAI_MEAN, OPENAI_STD
 from hnclip.data.texts import TextTransform
 from hnclip.models.load import load, wrap
@@ -30,7 +30,7 @@ def texts(model, captions):
     """Captions of several lengths, the last filling the context."""
     long = " ".join(captions[:2])
     return pad_texts(
-        [TextTransform(model.tokenizer, length)([long]).ids[0] for length in LENGTHS], model.tokenizer.pad_token_id
+        [TextTransform(model.tokenizer, length)([long])[0] for length in LENGTHS], model.tokenizer.pad_token_id
     )
 
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CLIPConfig, CLIPModel
 
 from hnclip.core import Batch, TextBatch
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.models.families import Clip
 from hnclip.models.load import load
 from hnclip.models.packing import NAME, is_worth_packing, use_packed_attention

@@ -223,7 +223,7 @@ def openai():
 
 
 def ids_of(openai, text):
-    return list(TextTransform(openai, 10**6, clean_caption)([text]).ids[0])
+    return list(TextTransform(openai, 10**6, clean_caption)([text])[0])
 
 
 def reference_ids(reference, text):
@@ -248,7 +248,7 @@ def test_long_captions_end_where_openais_end(openai, reference, context):
     texts = CAPTIONS + [LONG[:length] for length in range(200, 1200, 30)]
     ours = TextTransform(openai, context, clean_caption)(texts)
     theirs = reference(texts, context)  # [N, context], padded with zeros
-    for row, expected in zip(ours.ids, theirs.tolist()):
+    for row, expected in zip(ours, theirs.tolist()):
         assert [*row, *[0] * (context - len(row))] == expected
     assert ours.truncated == sum(len(reference.encode(text)) + 2 > context for text in texts)
 

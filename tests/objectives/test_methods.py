@@ -11,10 +11,10 @@ from method_twins import SIZE, TWINS, gradients, make_embeddings, twin_terms
 
 from hnclip.config import ObjectiveConfig
 from hnclip.core import ViewEmbeddings
-from hnclip.data.batches import prepare
+from hnclip.data.batching import prepare
+from hnclip.data.lexicon import word_list
+from hnclip.data.parts import PARTS
 from hnclip.data.scenes import scene_records
-from hnclip.data.views.lexicon import word_list
-from hnclip.data.views.parts import PARTS
 from hnclip.losses import GLOBAL_LOSSES, hard_negative_loss
 from hnclip.models.load import load
 from hnclip.objectives.base import TrainProgress
@@ -216,16 +216,14 @@ def small(model_directory):
 
 
 def make_batch(model, config):
-    """Scenes with filtered captions and edge maps; some lack something. The readouts are put into the model."""
+    """Scenes with filtered captions; some lack something. The readouts are put into the model."""
     objective = build_objective(config)
     model.readouts.clear()
     model.readouts.update(build_readouts(objective, model))
-    others = scene_records("shelf", "train", families=2, members=4)
     records = [
-        replace(one, edges=other.image, filtered=tuple(caption.replace("red ", "") for caption in one.captions))
-        for one, other in zip(scene_records("park", "train", families=2, members=4), others)
+        replace(record, filtered=tuple(caption.replace("red ", "") for caption in record.captions))
+        for record in scene_records("park", "train", families=2, members=4)
     ]
-    records[2] = replace(records[2], edges=None)
     records[3] = replace(records[3], regions=())
     records[4] = replace(records[4], filtered=())
     data = prepare(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hnclip.core import Batch
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.models.load import load
 from hnclip.models.readout import TowerOutput
 from hnclip.objectives.finelip import Aggregator, TokenAggregation, kept_tokens
@@ -37,7 +37,7 @@ def model(model_directory):
 
 
 def make_batch(model, lengths=LENGTHS, patches=None):
-    ids = model.text_transform([TEXT]).ids[0]
+    ids = model.text_transform([TEXT])[0]
     texts = pad_texts([(*ids[: n - 1], ids[-1]) for n in lengths], model.text_transform.pad)
     shape = (len(lengths), 3, model.image_size, model.image_size)
     pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from hnclip.cli import main
 from hnclip.config import ReadConfig
 from hnclip.core import Box
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.data.image_sources import FileImage
 from hnclip.data.images import preprocess_image
 from hnclip.data.records import DataSet
@@ -55,7 +55,7 @@ def literal_matches(
     with torch.no_grad():
         scale = model.backbone.logit_scale.exp().item()
         for sentence in sentences:
-            (ids,) = model.text_transform([sentence]).ids
+            (ids,) = model.text_transform([sentence])
             text = model.encode_texts(pad_texts([ids], model.text_transform.pad)).vectors[0].double()
             logits = []
             for candidate in [image, *(image.crop(box) for box in boxes)]:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from hnclip.core import ImageSource, InvalidImage, Record
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.models.load import load
 from hnclip.studies import frozen_features as module
 from hnclip.studies.frozen_features import Encoding, frozen_features
@@ -94,7 +94,7 @@ def test_the_mean_is_over_the_tokens_of_each_caption(directories, tmp_path) -> N
     found = frozen_features(model, shown, tmp_path, encoding=Encoding("mean", batch=4))
     captions = [caption for record in shown for caption in record.captions]
     for caption, vector in zip(captions, found.text):
-        ids = pad_texts(model.text_transform([caption]).ids, model.text_transform.pad).ids
+        ids = pad_texts(model.text_transform([caption]), model.text_transform.pad).ids
         hidden = model.backbone.text_model(input_ids=ids).last_hidden_state[0]  # [T, W], no pads in a batch of one
         torch.testing.assert_close(vector, hidden.mean(0), rtol=1e-4, atol=1e-5)
 
@@ -170,7 +170,7 @@ def test_bad_records_are_left_out_or_refused(directories, tmp_path) -> None:
     assert len(found) == 7
     whole = frozen_features(model, records(8), tmp_path)
     assert torch.equal(found.image, whole.image[[0, 1, 3, 4, 5, 6, 7]])
-    with pytest.raises(ValueError, match="1 of 8 records of photos cannot be used"):
+    with pytest.raises(ValueError, match="1 of 8 records of photos are invalid"):
         frozen_features(model, shown, tmp_path, name="photos")
     bad = [replace(record, image=Noise(9, bad=True)) for record in shown]
     with pytest.raises(ValueError, match="no record of photos can be used"):

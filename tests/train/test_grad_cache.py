@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hnclip.core import Batch, Embeddings, TextBatch, ViewEmbeddings, join_embeddings
-from hnclip.data.batches import prepare
+from hnclip.data.batching import prepare
 from hnclip.data.images import ImageTransform
 from hnclip.data.scenes import scene_records
 from hnclip.data.texts import TextTransform

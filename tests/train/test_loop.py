@@ -285,8 +285,8 @@ def test_cut_captions_are_counted_and_said(
     caplog.set_level("INFO", logger="hnclip")
     base = config_for(model_directory)
     train(replace(base, optim=replace(base.optim, epochs=1)), options_for(tmp_path / "run"))
-    assert "1 of 8 training texts (caption) are cut at 248 tokens" in caplog.messages
-    assert "1 of 8 validation captions are cut at 248 tokens" in caplog.messages
+    assert "1 of 8 training texts (caption) are truncated at 248 tokens" in caplog.messages
+    assert "1 of 8 validation captions are truncated at 248 tokens" in caplog.messages
     (entry,) = read_metrics(tmp_path / "run", "data")
     assert entry["truncated"] == {"caption": 1}
     assert entry["validation_truncated"] == 1

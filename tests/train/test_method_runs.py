@@ -217,10 +217,10 @@ def test_half_precision(method: str, model_directory: Path, tmp_path: Path) -> N
 
 
 def test_views_are_part_of_what_a_run_has_seen(model_directory: Path, monkeypatch) -> None:
-    """Other edges or short captions between stopping and going on are other data."""
+    """Other short or filtered captions between stopping and resuming are other data."""
     config = config_for("structxlip", model_directory)
     marks = set()
-    for change in ({}, {"short": "another"}, {"edges": scenes("a").records[0].image}):
+    for change in ({}, {"short": "another"}, {"filtered": ("other words",)}):
         changed = [replace(record, **change) for record in scenes("a").records]
         monkeypatch.setattr(run_data, "open_data", lambda *_, changed=changed, **__: DataSet("b", tuple(changed)))
         objective = build_objective(config.objective)

@@ -14,7 +14,7 @@ import hnclip.train.loop as loop
 import hnclip.train.run_data as run_data
 from hnclip.config import ObjectiveConfig, OptimConfig, ReadConfig, RunOptions, TrainConfig
 from hnclip.core import Batch, Problem, Record
-from hnclip.data.batches import PairData, prepare
+from hnclip.data.batching import PairData, prepare
 from hnclip.data.image_sources import FileImage
 from hnclip.data.records import DataSet, fraction_of
 from hnclip.data.scenes import scene_records
@@ -133,33 +133,16 @@ def stop_after(save: Callable) -> Callable:
     return saved
 
 
-def test_no_batch_holds_two_records_of_one_picture_or_caption(
+def test_duplicates_lose_no_pair(
     config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable, seen: Seen
 ) -> None:
-    """Four pictures come twice, with other captions, and four captions come twice, with other pictures."""
-    again = [replace(record, id=f"{record.id}-b", captions=(f"again: {record.short}",)) for record in scenes[:4]]
-    copied = [replace(scenes[i + 8], id=f"copy-{i}", captions=scenes[i + 16].captions) for i in range(4)]
-    shown = [replace(record, image=scenes[40 + i].image) for i, record in enumerate(copied)]
-    use([*scenes, *again, *shown])
+    """Every pair is used in every epoch, however often its caption repeats; equal ids let the loss mask duplicates."""
+    use([replace(record, captions=("one for many",)) if i < 20 else record for i, record in enumerate(scenes)])
     train(config, options)
-    assert sum(map(len, seen)) == 2 * 40
-    for batch in seen:
-        pictures, captions = zip(*batch)
-        assert len(set(pictures)) == len(set(captions)) == len(batch)
-
-
-def test_pairs_that_repeat_too_often_sit_out_and_it_is_said(
-    config: TrainConfig,
-    options: RunOptions,
-    scenes: list[Record],
-    use: Callable,
-    seen: Seen,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    use([replace(record, captions=("one for many",)) if i < 6 else record for i, record in enumerate(scenes)])
-    train(config, options)
-    assert sum(map(len, seen)) == 2 * 30  # four batches take four of the six
-    assert sum("2 of 32 pairs sit out epoch" in line for line in caplog.messages) == 2
+    for epoch in (seen[:4], seen[4:]):
+        images, captions = zip(*(pair for batch in epoch for pair in batch))
+        assert sorted(images) == list(range(32))
+        assert len(set(captions)) == 13
 
 
 def test_bad_records_are_left_out_listed_and_counted(
@@ -177,9 +160,9 @@ def test_bad_records_are_left_out_listed_and_counted(
         replace(scenes[40], id="silent", captions=(" ",)),
     ]
     use([*bad, *scenes[2:]], (Problem("unreadable row", "line 9", "not JSON"),))
-    with pytest.raises(ValueError, match=r"1 of 54 rows of scenes/park cannot be used.*--read\.max-bad"):
+    with pytest.raises(ValueError, match=r"1 of 54 rows of scenes/park are invalid.*--read\.max-bad"):
         train(config, options)
-    with pytest.raises(ValueError, match=r"3 of 53 records of scenes/park cannot be used.*--read\.max-bad"):
+    with pytest.raises(ValueError, match=r"3 of 53 records of scenes/park are invalid.*--read\.max-bad"):
         train(replace(config, read=ReadConfig(max_bad=0.03)), options)
     assert not (options.out / "config.json").exists()
     train(replace(config, read=ReadConfig(max_bad=0.1)), options)
@@ -221,7 +204,7 @@ def test_a_run_is_not_resumed_on_other_data(
     assert [entry["step"] for entry in read_metrics(options.out, "step")] == list(range(1, 9))
 
 
-def test_copies_under_other_names_never_meet(
+def test_copies_under_other_names_have_the_ids_of_duplicates(
     config: TrainConfig, options: RunOptions, scenes: list[Record], use: Callable, seen: Seen, tmp_path: Path
 ) -> None:
     """Files with the same bytes, and captions that a tokenizer cannot tell apart."""
@@ -234,10 +217,8 @@ def test_copies_under_other_names_never_meet(
             copies.append(replace(record, id=f"{number}{name}", image=image, captions=(caption,)))
     use([*copies, *scenes[8:]])
     train(config, options)
-    assert sum(map(len, seen)) == 2 * 40
-    for batch in seen:
-        pictures, captions = zip(*batch)
-        assert len(set(pictures)) == len(set(captions)) == len(batch)
+    pairs = {pair for batch in seen for pair in batch}
+    assert len(pairs) == 32  # 8 of 40 pairs have the image and the caption of another
 
 
 def test_a_source_of_its_own_for_validation(
@@ -354,3 +335,18 @@ def test_a_fraction_beside_a_source_for_validation(
     train(replace(config, validation="other", fraction=0.5, optim=replace(config.optim, epochs=1)), options)
     (entry,) = read_metrics(options.out, "data")
     assert (entry["pairs"], entry["validation_captions"]) == (16, 8)
+
+
+@pytest.mark.parametrize(
+    ("steps", "images", "named"),
+    [
+        (9, 50, ["9 optimiser steps"]),
+        (10, 49, ["49 validation"]),
+        (1, 2, ["1 optimiser", "2 validation"]),
+        (10, 50, []),
+    ],
+)
+def test_data_that_are_too_small_to_compare_runs_on(steps: int, images: int, named: list[str]) -> None:
+    reason = run_data.too_small(steps, images)
+    assert (reason is not None) == bool(named)
+    assert all(part in reason for part in named)

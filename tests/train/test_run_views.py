@@ -10,8 +10,8 @@ import pytest
 from hnclip.cli import main
 from hnclip.config import ObjectiveConfig, ReadConfig, TrainConfig
 from hnclip.core import Record, Region
+from hnclip.data.lexicon import filter_caption
 from hnclip.data.scenes import scene_records
-from hnclip.data.views.lexicon import filter_caption
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective
 from hnclip.train.run_views import needed_views, with_views
@@ -47,7 +47,7 @@ def completed(method: str, records: list[Record], **read: object) -> tuple[Recor
         ("finelip", set()),
         ("smartclip", set()),
         ("goal", {"regions"}),
-        ("structxlip", {"regions", "edges", "text"}),
+        ("structxlip", {"regions", "text"}),
     ],
 )
 def test_what_methods_need(
@@ -64,30 +64,25 @@ def test_terms_that_are_left_out_need_nothing() -> None:
     weights = {"local": 0.0, "patch": 0.0, "text": 0.0}
     assert needed_views(objective_of("goal", weights=weights)) == set()
     only = objective_of("structxlip", weights={"structure": 0.0, "chunks": 0.0})
-    assert needed_views(only) == {"edges"}
+    assert needed_views(only) == set()
 
 
-def test_edges_and_filtered_captions_are_made(records: list[Record], caplog: pytest.LogCaptureFixture) -> None:
+def test_filtered_captions_are_made(records: list[Record], caplog: pytest.LogCaptureFixture) -> None:
     found = completed("structxlip", records)
     assert [record.regions for record in found] == [record.regions for record in records]
     for before, after in zip(records, found):
-        assert after.edges is not None
-        edges = after.edges.load()
-        assert edges.size == before.image.load().size
         assert len(after.filtered) == len(before.captions)
         assert len(after.filtered[0]) < len(before.captions[0])
-    assert any("canny" in line.lower() for line in caplog.messages)
     assert f"{len(records)} of {len(records)} training records have regions" in caplog.messages
 
 
 def test_defaults_are_made_for_exactly_the_records_that_lack_them(records: list[Record]) -> None:
-    mixed = [replace(records[0], edges=records[1].image), replace(records[1], filtered=("own words",)), *records[2:]]
+    mixed = [replace(records[0], filtered=("own words",)), *records[1:]]
     found = completed("structxlip", mixed)
     made = completed("structxlip", records)
-    assert found[0] == replace(made[0], edges=records[1].image)
-    assert found[1] == replace(made[1], filtered=("own words",))
-    assert found[2:] == made[2:]
-    assert all(record.edges and record.filtered for record in made)
+    assert found[0] == replace(made[0], filtered=("own words",))
+    assert found[1:] == made[1:]
+    assert all(record.filtered for record in made)
 
 
 def test_without_regions_it_says_how_to_get_some(records: list[Record], caplog: pytest.LogCaptureFixture) -> None:

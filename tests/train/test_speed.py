@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hnclip.core import Batch
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.models.parameters import freeze

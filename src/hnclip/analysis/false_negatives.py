@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hnclip.analysis.geometry import SEARCH_UP_TO
-from hnclip.data.cache import Progress
 from hnclip.evaluate.companions import CaptionPairs, caption_pairs
+from hnclip.util.console import Iterate
 
 Group = tuple[int, ...]
 
@@ -53,7 +53,7 @@ def find_false_negatives(
     limit: int = 1000,
     search_up_to: int = SEARCH_UP_TO,
     chunk: int = 1024,
-    progress: Progress = iter,
+    progress: Iterate = iter,
 ) -> FalseNegatives:
     """Exact doubles by identity, and suspects by similarity.
 
@@ -104,7 +104,7 @@ def find_false_negatives(
 
 
 def _suspects(
-    pairs: CaptionPairs, ids: Tensor, threshold: float, limit: int, chunk: int, progress: Progress
+    pairs: CaptionPairs, ids: Tensor, threshold: float, limit: int, chunk: int, progress: Iterate
 ) -> tuple[int, tuple[Suspect, ...]]:
     """How many pairs from `threshold` on agree in none of their ids [T, K], and the most similar of them."""
     count = 0

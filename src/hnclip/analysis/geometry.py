@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hnclip.analysis.histogram import BINS, Histogram, count_values, sampling_error
-from hnclip.data.cache import Progress
 from hnclip.evaluate.companions import CaptionPairs, Hardest, caption_pairs
+from hnclip.util.console import Iterate
 
 SEARCH_UP_TO = 20_000_000_000
 """Most similarities that are computed to find hardest companions; all pairs of 200,000 captions are as many."""
@@ -57,7 +57,7 @@ def caption_geometry(
     search_up_to: int = SEARCH_UP_TO,
     seed: int = 0,
     chunk: int = 1024,
-    progress: Progress = iter,
+    progress: Iterate = iter,
 ) -> CaptionGeometry:
     """Both distributions in bins of 1e-4, from a few tiles of similarities at a time.
 
@@ -122,7 +122,7 @@ def caption_geometry(
 
 
 def _random_pairs(
-    pairs: CaptionPairs, samples: int, block: int, generator: torch.Generator, progress: Progress
+    pairs: CaptionPairs, samples: int, block: int, generator: torch.Generator, progress: Iterate
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Independent pairs of captions of different pictures, each as likely as any other: [n] rows and [n] rows.
 

@@ -23,13 +23,13 @@ from hnclip.analysis.heads import (
     turned,
 )
 from hnclip.config import SCALE_MAX
-from hnclip.data.cache import Progress
 from hnclip.evaluate.bootstrap import Estimate, crossed_bootstrap
 from hnclip.evaluate.metrics import recall_at
 from hnclip.evaluate.ranks import Ranks, retrieval_ranks
 from hnclip.evaluate.table import ARROWS
 from hnclip.losses.hard_negative import negative_statistics
 from hnclip.tables import text_table
+from hnclip.util.console import Iterate
 
 __all__ = ["Change", "Features", "Fit", "HeadProbe", "ProbeSettings", "head_probe", "recall_change"]
 
@@ -224,7 +224,7 @@ def head_probe(
     *,
     scale: float,
     settings: ProbeSettings = ProbeSettings(),  # noqa: B008, frozen
-    progress: Progress = iter,
+    progress: Iterate = iter,
 ) -> HeadProbe:
     """Train heads under InfoNCE and under L_HN, and compare their R@1 on pairs that decided nothing.
 

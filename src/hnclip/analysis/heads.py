@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hnclip.config import OptimConfig
-from hnclip.data.sampler import choose_captions, deal_batches, epoch_order
+from hnclip.data.sampler import choose_captions, cut_batches, epoch_order
 from hnclip.losses import hard_negative_loss
 from hnclip.train.grad_cache import chunk_slices
 from hnclip.train.optimizer import learning_rate_factor, set_learning_rate
@@ -207,9 +207,7 @@ def deal_epochs(features: TowerFeatures, seed: int, settings: Dealt) -> list[lis
     epochs = []
     for epoch in range(settings.epochs):
         chosen = by_picture[first + choose_captions(counts, seed, epoch)]  # [N]
-        ids = torch.stack([features.image_ids.cpu(), features.caption_ids.cpu()[chosen]], dim=1)  # [N, 2]
-        dealt = deal_batches(epoch_order(len(features), seed, epoch), ids, sizes).batches
-        batches = [torch.tensor(rows) for rows in dealt]
+        batches = [torch.tensor(rows) for rows in cut_batches(epoch_order(len(features), seed, epoch), sizes)]
         epochs.append([PairRows(rows, chosen[rows]) for rows in batches])
     return epochs
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from hnclip.core import ImageSource, InvalidImage, Problem, Record, orientation
+from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.duplicates import THUMBNAIL, DuplicateGroup, ImageInfo, find_duplicates, image_fingerprint
-from hnclip.data.images import ImageTransform, checked_shape, preprocess_image
+from hnclip.data.images import ImageTransform, checked_size, preprocess_image
 from hnclip.data.problems import ADVICE, ERRORS, WARNINGS
 from hnclip.data.readers.columns import invalid_text
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
-from hnclip.data.threads import decoding_threads, in_order, processors
 from hnclip.tables import text_table
 from hnclip.util.console import progress
 from hnclip.util.text import counted
@@ -206,7 +206,7 @@ def check_data(
 def inspect_images(sources: Sequence[ImageSource], transform: ImageTransform | None) -> list[ImageInfo | Problem]:
     """Decode all of these in threads; a model's transform may refuse images that are valid otherwise."""
     inspect = partial(_inspect, transform=transform)
-    with decoding_threads(processors()) as pool, progress("reading images", len(sources)) as bar:
+    with decoding_threads(cpu_count()) as pool, progress("reading images", len(sources)) as bar:
         found = []
         for info in in_order(pool, inspect, sources, AHEAD):
             found.append(info)
@@ -223,7 +223,7 @@ def _inspect(source: ImageSource, transform: ImageTransform | None) -> ImageInfo
     try:
         thumbnail = preprocess_image(image, THUMBNAIL).numpy()
         if transform is not None:
-            checked_shape(*image.size, transform)
+            checked_size(*image.size, transform)
     except ValueError as error:
         return Problem("unusual image", source.key, f"{source.key}: {error}")
     turned = orientation(image)
@@ -271,7 +271,7 @@ def _count_tokens(text: str, uncut: TextTransform | None) -> int:
     if uncut is None:
         return len(text.split())
     try:
-        return len(uncut([text]).ids[0])
+        return len(uncut([text])[0])
     except ValueError:
         return 0
 

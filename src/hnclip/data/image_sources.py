@@ -14,7 +14,7 @@ from typing import IO, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
-from hnclip.core import ImageSource, InvalidImage, upright_shape
+from hnclip.core import ImageSource, InvalidImage
 
 Result = TypeVar("Result")
 
@@ -53,17 +53,6 @@ def decode_image(content: bytes, where: str) -> Image.Image:
     except Exception as error:  # Pillow's plugins raise many types for damaged data
         raise InvalidImage(_damage(error), f"{where} cannot be decoded: {error}") from error
     return image
-
-
-def image_shape(file: IO[bytes], where: str) -> tuple[int, int]:
-    """Width and height of the upright image in a file, read from its header where the format allows it."""
-    image = _open(file, where)
-    try:
-        if image.format == "TIFF":
-            image.load()  # Pillow applies a TIFF's orientation when it loads
-        return upright_shape(image)
-    except Exception as error:  # a PNG may hold its orientation after the pixels, and be damaged before that
-        raise InvalidImage(_damage(error), f"{where} cannot be decoded: {error}") from error
 
 
 def _open(file: IO[bytes], where: str) -> Image.Image:
@@ -131,14 +120,6 @@ class FileImage(ImageSource):
     def decode(self, content: bytes) -> Image.Image:
         return decode_image(content, str(self.path))
 
-    def shape(self) -> tuple[int, int]:
-        def read_shape() -> tuple[int, int]:
-            with self.path.open("rb") as file:
-                return image_shape(file, str(self.path))
-
-        _stat(self.path)
-        return _reading(self.path, read_shape)
-
 
 @dataclass(frozen=True, slots=True)
 class TarImage(ImageSource):
@@ -168,9 +149,6 @@ class TarImage(ImageSource):
     def decode(self, content: bytes) -> Image.Image:
         return decode_image(content, f"{self.tar}!{self.name}")
 
-    def shape(self) -> tuple[int, int]:
-        return image_shape(io.BytesIO(self.read()), f"{self.tar}!{self.name}")
-
 
 @dataclass(frozen=True, slots=True)
 class CellImage(ImageSource):
@@ -198,9 +176,6 @@ class CellImage(ImageSource):
 
     def decode(self, content: bytes) -> Image.Image:
         return decode_image(content, self.name)
-
-    def shape(self) -> tuple[int, int]:
-        return image_shape(io.BytesIO(self.read()), self.name)
 
 
 def _stat(path: Path) -> os.stat_result:

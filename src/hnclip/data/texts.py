@@ -1,4 +1,4 @@
-"""Captions into token ids: any Hugging Face tokenizer, truncation counted, padding left to the batch."""
+"""Captions into token ids: any Hugging Face tokenizer, truncation counted, padding left to the batch; sentences."""
 
 from __future__ import annotations
 
@@ -7,35 +7,77 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import Any, Literal, TypeAlias, get_args, overload
 
-# Printable ASCII and the white space that ftfy keeps, without "&": no entity, escape sequence or broken letter.
+import numpy as np
+
+CHUNK = 4096  # texts that are tokenised at once
+LONGEST_WORD = 32  # characters of words that are remembered as known to a tokenizer
+
+# Printable ASCII and the white space that ftfy keeps, without "&": nothing to repair.
 _PLAIN = re.compile(r"[\t\n\f\r -%'-~]*")
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
-_PIECE = re.compile(r"\w+|[^\w\s]")
-_TOGETHER = 1024  # texts whose offsets are in memory at a time
+_WORD = re.compile(r"\w+|[^\w\s]")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+Tokens: TypeAlias = Sequence[int] | np.ndarray
+"""Token ids of one text."""
+Splitting = Literal["careful", "dots"]
+SPLITTERS: tuple[str, ...] = get_args(Splitting)
 
 
-@dataclass(frozen=True)
-class TokenizedTexts:
-    """Token ids of each text, special tokens included, and how many texts were cut to fit the context."""
+@dataclass(frozen=True, eq=False)
+class TokenizedTexts(Sequence[np.ndarray]):
+    """Token ids of N texts with special tokens, without padding: a sequence of int32 arrays over one array.
 
-    ids: tuple[tuple[int, ...], ...]
+    Shape:
+        tokens: [ΣT] int32
+        starts: [N + 1] int64; text i is tokens[starts[i] : starts[i + 1]]
+        truncated: number of texts that were longer than the context
+    """
+
+    tokens: np.ndarray
+    starts: np.ndarray
     truncated: int
+
+    @classmethod
+    def join(cls, rows: Sequence[Sequence[int]], truncated: int = 0) -> TokenizedTexts:
+        starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(starts[-1])), starts, truncated)
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        return self.tokens[self.starts[index] : self.starts[index + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[N]"""
+        return np.diff(self.starts)
 
 
 @dataclass(frozen=True)
 class TextTransform:
-    """How a model wants its captions.
+    """The text preprocessing of a model.
 
-    A text of more than `context` tokens loses the last of its words and keeps all its special tokens: CLIP's and
-    BERT's begin with the start token and end with the end token, as by `truncate=True` of OpenAI's `tokenize`;
-    SigLIP's end with the end token; a tokenizer without special tokens cuts the text and no more.
+    A text of more than `context` tokens loses its last words and keeps all special tokens: those of CLIP and BERT begin
+    with the start token and end with the end token, as with `truncate=True` of OpenAI's `tokenize`; those of SigLIP end
+    with the end token.
 
     Args:
-        tokenizer: a Hugging Face tokenizer, fast where there is one (only those know offsets).
-        context: the longest text in tokens, special tokens included.
-        clean: what is done to a text before: `clean_caption` for OpenAI's vocabulary, nothing when left out.
+        tokenizer: a Hugging Face tokenizer.
+        context: the longest text in tokens, with special tokens.
+        clean: applied to a text first: `clean_caption` for OpenAI's vocabulary, nothing by default.
     """
 
     tokenizer: Any
@@ -44,7 +86,7 @@ class TextTransform:
 
     @property
     def pad(self) -> int:
-        """The id that fills a batch up: the padding token's, or the end token's where there is none."""
+        """The id that fills a batch: the padding token's, or the end token's if there is none."""
         for token in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return token
@@ -52,7 +94,7 @@ class TextTransform:
 
     @cached_property
     def edges(self) -> tuple[int, int]:
-        """How many special tokens stand before and after the words of every text: (1, 1) in CLIP, (0, 1) in SigLIP."""
+        """Special tokens before and after the words of every text: (1, 1) for CLIP, (0, 1) for SigLIP."""
         whole, words = (self._encode(["a photo"], special)[0] for special in (True, False))
         spans = [whole[start : start + len(words)] for start in range(len(whole) - len(words) + 1)]
         before = spans.index(words)
@@ -62,70 +104,108 @@ class TextTransform:
     def _special(self) -> frozenset[int]:
         return frozenset(self.tokenizer.all_special_ids)
 
+    def _is_special(self, row: Sequence[int]) -> bool:
+        return all(token in self._special for token in row)  # stops at the first word
+
+    @cached_property
+    def _known(self) -> dict[str, bool]:
+        """Words that were tokenised alone, and whether the tokenizer knows them."""
+        return {}
+
     def __call__(self, texts: Sequence[str]) -> TokenizedTexts:
-        """Token ids without padding. A text without a word is an error: no model has anything to read in it."""
+        """Token ids without padding. A text without a word is an error (`validate` finds all of them)."""
         if isinstance(texts, str):
             raise ValueError("texts is a single string: give a list of captions")
         before, after = self.edges
         if self.context <= before + after:
-            raise ValueError(f"context is {self.context}: beside {before + after} special tokens no word has room")
-        if len(texts) == 0:
-            return TokenizedTexts(ids=(), truncated=0)
-        rows = self._encode([self._prepare(index, text) for index, text in enumerate(texts)])
-        for index, row in enumerate(rows):
-            if self._special.issuperset(row):
-                raise ValueError(f"texts[{index}] is {texts[index]!r}: the tokenizer finds no word in it")
-        cut = tuple(
-            tuple(row) if len(row) <= self.context else (*row[: self.context - after], *row[len(row) - after :])
-            for row in rows
-        )
-        return TokenizedTexts(ids=cut, truncated=sum(len(row) > self.context for row in rows))
+            raise ValueError(f"a context of {self.context} has no room for a word with {before + after} special tokens")
+        parts, truncated = list[TokenizedTexts](), 0
+        for first in range(0, len(texts), CHUNK):
+            some = texts[first : first + CHUNK]
+            cleaned = [self.clean(text) if isinstance(text, str) else "" for text in some]
+            for number, (text, clean) in enumerate(zip(some, cleaned), first):
+                if reason := _reason(clean):
+                    raise ValueError(f"texts[{number}] is {text!r}: {reason}")
+            rows = self._encode(cleaned)
+            for number, row in enumerate(rows):
+                if len(row) > self.context:
+                    truncated += 1
+                    rows[number] = [*row[: self.context - after], *row[len(row) - after :]]
+                elif self._is_special(row):
+                    raise ValueError(f"texts[{first + number}] is {some[number]!r}: the tokenizer finds no word in it")
+            parts.append(TokenizedTexts.join(rows))
+        if len(parts) == 1:
+            return TokenizedTexts(parts[0].tokens, parts[0].starts, truncated)
+        offsets = np.cumsum([0, *(len(part.tokens) for part in parts)])
+        starts = [np.zeros(1, np.int64), *(part.starts[1:] + offset for part, offset in zip(parts, offsets))]
+        tokens = [np.empty(0, np.int32), *(part.tokens for part in parts)]
+        return TokenizedTexts(np.concatenate(tokens), np.concatenate(starts), truncated)
+
+    def validate(self, texts: Sequence[str]) -> list[str | None]:
+        """For each text why the model cannot read it, or None. Texts are not tokenised if one of their first words is
+        known to the tokenizer, which is remembered."""
+        return [self._validate(text) for text in texts]
+
+    def _validate(self, text: str) -> str | None:
+        cleaned = self.clean(text) if isinstance(text, str) else ""
+        if reason := _reason(cleaned):
+            return reason
+        if any(map(self._knows, cleaned.split(None, 8)[:8])) or self._knows(cleaned):
+            return None
+        return "the tokenizer finds no word in it"
+
+    def _knows(self, text: str) -> bool:
+        known = self._known.get(text)
+        if known is None:
+            known = not self._is_special(self._encode([text])[0])
+            if len(text) <= LONGEST_WORD:
+                self._known[text] = known
+        return known
 
     def offsets(self, texts: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
-        """Of each text, where its tokens stand in the cleaned text: [start, stop) in characters.
+        """For each text the characters [start, stop) of its tokens in the cleaned text.
 
-        Special tokens are left out: the first pair is that of the token behind the first of `edges`. Texts are not cut:
-        of one that is longer than the context there are more tokens here than in its ids.
+        Special tokens are not included: the first pair is that of the token after the first of `edges`. Texts are not
+        truncated: there may be more tokens than in the ids.
 
-        Slow tokenizers know no offsets. Theirs are found by counting the tokens of the text's beginnings, and are those
-        of the words or marks that tokens belong to; at most one word beyond the context is counted.
+        Slow tokenizers, such as SigLIP's, have no offsets. Theirs are found by tokenising the beginnings of the text up
+        to the end of the context, and are those of whole words.
         """
-        for first in range(0, len(texts), _TOGETHER):
-            some = [self.clean(text) for text in texts[first : first + _TOGETHER]]
+        for first in range(0, len(texts), CHUNK):
+            some = [self.clean(text) for text in texts[first : first + CHUNK]]
             if self.tokenizer.is_fast:
                 found = self.tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
                 yield from found["offset_mapping"]
             else:
-                yield from map(self._counted_offsets, some)
+                yield from map(self._word_offsets, some)
 
-    def _counted_offsets(self, text: str) -> list[tuple[int, int]]:
+    def _word_offsets(self, text: str) -> list[tuple[int, int]]:
         offsets = list[tuple[int, int]]()
-        for piece in _PIECE.finditer(text):
-            count = len(self._encode([text[: piece.end()]], special=False)[0])
-            offsets += [piece.span()] * (count - len(offsets))
-            if count > self.context - sum(self.edges):
+        for word in _WORD.finditer(text):
+            count = len(self._encode([text[: word.end()]], special=False)[0])
+            offsets += [word.span()] * (count - len(offsets))
+            if count > self.context:
                 break
         return offsets
 
-    def _prepare(self, index: int, text: str) -> str:
-        cleaned = self.clean(text) if isinstance(text, str) else ""
-        if not cleaned.strip():
-            raise ValueError(f"texts[{index}] is empty ({text!r}): a caption needs at least one word")
-        if not cleaned.isascii() and _HALF_PAIR.search(cleaned):
-            # Halves of emoji, from captions cut in the middle of a JSON escape; tokenizers answer with riddles.
-            raise ValueError(f"texts[{index}] is {text!r}: half of a surrogate pair is no letter")
-        return cleaned
-
     def _encode(self, texts: list[str], special: bool = True) -> list[list[int]]:
-        # Not asked to, transformers neither cuts nor pads, whatever the tokenizer's file says.
+        # By default, transformers neither truncates nor pads, whatever the tokenizer's file says.
         return self.tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
 
 
-def clean_caption(text: str) -> str:
-    """OpenAI's cleaning: broken encodings mended by ftfy, HTML entities read (twice), white space made single spaces.
+def _reason(cleaned: str) -> str | None:
+    if not cleaned.strip():
+        return "it is empty: a caption needs at least one word"
+    if not cleaned.isascii() and _SURROGATE.search(cleaned):
+        return "it holds half of a surrogate pair, which is no character"
+    return None
 
-    Where there is a capital sigma, letters become small too: OpenAI's tokenizer then knows the final sigma, of which
-    the tokenizers that lower-case letter by letter know nothing.
+
+def clean_caption(text: str) -> str:
+    """OpenAI's cleaning: encoding errors repaired by ftfy, HTML entities decoded twice, white space collapsed.
+
+    Texts with a capital sigma are lower-cased as well: OpenAI's tokenizer then produces a final sigma where needed,
+    which tokenizers that lower-case letter by letter do not.
     """
     if _PLAIN.fullmatch(text):
         return " ".join(text.split())
@@ -133,3 +213,63 @@ def clean_caption(text: str) -> str:
 
     cleaned = " ".join(html.unescape(html.unescape(ftfy.fix_text(text))).split())
     return cleaned.lower() if "Σ" in cleaned else cleaned
+
+
+# A stop with what closes after it and white space, a stop of Chinese or Japanese, or an empty line.
+_STOP = re.compile(r"""(?<![.!?…])(?P<stop>[.!?…]+(?:\s+[.!?…]+)*["'”’»)\]]*)\s+|[。！？]+|\n\s*\n""")
+# What ends in a dot and continues: abbreviations before names, initials, list numbers; before a number; before a word
+# in lower case.
+_CONTINUES = re.compile(
+    r"(?:\b(?:mr|mrs|ms|dr|prof|st|mt|vs|e\.g|i\.e|approx|ca|cf|(?-i:[A-Z]))|(?:^|[.!?…]\s)\s*\d{1,2})$", re.IGNORECASE
+)
+_BEFORE_NUMBER = re.compile(r"\b(?:nos?|figs?|vol|pp?)$", re.IGNORECASE)
+_BEFORE_LOWER = re.compile(r"(?:\b(?:etc|al|inc|ltd|co|jr|sr|ave|[a-z]|[a-z]\.[a-z])|\d\s?[a-z]{1,3})$", re.IGNORECASE)
+
+
+def sentence_spans(text: str, how: Splitting = "careful") -> list[tuple[int, int]]:
+    """The sentences of a caption as characters [start, stop), in order, without white space around them.
+
+    Args:
+        how: "careful" keeps decimals, common abbreviations, initials, list numbers, and quotes that continue in lower
+            case together.
+            "dots" ends a sentence at every dot and drops the dot, which breaks "3.5 m" and "e.g.".
+
+    Reference:
+        GOAL's released code splits at dots (`caption.split('.')`, stripped, empty pieces dropped).
+    """
+    if how == "dots":
+        pieces = [match.span() for match in re.finditer(r"[^.]+", text)]
+    elif how == "careful":
+        ends = [match.end() for match in _STOP.finditer(text) if _ends_sentence(text, match)]
+        pieces = list(zip([0, *ends], [*ends, len(text)]))
+    else:
+        raise ValueError(f"sentences are split by one of {', '.join(SPLITTERS)}, not {how!r}")
+    stripped = [
+        (start + len(part) - len(part.lstrip()), part.strip()) for start, stop in pieces if (part := text[start:stop])
+    ]
+    return [(start, start + len(part)) for start, part in stripped if part]
+
+
+def _ends_sentence(text: str, match: re.Match[str]) -> bool:
+    if match["stop"] is None:
+        return True
+    before, after = text[max(0, match.start() - 16) : match.start()], text[match.end() : match.end() + 1]
+    if match["stop"] != ".":
+        return not after.islower()  # 'a sign that reads "Stop!" in red'
+    if _CONTINUES.search(before) or (after.isdigit() and _BEFORE_NUMBER.search(before)):
+        return False
+    return not (after.islower() and _BEFORE_LOWER.search(before))
+
+
+def split_sentences(text: str, how: Splitting = "careful") -> list[str]:
+    """The sentences of a caption; see `sentence_spans`."""
+    return [text[start:stop] for start, stop in sentence_spans(text, how)]
+
+
+def first_sentence(text: str) -> str:
+    """The short caption of a long one: everything before the first dot that a space follows, without the dot.
+
+    Reference:
+        Long-CLIP's released trainer splits at ". ", after lines were joined by spaces.
+    """
+    return text.replace("\n", " ").split(". ")[0].strip() or text.strip()

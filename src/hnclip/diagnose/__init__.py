@@ -27,8 +27,7 @@ from hnclip.analysis.near_duplicates import near_duplicate_rows, pair_rows
 from hnclip.analysis.saturation import batch_losses
 from hnclip.analysis.shown import CompanionRow
 from hnclip.config import RunOptions, TrainConfig
-from hnclip.data.cache import Progress
-from hnclip.data.images import flat_picture
+from hnclip.data.images import to_rgb
 from hnclip.diagnose.epoch import Epoch, first_epoch
 from hnclip.diagnose.found import Found, Gaps, Negatives, Start
 from hnclip.diagnose.gradients import ProbedRun, gradients_at_start, probed_run
@@ -36,8 +35,9 @@ from hnclip.diagnose.material import Material, Source
 from hnclip.diagnose.page import write_page
 from hnclip.models.load import load
 from hnclip.options import Diagnose
+from hnclip.train.run_data import batch_sizes, too_small
 from hnclip.train.runs import models_of
-from hnclip.util.console import progress
+from hnclip.util.console import Iterate, progress
 from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)
@@ -88,6 +88,10 @@ def diagnose(options: Diagnose) -> Diagnosis:
     with progress("comparing captions, tiles") as bar:
         geometry, repeats = _compare(captions, options, bar.iterate)
     epoch = gaps.attempt("batches", lambda: first_epoch(captions, config))
+    if training is not None:
+        train, held_out = training
+        if reason := too_small(len(batch_sizes(len(train.records), config)), len(held_out.records)):
+            log.warning(reason)
     scale = model.scale.item()
     probe = None
     if training is not None:
@@ -155,7 +159,7 @@ def _config(options: Diagnose, model: str) -> TrainConfig:
     )
 
 
-def _compare(captions: Material, options: Diagnose, progress: Progress) -> tuple[CaptionGeometry, FalseNegatives]:
+def _compare(captions: Material, options: Diagnose, progress: Iterate) -> tuple[CaptionGeometry, FalseNegatives]:
     geometry = caption_geometry(captions.text, captions.owner, progress=progress)
     repeats = find_false_negatives(
         captions.text,
@@ -178,7 +182,6 @@ def _negatives(epoch: Epoch, geometry: CaptionGeometry, config: TrainConfig) -> 
         paper=buckets(similarities, PAPER_EDGES),
         quantiles=buckets(similarities, quantile_edges(geometry.pairwise)),
         batch=batch_similarity(epoch.text, batches[0][: config.optim.micro_batch]),
-        left_out=epoch.left_out,
     )
 
 
@@ -199,7 +202,7 @@ def _start(train: Material, config: TrainConfig, scale: float) -> Start:
     return Start(micro, batch)
 
 
-def _probe(train: Material, held_out: Material, scale: float, config: TrainConfig, progress: Progress) -> HeadProbe:
+def _probe(train: Material, held_out: Material, scale: float, config: TrainConfig, progress: Iterate) -> HeadProbe:
     optim = config.optim
     gammas = {config.objective.gamma, *ProbeSettings().gammas} - {0.0}  # which is InfoNCE
     settings = ProbeSettings(
@@ -256,7 +259,7 @@ class _Shown:
         """As large as it is shown; None where it is missing or damaged: captions alone are worth looking at."""
         if record not in self._pictures:
             try:
-                picture = flat_picture(self.captions.records[record].image.load())
+                picture = to_rgb(self.captions.records[record].image.load())
                 picture.thumbnail((THUMBNAIL, THUMBNAIL))
                 self._pictures[record] = picture
             except ValueError:  # a InvalidImage, or values without a meaning

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hnclip.config import TrainConfig
-from hnclip.data.sampler import choose_captions, deal_batches, epoch_order
+from hnclip.data.sampler import choose_captions, cut_batches, epoch_order
 from hnclip.diagnose.material import Material
 from hnclip.train.grad_cache import chunk_slices
 from hnclip.train.run_data import batch_sizes
@@ -29,7 +29,6 @@ class Epoch:
     ids: Tensor
     batches: list[list[int]]
     micro_batches: list[list[int]]
-    left_out: int
 
     def evaluations(self, negatives: str) -> list[list[int]]:
         return self.batches if negatives == "batch" else self.micro_batches
@@ -44,13 +43,12 @@ def first_epoch(material: Material, config: TrainConfig) -> Epoch:
     chosen = captions.cumsum(0) - captions + choose_captions(captions, config.seed, 0)  # [N]
     pictures = torch.arange(count) if material.image_ids is None else material.image_ids
     ids = torch.stack([pictures, material.caption_ids[chosen]], dim=1)  # [N, 2]
-    dealt = deal_batches(epoch_order(count, config.seed, 0), ids, batch_sizes(count, config))
+    batches = cut_batches(epoch_order(count, config.seed, 0), batch_sizes(count, config))
     micro = config.optim.micro_batch
     return Epoch(
         chosen=chosen,
         text=material.text[chosen],
         ids=ids,
-        batches=dealt.batches,
-        micro_batches=[rows[part] for rows in dealt.batches for part in chunk_slices(len(rows), micro)],
-        left_out=len(dealt.left_out),
+        batches=batches,
+        micro_batches=[rows[part] for rows in batches for part in chunk_slices(len(rows), micro)],
     )

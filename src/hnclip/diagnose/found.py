@@ -38,7 +38,6 @@ class Negatives:
     paper: Buckets
     quantiles: Buckets
     batch: Tensor
-    left_out: int
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -49,7 +48,6 @@ class Negatives:
             "buckets": self.paper.to_dict(),
             "quantile_buckets": self.quantiles.to_dict(),
             "batch": self.batch.tolist(),
-            "left_out_pairs": self.left_out,
         }
 
 

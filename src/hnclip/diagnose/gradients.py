@@ -29,9 +29,9 @@ def gradients_at_start(model: DualEncoder, config: TrainConfig, *, batches: int)
     optim = replace(config.optim, precision=choose_precision(config.optim.precision, model.device))
     plain = build_objective(ObjectiveConfig(global_loss="infonce", token_weight=0.0))
     data = open_run_data(config, model, plain)
-    pairs, dealt = data.deal(config, 0)
+    pairs, epoch = data.batches(config, 0)
     probe = GradientProbe(model, optim, gamma=config.objective.gamma)
-    chosen = dealt.batches[:batches]
+    chosen = epoch[:batches]
     train_mode(model)
     entries = []
     with progress("measuring gradients, batches") as bar:

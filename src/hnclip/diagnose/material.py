@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hnclip.analysis.head_probe import Features
 from hnclip.core import InvalidImage, Record
-from hnclip.data.batches import numbers
+from hnclip.data.batching import numbers, text_numbers
 from hnclip.data.records import DataSet
 from hnclip.data.sources import open_data
 from hnclip.evaluate.retrieval import group_numbers
@@ -168,13 +168,13 @@ class Source:
         by_id = {record.id: record for record in self.data.records}
         # Captions in which there is nothing to read are not among the encoded ones.
         records = tuple(replace(by_id[row["id"]], captions=tuple(row["captions"])) for row in found.records())
-        tokens = self.transform([caption for record in records for caption in record.captions]).ids
+        tokens = self.transform([caption for record in records for caption in record.captions])
         return Material(
             split=split,
             records=records,
             owner=torch.from_numpy(found.owners),
             text=torch.from_numpy(found.captions[:]),
-            caption_ids=numbers(tokens),
+            caption_ids=text_numbers(tokens),
             cut=torch.tensor([len(row) >= self.transform.context for row in tokens]),
             image=None if found.images is None else torch.from_numpy(found.images[:]),
             image_ids=_picture_numbers(records) if pictures else None,

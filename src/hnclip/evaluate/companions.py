@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hnclip.data.cache import Progress
 from hnclip.losses.hard_negative import check_embeddings, product
+from hnclip.util.console import Iterate
 
 
 class CaptionSimilarity(NamedTuple):
@@ -89,7 +89,7 @@ class CaptionPairs:
         similarity = product(self.text[rows], self.text[columns])  # [r, c]
         return similarity.masked_fill_(self.own[rows, None] == self.own[None, columns], -torch.inf)
 
-    def tiles(self, chunk: int = 1024, progress: Progress = iter) -> Iterator[Tile]:
+    def tiles(self, chunk: int = 1024, progress: Iterate = iter) -> Iterator[Tile]:
         """Every pair once, in tiles of at most `chunk` × `chunk`; similarity is symmetric, so a triangle of them does.
 
         A caption meets its companions as a row of some tiles and as a column of others.
@@ -112,7 +112,7 @@ class CaptionPairs:
                 similarity.masked_fill_(below, -torch.inf)
             yield Tile(rows, columns, similarity)
 
-    def search(self, queries: Tensor, chunk: int = 1024, progress: Progress = iter) -> tuple[Tensor, Tensor]:
+    def search(self, queries: Tensor, chunk: int = 1024, progress: Iterate = iter) -> tuple[Tensor, Tensor]:
         """The most similar companion of some captions among all, and its row.
 
         Shape:

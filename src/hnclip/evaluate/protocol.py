@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from hnclip.config import ReadConfig
 from hnclip.core import Record
 from hnclip.data.benchmarks import held_out
-from hnclip.data.cache import Progress, cache_directory
+from hnclip.data.image_cache import cache_directory
 from hnclip.data.records import DataSet
-from hnclip.data.sound import check_rows, check_share, sound_records
 from hnclip.data.sources import open_data
+from hnclip.data.validate import check_rows, check_share, drop_invalid
 from hnclip.evaluate.companions import caption_similarity
 from hnclip.evaluate.compare import Comparison, compare_ranks
 from hnclip.evaluate.matrix import Results
 from hnclip.evaluate.queries import write_queries
 from hnclip.evaluate.result import Result, result_of
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
+from hnclip.util.console import Iterate
 from hnclip.util.files import replace_file
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ def open_task(source: str, split: str | None, read: ReadConfig) -> Task:
     return Task(data, chosen, data.part(chosen, validation_share=read.validation_share))
 
 
-def usable(task: Task, model: DualEncoder, read: ReadConfig, *, progress: Progress = iter) -> Task:
+def usable(task: Task, model: DualEncoder, read: ReadConfig, *, progress: Iterate = iter) -> Task:
     """The task without the records that this model cannot use, as many as `read.max_bad` allows; none may be left out
     where the counts are part of a published protocol."""
-    sound = sound_records(
+    sound = drop_invalid(
         task.records,
         model.text_transform,
         model.image_transform,
@@ -79,7 +80,7 @@ def evaluate_task(
     queries: Path | None = None,
     top: int = 10,
     apart: Set[str] | None = None,
-    progress: Progress = iter,
+    progress: Iterate = iter,
 ) -> Result:
     """One model on one task.
 
@@ -116,7 +117,7 @@ def evaluate_models(
     batch: int = 128,
     queries: Path | None = None,
     top: int = 10,
-    progress: Progress = iter,
+    progress: Iterate = iter,
 ) -> Results:
     """Every model on every task, all of them on the records that all of them can use; one model is in memory at a time.
 

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from hnclip.core import Record
-from hnclip.data.batches import pad_texts, prepare
-from hnclip.data.cache import Pixels, Progress
+from hnclip.data.batching import pad_texts, prepare
+from hnclip.data.image_cache import CachedPixels
+from hnclip.data.texts import Tokens
 from hnclip.evaluate.metrics import RetrievalMetrics, summarize
 from hnclip.evaluate.ranks import Ranks, retrieval_ranks
+from hnclip.util.console import Iterate
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -31,8 +33,8 @@ class Gallery:
     """
 
     records: Sequence[Record]
-    pixels: Pixels
-    captions: Sequence[Sequence[int]]
+    pixels: CachedPixels
+    captions: Sequence[Tokens]
     owner: Tensor
     truncated: int
 
@@ -48,7 +50,7 @@ class Evaluation:
 
 
 def prepare_gallery(
-    records: Sequence[Record], model: DualEncoder, *, cache: Path | None = None, progress: Progress = iter
+    records: Sequence[Record], model: DualEncoder, *, cache: Path | None = None, progress: Iterate = iter
 ) -> Gallery:
     """Decode and tokenise what an evaluation needs. Every caption of a record counts.
 
@@ -61,12 +63,12 @@ def prepare_gallery(
         pixels=data.images["full"],
         captions=data.texts["caption"],
         owner=data.owner,
-        truncated=data.truncated["caption"],
+        truncated=data.texts["caption"].truncated,
     )
 
 
 def encode_gallery(
-    model: DualEncoder, gallery: Gallery, *, batch: int = 128, progress: Progress = iter
+    model: DualEncoder, gallery: Gallery, *, batch: int = 128, progress: Iterate = iter
 ) -> tuple[Tensor, Tensor]:
     """Global vectors of all pictures and captions, in fp32 on the CPU.
 
@@ -77,8 +79,10 @@ def encode_gallery(
     return images, encode_captions(model, gallery.captions, batch=batch, progress=progress)
 
 
-def encode_pixels(model: DualEncoder, pixels: Pixels, *, batch: int = 128, progress: Progress = iter) -> Tensor:
-    """Global vectors [I, D] of pictures, in fp32 on the CPU."""
+def encode_pixels(
+    model: DualEncoder, pixels: CachedPixels | Tensor, *, batch: int = 128, progress: Iterate = iter
+) -> Tensor:
+    """Global vectors [I, D] of images, in fp32 on the CPU."""
     with model.inference():
         parts = [
             model.encode_images(pixels[start : start + batch].to(model.device)).vectors.float().cpu()
@@ -88,7 +92,7 @@ def encode_pixels(model: DualEncoder, pixels: Pixels, *, batch: int = 128, progr
 
 
 def encode_captions(
-    model: DualEncoder, captions: Sequence[Sequence[int]], *, batch: int = 128, progress: Progress = iter
+    model: DualEncoder, captions: Sequence[Tokens], *, batch: int = 128, progress: Iterate = iter
 ) -> Tensor:
     """Global vectors [T, D] of captions given as token ids, in fp32 on the CPU.
 
@@ -113,7 +117,7 @@ def evaluate(
     *,
     intervals: bool = False,
     batch: int = 128,
-    progress: Progress = iter,
+    progress: Iterate = iter,
 ) -> Evaluation:
     """Retrieval in both directions. With `intervals`, bootstrap intervals that resample whole families (`group`) where
     the records name them."""

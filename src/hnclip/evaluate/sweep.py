@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hnclip.config import ReadConfig
-from hnclip.data.cache import Progress
 from hnclip.evaluate.protocol import evaluate_task, open_task
+from hnclip.util.console import Iterate
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -22,7 +22,7 @@ def sweep(
     *,
     split: str = "validation",
     batch: int = 128,
-    progress: Progress = iter,
+    progress: Iterate = iter,
 ) -> dict[Name, dict[str, Any]]:
     """Metrics of every model on every data set, `{name: {data: metrics}}`.
 

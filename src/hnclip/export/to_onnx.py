@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hnclip.core import TextBatch
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.data.texts import TextTransform
 from hnclip.export import graph
 from hnclip.export.layouts import Contract, Layout, contract_of, immich_advice, write_immich_settings, write_settings

@@ -18,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from hnclip.core import Batch, Embeddings, TextBatch, ViewEmbeddings
-from hnclip.data.batches import join_texts, pad_texts
+from hnclip.data.batching import join_texts, pad_texts
 from hnclip.data.image_sources import FileImage, is_image_name
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.texts import TextTransform
@@ -163,7 +163,7 @@ class DualEncoder(nn.Module):
                 logger.warning(
                     "%d inputs name no existing image file and are encoded as texts: %r", len(names), names[0]
                 )
-            ids = self.text_transform(inputs).ids
+            ids = self.text_transform(inputs)
             # In order of length, so that short texts are not padded to long ones.
             order = torch.tensor([len(row) for row in ids], dtype=torch.long).argsort(stable=True)
         vectors = torch.empty(len(inputs), self.width)
@@ -204,7 +204,7 @@ class DualEncoder(nn.Module):
 
     def tokenize(self, texts: Sequence[str]) -> TextBatch:
         """Texts as `encode_texts` takes them, on the model's device; long ones are truncated to the context."""
-        return pad_texts(self.text_transform(texts).ids, self.text_transform.pad).to(self.device)
+        return pad_texts(self.text_transform(texts), self.text_transform.pad).to(self.device)
 
     def encode_images(self, pixels: Tensor, *, tokens: bool = False) -> ViewEmbeddings:
         """Encode preprocessed images.

@@ -118,7 +118,7 @@ class Objective(ABC):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the parts of views that its readouts pool (`hnclip.data.views.parts`)."""
+        """Names of the parts of views that its readouts pool (`hnclip.data.parts`)."""
         return ()
 
     @property

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, get_args
 
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage, Record, Region
-from hnclip.data.cache import cache_directory
+from hnclip.data.image_cache import cache_directory
 from hnclip.util.files import exclusive_lock, replace_file
 from hnclip.util.text import slugify
 

@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image
 
 from hnclip.core import Box
-from hnclip.data.needs import needs
-from hnclip.data.views.boxes import mapped
+from hnclip.data.parts import scale_box
+from hnclip.util.optional import import_extra
 
 PROPOSERS = ("sam", "felzenszwalb", "grid", "felzenszwalb+grid")
 SHARE = (0.01, 0.80)  # of the area of the image that a region may have, as in GOAL
@@ -112,7 +112,7 @@ def _segments(pixels: np.ndarray, size: tuple[int, int]) -> list[Box]:
         labels = segment(pixels, scale=scale, sigma=SIGMA, min_size=least)  # [H, W], from 0
         for count, (rows, columns) in zip(np.bincount(labels.ravel()), find_objects(labels + 1)):
             if is_region(count, small):
-                boxes.append(mapped((columns.start, rows.start, columns.stop, rows.stop), small, size))
+                boxes.append(scale_box((columns.start, rows.start, columns.stop, rows.stop), small, size))
     return boxes
 
 
@@ -122,7 +122,7 @@ def segment_workers(count: int) -> Iterator[FindBoxes]:
 
     A worker ends when its pipe is closed, which happens too if this process is killed.
     """
-    needs("skimage", "felzenszwalb needs", "views")
+    import_extra("skimage", "regions of felzenszwalb", "views")
     if count == 1:
         yield felzenszwalb
         return

@@ -18,10 +18,9 @@ from PIL import Image
 from torch import Tensor
 
 from hnclip.core import Box, InvalidImage, Problem, Record
-from hnclip.data.images import ImageTransform, flat_picture, preprocess_image
-from hnclip.data.texts import TextTransform
-from hnclip.data.threads import decoding_threads, in_order, processors
-from hnclip.data.views.sentences import Splitting, split_sentences
+from hnclip.data.decoding import cpu_count, decoding_threads, in_order
+from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
+from hnclip.data.texts import Splitting, split_sentences
 from hnclip.evaluate.retrieval import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
@@ -42,7 +41,7 @@ def open_regions(options: PrepareRegions) -> Iterator[tuple[str, dict[str, Any],
     """Names of proposer and model, all settings, and what finds the regions of records."""
     automatic = "felzenszwalb+grid" if options.weights is None else "sam"
     name = automatic if options.proposer == "auto" else options.proposer
-    workers = options.workers or processors()
+    workers = options.workers or cpu_count()
     with open_proposer(name, weights=options.weights, device=options.device, workers=workers) as (find_boxes, settings):
         model = load(models_of(options.model)[0][1], **vars(options.opening), device=options.device)
         model.require_trained("matching regions")
@@ -62,20 +61,19 @@ def find_regions(
     def candidates(record: Record) -> tuple[str, list[Box], Tensor] | Problem:
         try:
             mark = record_mark("regions", record)  # before it is read: if it changes in between, it is made again
-            image = flat_picture(record.image.load())
+            image = to_rgb(record.image.load())
             return mark, *crop_candidates(image, find_boxes(image), model.image_transform)
         except InvalidImage as error:
             return Problem(error.kind, record.id, str(error))
         except ValueError as error:
             return Problem("unusual image", record.id, str(error))
 
-    workers = options.workers or processors()
+    workers = options.workers or cpu_count()
     with decoding_threads(workers) as pool:
         ahead = workers + 2  # each may hold a large image
         for record, found in zip(records, in_order(pool, candidates, records, ahead)):
-            texts = [
-                text for text in sentences_of(record, options.sentences) if is_readable(text, model.text_transform)
-            ]
+            texts = sentences_of(record, options.sentences)
+            texts = [text for text, reason in zip(texts, model.text_transform.validate(texts)) if reason is None]
             if isinstance(found, Problem):
                 yield found
             elif not texts:
@@ -106,15 +104,6 @@ def sentences_of(record: Record, how: Splitting) -> list[str]:
     return list(dict.fromkeys(part for caption in record.captions for part in split_sentences(caption, how)))
 
 
-def is_readable(text: str, transform: TextTransform) -> bool:
-    """Whether the tokenizer finds a word."""
-    try:
-        transform([text])
-    except ValueError:
-        return False
-    return True
-
-
 def match_sentences(
     model: DualEncoder, boxes: Sequence[Box], pixels: Tensor, sentences: Sequence[str], *, batch: int = 128
 ) -> list[dict[str, Any]]:
@@ -126,7 +115,7 @@ def match_sentences(
         batch: crops or sentences that are encoded at once.
     """
     image = encode_pixels(model, pixels, batch=batch)  # [1 + P, D]
-    text = encode_captions(model, model.text_transform(sentences).ids, batch=batch)  # [S, D]
+    text = encode_captions(model, model.text_transform(sentences), batch=batch)  # [S, D]
     scores = model.scale.detach().float().cpu() * (text @ image.T)  # [S, 1 + P]
     best, which = scores.max(dim=1)  # [S]; of equal ones the first, which may be the whole image
     found = [

@@ -15,9 +15,9 @@ from typing import Any
 from hnclip.command import differences
 from hnclip.config import ReadConfig
 from hnclip.core import Problem, Record
+from hnclip.data.decoding import in_order
+from hnclip.data.lexicon import CaptionFilter, load_filter
 from hnclip.data.sources import open_data
-from hnclip.data.threads import in_order
-from hnclip.data.views.lexicon import CaptionFilter, load_filter
 from hnclip.options import PrepareRegions, PrepareText
 from hnclip.prepare.manifest import Kind, manifest_path, record_mark, write_manifest
 from hnclip.prepare.regions import Made, Make, open_regions

@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 
 from hnclip.core import Box
-from hnclip.data.views.boxes import mapped
+from hnclip.data.parts import scale_box
 from hnclip.models.load import open_backbone
 from hnclip.prepare.proposers import is_region, overlap
 from hnclip.util.device import find_device
@@ -79,7 +79,7 @@ class Sam:
             small.thumbnail(FIT, Image.Resampling.LANCZOS, reducing_gap=None)
         with _LOCK:
             masks = select_masks(self.masks(small), self.most_overlap)
-        return [mapped(mask.box, small.size, image.size) for mask in masks if is_region(mask.area, small.size)]
+        return [scale_box(mask.box, small.size, image.size) for mask in masks if is_region(mask.area, small.size)]
 
     @torch.inference_mode()
     def masks(self, image: Image.Image) -> list[Mask]:

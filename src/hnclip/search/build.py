@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from hnclip.data.threads import decoding_threads, in_order, processors
+from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import BUNDLED, load
 from hnclip.search.fingerprint import model_fingerprint
@@ -91,7 +91,7 @@ def build_index(options: IndexOptions) -> Built:
 
 def _bring_in(writer: IndexWriter, model: DualEncoder, source: IndexSource, options: IndexOptions) -> Run:
     known, problems = dict(writer.known()), writer.problems()
-    with decoding_threads(options.workers or processors()) as pool:
+    with decoding_threads(options.workers or cpu_count()) as pool:
         # Pillow warns of odd metadata, picture by picture.
         warnings.filterwarnings("ignore", module="PIL")
         with progress("comparing", len(source)) as bar:

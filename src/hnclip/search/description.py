@@ -56,7 +56,7 @@ def read_description(model: DualEncoder, text: str) -> Description:
         tokenized = transform([text])
     except ValueError as error:
         raise ValueError(str(error).replace("texts[0]", "the description")) from error
-    read = len(tokenized.ids[0]) - sum(transform.edges)
+    read = len(tokenized[0]) - sum(transform.edges)
     (offsets,) = transform.offsets([text])
     return Description(cleaned, tuple(_words(cleaned, offsets[:read])), tokenized.truncated > 0, text)
 

@@ -20,10 +20,10 @@ import torch
 from hnclip.command import differences
 from hnclip.config import ReadConfig
 from hnclip.core import ImageSource, Problem, Record
-from hnclip.data.cache import LoadedPictures, cache_directory, load_pictures
+from hnclip.data.image_cache import LoadedImages, cache_directory, load_images
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
-from hnclip.data.sound import check_rows, check_share, readable_records
+from hnclip.data.validate import check_rows, check_share, drop_unreadable
 from hnclip.evaluate.retrieval import encode_captions
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
@@ -239,7 +239,7 @@ def encode_records(
     owners = np.zeros(0, np.int64)
     truncated = 0
     if options.only != "images":
-        records, problems = readable_records(records, model.text_transform)
+        records, problems = drop_unreadable(records, model.text_transform)
     if options.only != "captions":
         records, images, bad = _encode_pictures(records, model, options, width, advance)
         problems += bad
@@ -255,7 +255,7 @@ def encode_records(
 
         captions = np.zeros((0, width), options.dtype)
         if len(owners):
-            found = encode_captions(model, tokenized.ids, batch=options.batch, progress=walk)  # [T, D]
+            found = encode_captions(model, tokenized, batch=options.batch, progress=walk)  # [T, D]
             captions = found.numpy().astype(options.dtype)
     return Shard(records, images, captions, owners, total - len(records), truncated, problems)
 
@@ -285,22 +285,23 @@ def _encode_pictures(
 
 def _batches(
     images: Sequence[ImageSource], transform: ImageTransform, options: Encode, cache: Path | None
-) -> Iterator[tuple[int, LoadedPictures]]:
+) -> Iterator[tuple[int, LoadedImages]]:
     """Pictures by position, `batch` at a time: what can be used of each batch does not change the others."""
     starts = range(0, len(images), options.batch)
     if cache is None:
         for start in starts:
             part = images[start : start + options.batch]
-            yield start, load_pictures(part, transform, cache=None, workers=options.threads or None)
+            yield start, load_images(part, transform, cache=None, workers=options.threads or None)
         return
-    loaded = load_pictures(images, transform, cache=cache, workers=options.threads or None)
+    loaded = load_images(images, transform, cache=cache, workers=options.threads or None)
     for start in starts:
         low, high = np.searchsorted(loaded.kept, [start, start + options.batch])
         yield (
             start,
-            LoadedPictures(
-                loaded.pixels[low:high],
+            LoadedImages(
+                loaded.pixels.select(range(low, high)),
                 tuple(index - start for index in loaded.kept[low:high]),
+                loaded.sizes[low:high],
                 {at - start: bad for at, bad in loaded.problems.items() if start <= at < start + options.batch},
             ),
         )

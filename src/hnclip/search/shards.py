@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from hnclip.core import Problem, Record
-from hnclip.data.sound import write_problems
+from hnclip.data.validate import write_problems
 from hnclip.util.files import read_json, replace_directory, replace_file
 from hnclip.util.text import counted
 

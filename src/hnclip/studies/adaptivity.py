@@ -24,8 +24,8 @@ import torch
 from hnclip.analysis.head_probe import LEAST_HELD_OUT, recall_change
 from hnclip.analysis.heads import TowerFeatures
 from hnclip.config import ReadConfig
-from hnclip.data.sound import check_rows
 from hnclip.data.sources import open_data
+from hnclip.data.validate import check_rows
 from hnclip.evaluate.metrics import recall_at
 from hnclip.evaluate.ranks import Ranks
 from hnclip.evaluate.table import ARROWS

@@ -23,6 +23,7 @@ from hnclip.studies.outcome import show
 from hnclip.studies.plan import Job, plan_entries
 from hnclip.studies.request import Entry, check_out, entries_of, is_here, parse_fields, run_options_of
 from hnclip.studies.store import Store
+from hnclip.train.run_data import batch_sizes, too_small
 from hnclip.util.files import replace_file
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ def _run(options: Options, entries: Sequence[Entry], jobs: Sequence[Job], store:
     elif shard is not None:
         wanted = shard.of(jobs)
     _log_other_versions(wanted, store)
+    _warn_of_small_data(wanted)
     failures = _sentences(execute(wanted, store, expected=_weigh(store)))
     if options.run is not None:
         homes = [str(store.home(job)) for job in wanted]
@@ -95,6 +97,17 @@ def _run(options: Options, entries: Sequence[Entry], jobs: Sequence[Job], store:
         files += [str(path) for path in written]
         texts.append(f"written: {', '.join(path.name for path in written)} in {options.out / one.name}")
     return Done("\n\n".join(texts) + incomplete, {**found, "studies": studies, "files": files}, failures)
+
+
+def _warn_of_small_data(jobs: Sequence[Job]) -> None:
+    reasons: dict[str, str | None] = {}
+    for config in (job.config for job in jobs if job.trained):
+        counts = counts_of(config)
+        steps = len(batch_sizes(counts.pairs, config))
+        reasons.setdefault(config.data, too_small(steps, counts.validation))
+    for data, reason in reasons.items():
+        if reason:
+            log.warning(f"{data}: {reason}")
 
 
 def _miniature(options: Options, entries: Sequence[Entry], store: Store, done: Done) -> Done:

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from hnclip.analysis.heads import TowerFeatures
 from hnclip.core import Record
-from hnclip.data.batches import numbers, pad_texts
-from hnclip.data.cache import load_pictures
-from hnclip.data.sound import check_share, readable_records
+from hnclip.data.batching import numbers, pad_texts
+from hnclip.data.image_cache import load_images
+from hnclip.data.texts import Tokens
+from hnclip.data.validate import check_share, drop_unreadable
 from hnclip.evaluate.retrieval import group_numbers
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.search.fingerprint import model_fingerprint, pictures_fingerprint, records_fingerprint
@@ -95,13 +96,13 @@ def encode_part(records: Sequence[Record], model: DualEncoder, encoding: Encodin
         kept [n]: rows of the records that can be used; counts [n]: their captions.
         image [n, W], text [t, V] in fp32; pictures [n], captions [t]: hashes of what the model sees of each.
     """
-    readable, _ = readable_records(records, model.text_transform)
-    loaded = load_pictures([record.image for record in readable], model.image_transform, cache=None)
+    readable, _ = drop_unreadable(records, model.text_transform)
+    loaded = load_images([record.image for record in readable], model.image_transform, cache=None)
     kept = [readable[index] for index in loaded.kept]
     places = {record.id: row for row, record in enumerate(records)}
     if not kept:
         return {"kept": torch.zeros(0, dtype=torch.int64)}
-    tokens = model.text_transform([caption for record in kept for caption in record.captions]).ids
+    tokens = model.text_transform([caption for record in kept for caption in record.captions])
     model.eval()
     return {
         "kept": torch.tensor([places[record.id] for record in kept]),
@@ -109,7 +110,7 @@ def encode_part(records: Sequence[Record], model: DualEncoder, encoding: Encodin
         "image": _image_features(model, loaded.pixels[:], encoding.batch),
         "text": _text_features(model, tokens, encoding),
         "pictures": torch.tensor([_hash(picture.numpy().tobytes()) for picture in loaded.pixels[:]]),
-        "captions": torch.tensor([_hash(repr(list(row)).encode()) for row in tokens]),
+        "captions": torch.tensor([_hash(repr(row.tolist()).encode()) for row in tokens]),
     }
 
 
@@ -124,7 +125,7 @@ def _image_features(model: DualEncoder, pixels: Tensor, batch: int) -> Tensor:
     return torch.cat(found)
 
 
-def _text_features(model: DualEncoder, tokens: Sequence[Sequence[int]], encoding: Encoding) -> Tensor:
+def _text_features(model: DualEncoder, tokens: Sequence[Tokens], encoding: Encoding) -> Tensor:
     """[t, V]. Captions of like length are encoded together, so that short ones are not padded to long ones."""
     order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
     found = []

@@ -37,7 +37,7 @@ def mean_similarity(config: TrainConfig, directory: Path, device: str) -> float:
         return json.loads(path.read_text(encoding="utf-8"))["mean"]
     model = open_start(config, device)
     records = Trained.by(config).records()
-    captions = model.text_transform([text for record in records for text in record.captions]).ids
+    captions = model.text_transform([text for record in records for text in record.captions])
     owner = [number for number, record in enumerate(records) for _ in record.captions]
     text = encode_captions(model, captions)  # [T, D]
     mean = caption_pairs(text, text.new_tensor(owner).long()).mean()

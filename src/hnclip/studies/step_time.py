@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hnclip.config import RunOptions, TrainConfig
 from hnclip.core import Batch, TextBatch
-from hnclip.data.batches import pad_texts, prepare
-from hnclip.data.views.parts import PARTS
+from hnclip.data.batching import pad_texts, prepare
+from hnclip.data.parts import PARTS
 from hnclip.measure import machine, rise, synchronize, threads, time_ways
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
@@ -318,7 +318,7 @@ def _synthetic_batch(model: DualEncoder, objective: Objective, pairs: int) -> Ba
         words = SENTENCE - 2 if view in ("short", "sentence") else model.context
         # Digits are one token each, or more.
         rows = [" ".join(str((row + place) % 10) for place in range(words)) for row in range(pairs)]
-        return pad_texts(model.text_transform(rows).ids, model.text_transform.pad)
+        return pad_texts(model.text_transform(rows), model.text_transform.pad)
 
     def part(view: str) -> Tensor:
         if view in objective.image_views:

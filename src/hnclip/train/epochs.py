@@ -16,8 +16,8 @@ import torch
 from hnclip.command import train_command
 from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig
 from hnclip.core import Batch
-from hnclip.data.batches import PairData
-from hnclip.data.sound import write_problems
+from hnclip.data.batching import PairData
+from hnclip.data.validate import write_problems
 from hnclip.models.adapters import BaseModel, save_adapter
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import save
@@ -189,7 +189,7 @@ class Run:
             "step": 0,
             "pairs": len(self.data.pairs),
             "captions": len(self.data.pairs.owner),
-            "truncated": dict(self.data.pairs.truncated),
+            "truncated": {name: texts.truncated for name, texts in self.data.pairs.texts.items()},
             "validation_captions": len(self.data.validation.captions),
             "validation_truncated": self.data.validation.truncated,
             "problems": len(self.data.problems),
@@ -197,20 +197,15 @@ class Run:
         }
 
     def _epoch(self, epoch: int) -> None:
-        pairs, dealt = self.data.deal(self.config, epoch)
+        pairs, batches = self.data.batches(self.config, epoch)
         first = self.step - epoch * self.epoch_steps
-        if dealt.left_out and not first:
-            log.warning(
-                f"{len(dealt.left_out)} of {len(pairs)} pairs sit out epoch {epoch + 1}: every batch has the "
-                "same image or caption already"
-            )
         title = f"epoch {epoch + 1}/{self.config.optim.epochs}"
-        done = sum(len(rows) for rows in dealt.batches[:first])
+        done = sum(len(rows) for rows in batches[:first])
         train_mode(self.model)
         with progress(title, len(pairs), done) as bar:
             started = time.perf_counter()
             optim = self.config.optim
-            shares = [own_share(length_order(pairs, rows, optim), optim) for rows in dealt.batches[first:]]
+            shares = [own_share(length_order(pairs, rows, optim), optim) for rows in batches[first:]]
             for batch, share in zip(ahead(self._make(pairs), [share.rows for share in shares]), shares):
                 waited = time.perf_counter() - started
                 self._probe(epoch, batch, share)

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hnclip.data.cache import Pixels, Progress
+from hnclip.data.image_cache import CachedPixels
+from hnclip.data.texts import Tokens
 from hnclip.evaluate.metrics import summarize
 from hnclip.evaluate.ranks import retrieval_ranks
 from hnclip.evaluate.retrieval import Evaluation, Gallery, encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.train.distributed import gather_rows, rank, world_size
+from hnclip.util.console import Iterate
 
 
 def evaluate_together(model: DualEncoder, gallery: Gallery, *, batch: int) -> Evaluation:
@@ -28,7 +30,7 @@ def evaluate_together(model: DualEncoder, gallery: Gallery, *, batch: int) -> Ev
 
 
 def encode_captions_together(
-    model: DualEncoder, captions: Sequence[Sequence[int]], *, batch: int, progress: Progress = iter
+    model: DualEncoder, captions: Sequence[Tokens], *, batch: int, progress: Iterate = iter
 ) -> Tensor:
     """`encode_captions`, shared by all processes: vectors [T, D] in fp32 on the CPU."""
     own = [captions[row] for row in _own_rows(len(captions))]
@@ -49,7 +51,7 @@ def _shared(encode: Callable[..., Tensor], model: DualEncoder, own: Any, count: 
 class _EveryNth:
     """This process's pictures among all of them, read when they are asked for."""
 
-    def __init__(self, pixels: Pixels) -> None:
+    def __init__(self, pixels: CachedPixels) -> None:
         self._pixels, self._rows = pixels, torch.tensor(_own_rows(len(pixels)))
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ from hnclip.train.distributed import (
     tell_everybody,
     world_size,
 )
-from hnclip.train.epochs import LEFT_OUT, RESULT, Run, TrainingDiverged, RunStatus, TrainResult
+from hnclip.train.epochs import LEFT_OUT, RESULT, Run, RunStatus, TrainingDiverged, TrainResult
 from hnclip.train.lost import ends_together
 from hnclip.train.run_data import RunData, open_run_data, with_similarities
 from hnclip.train.speed import choose_precision, compile_blocks, recompute_activations

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from hnclip.config import OptimConfig, TrainConfig
-from hnclip.core import ImageSource, Problem, Record
-from hnclip.data.batches import PairData, prepare
-from hnclip.data.cache import cache_directory
+from hnclip.core import Problem, Record
+from hnclip.data.batching import PairData, prepare
+from hnclip.data.image_cache import cache_directory
 from hnclip.data.records import DataSet, fraction_of
-from hnclip.data.sampler import Deal, cluster_order, deal_batches, epoch_order, nearest_captions, share
-from hnclip.data.sound import check_rows, check_share, sound_records
+from hnclip.data.sampler import cluster_order, cut_batches, epoch_order, nearest_captions, share
 from hnclip.data.sources import open_data
+from hnclip.data.validate import check_rows, check_share, drop_invalid
 from hnclip.evaluate.retrieval import Gallery, prepare_gallery
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.base import Objective
@@ -32,6 +32,7 @@ from hnclip.util.console import progress
 
 log = logging.getLogger(__name__)
 
+FEW_STEPS, FEW_IMAGES = 10, 50  # below these, differences between runs are mostly noise
 REACH = 4  # neighbours to choose from, in cluster sizes: some of the nearest are taken already
 
 
@@ -58,26 +59,21 @@ class RunData:
             content.update(repr((record.id, record.captions)).encode("utf-8", "surrogatepass"))
         if len(self.pairs.images) + len(self.pairs.texts) > 2:  # views beside picture and caption
             for record in self.pairs.records:
-                regions = [(region.box, region.sentence, _way(region.edges, record)) for region in record.regions]
-                views = (record.short, regions, record.filtered, _way(record.edges, record))
+                regions = [(region.box, region.sentence) for region in record.regions]
+                views = (record.short, regions, record.filtered)
                 content.update(repr(views).encode("utf-8", "surrogatepass"))
         return (
             f"{len(self.pairs)} pairs, {len(self.validation.records)} validation pictures, {content.hexdigest()[:16]}"
         )
 
-    def deal(self, config: TrainConfig, epoch: int) -> tuple[PairData, Deal]:
+    def batches(self, config: TrainConfig, epoch: int) -> tuple[PairData, list[list[int]]]:
         """The captions and batches of an epoch, from the seed and the epoch alone."""
         pairs = self.pairs.draw(config.seed, epoch)
         if self.neighbours is None:
             order = epoch_order(len(pairs), config.seed, epoch)
         else:
             order = cluster_order(self.neighbours, config.cluster, config.seed, epoch)
-        return pairs, deal_batches(order, pairs.ids, batch_sizes(len(pairs), config))
-
-
-def _way(edges: ImageSource | None, record: Record) -> str | None:
-    """How a map was made of its picture, or the name of its file; not where they lie."""
-    return None if edges is None else edges.key.removeprefix(record.image.key).rpartition("/")[2]
+        return pairs, cut_batches(order, batch_sizes(len(pairs), config))
 
 
 def batch_sizes(pairs: int, config: TrainConfig) -> list[int]:
@@ -132,7 +128,7 @@ def open_run_data(config: TrainConfig, model: DualEncoder, objective: Objective)
     cache = cache_directory(config.read.cache)
     with progress("reading images") as bar:
         train, held_out = (
-            sound_records(part, model.text_transform, model.image_transform, cache=cache, progress=bar.iterate)
+            drop_invalid(part, model.text_transform, model.image_transform, cache=cache, progress=bar.iterate)
             for part in (records, validation)
         )
     problems = (*train.problems, *held_out.problems)
@@ -166,7 +162,7 @@ def _watched(config: TrainConfig, model: DualEncoder, cache: Path) -> Gallery:
     data = open_data(config.watch, config.read, splits={"test"})
     records = data.part("test" if data.splits() else "all", validation_share=0.0)
     with progress("reading images") as bar:
-        found = sound_records(records, model.text_transform, model.image_transform, cache=cache, progress=bar.iterate)
+        found = drop_invalid(records, model.text_transform, model.image_transform, cache=cache, progress=bar.iterate)
     lost = len(records) - len(found.records)
     check_share(
         lost,
@@ -233,22 +229,29 @@ def _log_data(config: TrainConfig, pairs: PairData, gallery: Gallery, context: i
     source = config.data if config.validation is None else f"{config.data} and {config.validation}"
     first = "the first " if config.limit is not None and len(pairs) >= config.limit else ""
     log.info(f"{first}{len(pairs)} training pairs{several} and {len(gallery.records)} validation images from {source}")
-    for view, count in pairs.truncated.items():
-        if count:
-            log.warning(f"{count} of {len(pairs.texts[view])} training texts ({view}) are cut at {context} tokens")
-    if shared := _shared_pictures(pairs, gallery):
+    for view, texts in pairs.texts.items():
+        if texts.truncated:
+            log.warning(f"{texts.truncated} of {len(texts)} training texts ({view}) are truncated at {context} tokens")
+    if reason := too_small(len(batch_sizes(len(pairs), config)), len(gallery.records)):
+        log.warning(reason)
+    if shared := _shared_images(pairs, gallery):
         log.warning(f"{shared} of {len(gallery.records)} validation images are training images too")
     if gallery.truncated:
         cut = f"{gallery.truncated} of {len(gallery.captions)}"
-        log.warning(f"{cut} validation captions are cut at {context} tokens")
+        log.warning(f"{cut} validation captions are truncated at {context} tokens")
 
 
-def _shared_pictures(pairs: PairData, gallery: Gallery) -> int:
-    """Validation pictures that training shows as well, under whatever name: in the cache they are the same row."""
-    trained, held_out = pairs.images["full"], gallery.pixels
-    if isinstance(trained, Tensor) or isinstance(held_out, Tensor):
-        return 0
-    return int(np.isin(held_out.rows, trained.rows).sum())
+def too_small(steps: int, validation: int) -> str | None:
+    """Why differences between runs will be noise: too few optimiser steps an epoch, or too few validation images."""
+    reasons = [f"{steps} optimiser steps an epoch"] * (steps < FEW_STEPS)
+    reasons += [f"{validation} validation images"] * (validation < FEW_IMAGES)
+    found = " and ".join(reasons)
+    return f"with only {found}, differences between runs will mostly be noise: use more data" if reasons else None
+
+
+def _shared_images(pairs: PairData, gallery: Gallery) -> int:
+    """Validation images that are training images too, under any name: they have the same row in the cache."""
+    return int(np.isin(gallery.pixels.rows, pairs.images["full"].rows).sum())
 
 
 def _mean_by_record(text: Tensor, pairs: PairData) -> Tensor:

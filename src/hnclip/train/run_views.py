@@ -11,30 +11,28 @@ import torch
 
 from hnclip.config import TrainConfig
 from hnclip.core import Record
-from hnclip.data.batches import PairData
+from hnclip.data.batching import PairData
 from hnclip.objectives.base import Objective
 from hnclip.prepare.manifest import KINDS, Kind, apply_manifest, manifest_path, read_manifest
 
 log = logging.getLogger(__name__)
 
 
-def needed_views(objective: Objective) -> set[str]:
-    """What an objective needs of a record in addition to its image and captions: regions, edges, text."""
+def needed_views(objective: Objective) -> set[Kind]:
+    """What an objective needs of a record in addition to its image and captions: regions, text."""
     views = {*objective.image_views, *objective.text_views}
-    needs = set[str]()
+    needs = set[Kind]()
     found_in_regions = ("crop", "sentence", "edge_crop", "region")
     if any(name.startswith(found_in_regions) for name in (*views, *objective.parts)):
         needs.add("regions")
-    if any(view.startswith("edge") for view in views):
-        needs.add("edges")
     if "filtered" in views or any(part.startswith("chunk") for part in objective.parts):
         needs.add("text")
     return needs
 
 
 def with_views(config: TrainConfig, records: Sequence[Record], objective: Objective) -> tuple[Record, ...]:
-    """The records with everything that the objective needs: what `hnclip prepare` made, then what the source has. Edge
-    maps and filtered captions are made for records that lack them.
+    """The records with everything that the objective needs: what `hnclip prepare` made, then what the source has.
+    Filtered captions are made for records that lack them.
 
     Raises:
         ValueError: regions are needed and no record has any, or all records have changed since they were prepared.
@@ -48,15 +46,8 @@ def with_views(config: TrainConfig, records: Sequence[Record], objective: Object
     for kind in KINDS:
         if kind in needs:
             found = _apply_prepared(config, kind, found)
-    if lacking := sum(record.edges is None for record in found) if "edges" in needs else 0:
-        from hnclip.data.views.derived import edges_of
-        from hnclip.data.views.edges import edge_method
-
-        method = edge_method("canny")
-        found = [record if record.edges else replace(record, edges=edges_of(record.image, method)) for record in found]
-        log.info(f"edge maps of {lacking} of {len(found)} records are made by {method.name}")
     if lacking := sum(not record.filtered for record in found) if "text" in needs else 0:
-        from hnclip.data.views.lexicon import load_filter
+        from hnclip.data.lexicon import load_filter
 
         name = "blunt:structxlip_colours" if config.objective.fidelity == "official" else "lexicon"
         change = load_filter(name)

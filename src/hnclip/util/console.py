@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,6 +64,8 @@ class _ConsoleFormatter(logging.Formatter):
 
 
 Item = TypeVar("Item")
+Iterate = Callable[[range], Iterator[int]]
+"""Goes through a range and reports its progress: `Progress.iterate`, or `iter` for none."""
 
 
 class Progress:

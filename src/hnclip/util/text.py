@@ -24,6 +24,19 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def readable_size(count: int) -> str:
+    """A number of bytes in a decimal unit.
+
+    >>> readable_size(40), readable_size(1_530_000), readable_size(120_000_000_000)
+    ('40 B', '1.5 MB', '120 GB')
+    """
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 999.5 and len(units) > 1:
+        size /= 1000
+        units.pop(0)
+    return f"{size:.1f} {units[0]}" if size < 9.95 and units[0] != "B" else f"{size:.0f} {units[0]}"
+
+
 def slugify(*names: str) -> str:
     """Names joined into a file name of at most 60 characters, of which the last are kept.
 

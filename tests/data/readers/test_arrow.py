@@ -148,12 +148,12 @@ def test_text_that_is_not_utf_8_is_reported_by_row(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hnclip.data import needs
+    from hnclip.util import optional
 
     def absent(module: str) -> Any:
         raise ModuleNotFoundError(module)
 
-    monkeypatch.setattr(needs, "import_module", absent)
+    monkeypatch.setattr(optional, "import_module", absent)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"pip install 'hnclip\[data\]'"):
         read(tmp_path / "t.parquet")

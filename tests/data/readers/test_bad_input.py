@@ -209,7 +209,7 @@ def ends_clearly(open_source: Callable[[], Any]) -> None:
         assert record.captions
         for caption in record.captions:
             assert caption.encode().strip()
-        for action in (record.image.stamp, record.image.shape, record.image.load):
+        for action in (record.image.stamp, record.image.load):
             try:
                 action()
             except InvalidImage as error:

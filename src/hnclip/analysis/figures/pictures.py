@@ -12,7 +12,7 @@ from PIL import Image
 from hnclip.analysis.figures.style import COLOURS, CORRECT, NEUTRAL, WIDTH, WRONG, blank_figure, words_figure
 from hnclip.analysis.figures.words import joined, look, right_to_left, width, wrap, wrapped
 from hnclip.analysis.shown import CompanionRow, Passage, Shown
-from hnclip.data.images import flat_picture
+from hnclip.data.images import to_rgb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -168,6 +168,6 @@ def _picture(axes: Axes, picture: Image.Image | None, label: str | None, colour:
 
 def _small(picture: Image.Image) -> Any:
     """The picture in RGB, no larger than a figure shows it."""
-    picture = flat_picture(picture)
+    picture = to_rgb(picture)
     picture.thumbnail((_PIXELS, _PIXELS))
     return picture

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from hnclip.data.images import flat_picture
+from hnclip.data.images import to_rgb
 
 SIDE = 320  # pixels of the longer side: sharp in a column of the page, small in the file
 FLAT = 16 * 1024  # bytes up to which a picture stays PNG, which loses nothing: tiny ones, and drawings with few colours
@@ -20,7 +20,7 @@ def png_address(png: bytes) -> str:
 
 def picture_address(picture: Image.Image) -> tuple[str, int, int]:
     """The address, width and height of a copy that is upright, on white, and at most `SIDE` pixels long."""
-    small = flat_picture(picture)
+    small = to_rgb(picture)
     small.thumbnail((SIDE, SIDE))
     png = _encode(small, format="PNG", optimize=True)
     if len(png) <= FLAT:

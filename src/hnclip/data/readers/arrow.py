@@ -15,10 +15,10 @@ from typing import Any
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage
 from hnclip.data.image_sources import CellImage, FileImage
-from hnclip.data.needs import needs
 from hnclip.data.readers.collect import HEAD, RecordCollector, SourceTable, TableImages, add_table
 from hnclip.data.readers.columns import Columns, Row
 from hnclip.data.records import DataSet, ReadLog, normal_split
+from hnclip.util.optional import import_extra
 
 _ROWS = 4096  # of text, read at once
 _IMAGES = 16  # read at once
@@ -69,7 +69,7 @@ def is_saved(directory: Path) -> bool:
 
 def read_saved(directory: Path, read: ReadConfig) -> DataSet:
     """A Dataset or DatasetDict that was saved to disk."""
-    datasets = needs("datasets", "Hugging Face data sets need", "data")
+    datasets = import_extra("datasets", "Hugging Face data sets", "data")
     try:
         loaded = datasets.load_from_disk(str(directory))
     except Exception as error:  # a damaged directory makes the library raise many types
@@ -81,7 +81,7 @@ def read_hub(source: str, read: ReadConfig) -> DataSet:
     """A data set on the hub, `owner/name` or `owner/name:config`, downloaded once. No code of the data set is run."""
     from huggingface_hub import HfApi, constants
 
-    datasets = needs("datasets", "Hugging Face data sets need", "data")
+    datasets = import_extra("datasets", "Hugging Face data sets", "data")
     repository, _, config = source.partition(":")
     offline = constants.HF_HUB_OFFLINE
     try:
@@ -147,7 +147,7 @@ def _dataset_table(dataset: Any, key: str, label: str, folder: Path | None, log:
 
 def _image_columns(schema: Any) -> list[str]:
     """The columns that hold images: bytes, or Hugging Face's struct of bytes and path."""
-    types = needs("pyarrow", "Parquet files need", "data").types
+    types = import_extra("pyarrow", "Parquet files", "data").types
 
     def is_bytes(kind: Any) -> bool:
         return types.is_binary(kind) or types.is_large_binary(kind)
@@ -201,7 +201,7 @@ class _DatasetImages:
         where = f"row {row + 1} of {self.images.column_names[0]}"
         try:
             cell = self.images[row].column(0)[0].as_py()
-        except (needs("pyarrow", "Hugging Face data sets need", "data").ArrowException, OSError, IndexError) as error:
+        except (import_extra("pyarrow", "Hugging Face data sets", "data").ArrowException, OSError, IndexError) as error:
             raise InvalidImage("missing image", f"{where} cannot be read: {error}") from error
         return _image_bytes(cell, self.folder, where)
 
@@ -249,7 +249,9 @@ class _RowGroup:
         source = self._images
         with self._lock, _arrow_errors(source.path):
             if not self._recent or row < self._recent[0][0]:
-                file = needs("pyarrow.parquet", "Parquet files need", "data").ParquetFile(source.path, memory_map=True)
+                file = import_extra("pyarrow.parquet", "Parquet files", "data").ParquetFile(
+                    source.path, memory_map=True
+                )
                 self._batches = file.iter_batches(_IMAGES, row_groups=[source.group], columns=[source.column])
                 self._recent.clear()
                 self._recent.append((0, next(self._batches).column(0)))
@@ -262,7 +264,7 @@ class _RowGroup:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    parquet = needs("pyarrow.parquet", "Parquet files need", "data")
+    parquet = import_extra("pyarrow.parquet", "Parquet files", "data")
     with _arrow_errors(path), parquet.ParquetFile(path) as file:
         yield file
 
@@ -271,5 +273,5 @@ def _opened(path: Path) -> Iterator[Any]:
 def _arrow_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (needs("pyarrow", "Parquet files need", "data").ArrowException, OSError) as error:
+    except (import_extra("pyarrow", "Parquet files", "data").ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as Parquet: {error}") from error

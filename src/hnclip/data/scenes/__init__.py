@@ -14,7 +14,7 @@ from hashlib import sha256
 from PIL import Image
 
 from hnclip.core import ImageSource, Record, Region
-from hnclip.data.scenes.draw import SIDE, draw_scene, thing_box
+from hnclip.data.scenes.draw import draw_scene, thing_box
 from hnclip.data.scenes.phrase import PLAIN, WORDINGS, describe, describe_things
 from hnclip.data.scenes.world import DOMAINS, STREAM, THINGS, Scene, sample_family
 
@@ -45,9 +45,6 @@ class SceneImage(ImageSource):
 
     def decode(self, content: bytes) -> Image.Image:
         return draw_scene(self.scene)
-
-    def shape(self) -> tuple[int, int]:
-        return SIDE, SIDE
 
 
 def scene_records(

@@ -17,11 +17,11 @@ def thumbnail(image: Image.Image) -> bytes:
     Args:
         image: decoded; left as it is.
     """
-    from hnclip.data.images import flat_picture  # torch comes with it, and an index is read without
+    from hnclip.data.images import to_rgb
 
     if image.mode in ("RGB", "L") and "transparency" not in image.info:
         image = _small(image)  # first, so that few pixels are left to be turned; others must be flat before
-    small = _small(flat_picture(image))
+    small = _small(to_rgb(image))
     small.info.clear()  # Pillow would write comments and XMP of the original
     content = io.BytesIO()
     small.save(content, "JPEG", quality=QUALITY)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hnclip.core import InvalidImage, Problem
-from hnclip.data.threads import in_order
+from hnclip.data.decoding import in_order
 from hnclip.search.index.catalogue import texts_hash
 from hnclip.search.index.changes import Known
 from hnclip.search.index.places import source_at

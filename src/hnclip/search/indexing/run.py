@@ -259,10 +259,10 @@ class Run:
             return
         tokenized = self._model.text_transform(texts)
         self.counts.cut_captions += tokenized.truncated
-        order = sorted(range(len(texts)), key=lambda number: len(tokenized.ids[number]))
+        order = sorted(range(len(texts)), key=lambda number: len(tokenized[number]))
         for start in range(0, len(order), self._size):
             some = order[start : start + self._size]
-            vectors = encode_captions(self._model, [tokenized.ids[number] for number in some], batch=self._size)
+            vectors = encode_captions(self._model, [tokenized[number] for number in some], batch=self._size)
             self.counts.encoded_captions += len(some)
             self._advance(len(some))
             yield [texts[number] for number in some], vectors.numpy()

@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from hnclip.data.batches import pad_texts
+from hnclip.data.batching import pad_texts
 from hnclip.search.description import read_description
 from hnclip.search.engines.exact import score_rows
 from hnclip.search.explain import explain
@@ -68,7 +68,7 @@ def _encode(
     finder: Finder, searches: Sequence[Search], answers: list[SearchAnswer | Exception]
 ) -> tuple[dict[int, np.ndarray], dict[int, bool]]:
     """Vectors [D] of searches by number, and whether their text was cut; errors go to the answers."""
-    texts: dict[int, tuple[int, ...]] = {}
+    texts: dict[int, np.ndarray] = {}
     cut: dict[int, bool] = {}
     for number, search in enumerate(searches):
         if search.text is not None:
@@ -78,7 +78,7 @@ def _encode(
                 seconds = perf_counter() - search.asked
                 answers[number] = SearchAnswer(results=[], captions=[], groups=[], cut=False, seconds=seconds)
             else:
-                texts[number], cut[number] = read.ids[0], read.truncated > 0
+                texts[number], cut[number] = read[0], read.truncated > 0
     pixels = {number: search.pixels for number, search in enumerate(searches) if search.pixels is not None}
     model, found = finder.model, dict[int, np.ndarray]()
     with torch.no_grad():

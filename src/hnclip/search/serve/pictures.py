@@ -148,10 +148,10 @@ def _check_effort(picture: Image.Image, content: bytes) -> None:
 
 
 def _jpeg(picture: Image.Image) -> bytes:
-    from hnclip.data.images import flat_picture
+    from hnclip.data.images import to_rgb
 
     content = io.BytesIO()
-    flat_picture(picture).save(content, "JPEG", quality=90)
+    to_rgb(picture).save(content, "JPEG", quality=90)
     return content.getvalue()
 
 

@@ -50,8 +50,8 @@ def show(findings: Findings) -> Shown:
 def count_doubles(config: TrainConfig, transform: TextTransform) -> Doubles:
     """Of the pairs that a run of this configuration trains on."""
     records = Trained.by(config).records()
-    tokens = iter(transform([caption for record in records for caption in record.captions]).ids)
-    captions = [[tuple(next(tokens)) for _ in record.captions] for record in records]
+    tokens = iter(transform([caption for record in records for caption in record.captions]))
+    captions = [[next(tokens).tobytes() for _ in record.captions] for record in records]
     same_caption = _shared(captions)
     same_picture = _shared([[_content(record)] for record in records])
     return Doubles(len(records), len(same_caption), len(same_picture), len(same_caption | same_picture))

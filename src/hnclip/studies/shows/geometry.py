@@ -25,8 +25,9 @@ from hnclip.analysis.near_duplicates import near_duplicate_rows
 from hnclip.analysis.shown import CompanionRow
 from hnclip.config import TrainConfig
 from hnclip.core import Record
-from hnclip.data.batches import numbers
-from hnclip.data.images import flat_picture
+from hnclip.data.batching import text_numbers
+from hnclip.data.images import to_rgb
+from hnclip.data.texts import Tokens
 from hnclip.diagnose.epoch import first_epoch
 from hnclip.diagnose.material import Material
 from hnclip.evaluate.protocol import open_task
@@ -127,11 +128,11 @@ def show(findings: Findings) -> Shown:
 def _look(config: TrainConfig, gallery: str, model: DualEncoder, measures: Path) -> _Domain:
     records = Trained.by(config).records()
     captions = [caption for record in records for caption in record.captions]
-    tokens = model.text_transform(captions).ids
+    tokens = model.text_transform(captions)
     owner = torch.tensor([number for number, record in enumerate(records) for _ in record.captions])  # [T]
     text = caption_vectors(config, model, tokens, measures)  # [T, D]
     cut = torch.tensor([len(row) >= model.context for row in tokens])  # [T]
-    epoch = first_epoch(Material("train", records, owner, text, numbers(tokens), cut), config)
+    epoch = first_epoch(Material("train", records, owner, text, text_numbers(tokens), cut), config)
     batches = epoch.evaluations(config.optim.negatives)
     geometry = caption_geometry(text, owner)
     return _Domain(
@@ -153,9 +154,7 @@ def _look(config: TrainConfig, gallery: str, model: DualEncoder, measures: Path)
     )
 
 
-def caption_vectors(
-    config: TrainConfig, model: DualEncoder, tokens: Sequence[Sequence[int]], directory: Path
-) -> Tensor:
+def caption_vectors(config: TrainConfig, model: DualEncoder, tokens: Sequence[Tokens], directory: Path) -> Tensor:
     """[T, D]: the training captions to the encoder before training; read where they were encoded before.
 
     Args:
@@ -208,7 +207,7 @@ def _statistics(found: dict[str, _Domain]) -> TablePart:
 def _picture(record: Record) -> Image | None:
     """As large as it is shown; None where it is missing or damaged."""
     try:
-        picture = flat_picture(record.image.load())
+        picture = to_rgb(record.image.load())
     except (ValueError, OSError):
         return None
     picture.thumbnail((THUMBNAIL, THUMBNAIL))

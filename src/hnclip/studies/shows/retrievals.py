@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.analysis.figures import Example, retrieval_figure
-from hnclip.data.cache import cache_directory
+from hnclip.data.image_cache import cache_directory
 from hnclip.evaluate.protocol import open_task, usable
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
 from hnclip.studies.findings import Findings

@@ -1,0 +1,117 @@
+"""Decoding images in threads: Pillow leaves the interpreter free while it works."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from PIL import Image
+
+from hnclip.core import ImageSource, InvalidImage, Problem, upright_shape
+from hnclip.data.derived_images import render, root
+from hnclip.data.images import ImageTransform, preprocess_image
+from hnclip.util.console import Iterate
+
+AHEAD = 64  # files that threads may decode ahead of the consumer
+WORKERS = 16  # beyond it, threads mostly wait for the interpreter
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Decoded(NamedTuple):
+    """A preprocessed image: the hash of its bytes, its pixels [3, S, S], and the size of the upright image."""
+
+    content: bytes
+    pixels: np.ndarray
+    size: tuple[int, int]
+
+
+def decode_all(
+    wanted: Mapping[bytes, ImageSource],
+    transform: ImageTransform,
+    known: Container[bytes],
+    workers: int,
+    progress: Iterate,
+) -> Generator[tuple[bytes, Decoded | Problem], None, None]:
+    """Decode images in threads, one decode for all that are derived from the same file.
+
+    Args:
+        wanted: by name.
+        known: hashes of contents whose pixels are not needed.
+    """
+    files: dict[str, list[tuple[bytes, ImageSource]]] = {}
+    for name, source in wanted.items():
+        files.setdefault(root(source).key, []).append((name, source))
+
+    def decode(group: list[tuple[bytes, ImageSource]]) -> list[tuple[bytes, Decoded | Problem]]:
+        base = root(group[0][1])
+        try:
+            content = base.read()
+        except InvalidImage as error:
+            return [(name, Problem(error.kind, source.key, str(error))) for name, source in group]
+        done: dict[str, Image.Image] = {}
+        return [(name, decode_one(source, base, content, done)) for name, source in group]
+
+    def decode_one(
+        source: ImageSource, base: ImageSource, content: bytes, done: dict[str, Image.Image]
+    ) -> Decoded | Problem:
+        digest = hash_bytes(content + source.key.removeprefix(base.key).encode())
+        if digest in known:
+            return Decoded(digest, np.empty(0, np.uint8), (0, 0))
+        try:
+            image = render(source, content, done)
+        except InvalidImage as error:
+            return Problem(error.kind, source.key, str(error))
+        try:
+            return Decoded(digest, preprocess_image(image, transform).numpy(), upright_shape(image))
+        except ValueError as error:
+            return Problem("unusual image", source.key, str(error))
+
+    with decoding_threads(workers) as pool:
+        for _, results in zip(progress(range(len(files))), in_order(pool, decode, files.values(), AHEAD)):
+            yield from results
+
+
+@contextmanager
+def decoding_threads(count: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool of threads that decode images; work that has not begun when the block ends is cancelled."""
+    Image.init()  # Pillow loads its decoders lazily, which is not safe in threads
+    pool = ThreadPoolExecutor(count)
+    with warnings.catch_warnings():
+        # Threads that each change the filters for a moment would undo each other's changes.
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def in_order(
+    pool: ThreadPoolExecutor, work: Callable[[Item], Result], items: Iterable[Item], ahead: int
+) -> Iterator[Result]:
+    """`map(work, items)` in threads, at most `ahead` items before the consumer."""
+    waiting: deque[Future[Result]] = deque()
+    for item in items:
+        if len(waiting) == ahead:
+            yield waiting.popleft().result()
+        waiting.append(pool.submit(work, item))
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def cpu_count() -> int:
+    """CPUs that this process may use, at most as many as decoding makes use of."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(WORKERS, found)
+
+
+def hash_bytes(content: bytes) -> bytes:
+    return blake2b(content, digest_size=16).digest()

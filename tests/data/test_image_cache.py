@@ -1,0 +1,397 @@
+"""The image cache: the right pixels, decoded once, whatever happens to the process, the disk or the files."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import resource
+import struct
+import subprocess
+import sys
+import warnings
+import zlib
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from PIL import ExifTags, Image
+
+from hnclip.core import ImageSource, InvalidImage
+from hnclip.data.decoding import AHEAD
+from hnclip.data.derived_images import CropImage, EdgeImage
+from hnclip.data.image_cache import CachedPixels, cache_directory, delete_cache, list_caches, load_images
+from hnclip.data.image_sources import CellImage, FileImage
+from hnclip.data.images import ImageTransform, preprocess_image
+
+SMALL = ImageTransform(8)
+ROW, ENTRY = 3 * 8 * 8, 56  # bytes of an image and of its entry
+NOISE = np.random.default_rng(0)
+
+
+def encoded(size: tuple[int, int] = (12, 9), format: str = "png", **options) -> bytes:
+    """An image of noise, unlike any other."""
+    file = io.BytesIO()
+    Image.fromarray(NOISE.integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)).save(file, format, **options)
+    return file.getvalue()
+
+
+def files(directory: Path, number: int) -> list[FileImage]:
+    directory.mkdir(exist_ok=True)
+    paths = [directory / f"{index:03}.png" for index in range(number)]
+    for path in paths:
+        path.write_bytes(encoded())
+    return [FileImage(path) for path in paths]
+
+
+def twin(images: list[ImageSource], transform: ImageTransform = SMALL) -> torch.Tensor:
+    return torch.stack([preprocess_image(image.load(), transform) for image in images])
+
+
+@pytest.fixture
+def work(monkeypatch) -> dict[str, list[str]]:
+    """The files that were read and decoded."""
+    done: dict[str, list[str]] = {"read": [], "decoded": []}
+    read, decode = FileImage.read, FileImage.decode
+    monkeypatch.setattr(FileImage, "read", lambda image: done["read"].append(image.path.name) or read(image))
+    monkeypatch.setattr(
+        FileImage, "decode", lambda image, content: done["decoded"].append(image.path.name) or decode(image, content)
+    )
+    return done
+
+
+def test_directory_is_the_given_one_or_of_the_environment_or_at_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HNCLIP_CACHE", "/from/environment")
+    assert (cache_directory("~/given"), cache_directory(None)) == (tmp_path / "given", Path("/from/environment"))
+    monkeypatch.setenv("HNCLIP_CACHE", "")
+    assert cache_directory(None) == tmp_path / ".cache" / "hnclip"
+
+
+@pytest.mark.parametrize("rows", [[4, 0, 5, 5, 1]])
+def test_pixels_are_indexed_like_a_tensor(rows):
+    array = NOISE.integers(0, 256, (6, 3, 4, 4), dtype=np.uint8)
+    pixels, expected = CachedPixels(array, np.array(rows)), torch.from_numpy(array[rows])
+    assert pixels.shape == expected.shape
+    for chosen in ([3, -1, 0, 0], torch.tensor([2, 1]), slice(1, 4), slice(None), []):
+        assert torch.equal(pixels[chosen], expected[torch.tensor(chosen).long() if chosen == [] else chosen])
+    pixels[:].zero_()
+    assert torch.equal(pixels.select([4, 2])[:], expected[[4, 2]])
+
+
+@pytest.mark.parametrize("transform", [SMALL, ImageTransform(5, shortest=7), ImageTransform(9, squash=True)])
+def test_memory_and_disk_hold_the_preprocessed_images(tmp_path, transform):
+    """More than are decoded ahead, some of them copies or derived, with the sizes of the upright images."""
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6
+    images: list[ImageSource] = [*files(tmp_path / "images", 70)]
+    images += [CellImage(f"cell {n}\udcff", "1", images[n].read) for n in range(3)]
+    images += [FileImage(tmp_path / "turned.jpg"), images[5]]
+    images[-2].path.write_bytes(encoded((30, 20), "jpeg", exif=turned))
+    images += [view for image in (images[1], images[-2]) for view in (CropImage(image, (2, 1, 9, 8)), EdgeImage(image))]
+    sizes = [(12, 9)] * 73 + [(20, 30), (12, 9), (7, 7), (12, 9), (7, 7), (20, 30)]
+    expected = twin(images, transform)
+    for cache in (None, tmp_path / "cache", tmp_path / "cache"):
+        loaded = load_images(images, transform, cache=cache, workers=3)
+        assert loaded.kept == tuple(range(len(images)))
+        assert torch.equal(loaded.pixels[:], expected)
+        assert loaded.sizes.tolist() == [list(size) for size in sizes]
+        assert loaded.pixels.rows[70:73].tolist() == loaded.pixels.rows[:3].tolist()
+        assert len(set(loaded.pixels.rows)) == 75
+    empty = load_images([], transform, cache=tmp_path)
+    assert (empty.kept, empty.pixels[:].shape) == ((), (0, 3, transform.size, transform.size))
+
+
+def test_one_decode_and_one_canny_for_all_views_of_a_file(tmp_path, monkeypatch, work):
+    cv2 = pytest.importorskip("cv2")
+    found, canny = [], cv2.Canny
+    monkeypatch.setattr(cv2, "Canny", lambda *arguments: found.append(1) or canny(*arguments))
+    images = files(tmp_path / "images", 4)
+    edges = [EdgeImage(image) for image in images]
+    crops = [CropImage(edge, (n, n, 6 + n, 6 + n)) for edge in edges for n in range(3)]
+    for cache in (None, tmp_path):
+        load_images([*crops, *images, *edges], SMALL, cache=cache)
+        assert (len(work["read"]), len(work["decoded"]), len(found)) == (4, 4, 4)
+        for counted in (work["read"], work["decoded"], found):
+            counted.clear()
+
+
+def test_missing_optional_dependency_is_an_error_and_not_a_missing_view(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(ValueError, match="pip install"):
+        load_images([EdgeImage(image) for image in files(tmp_path / "images", 2)], SMALL, cache=tmp_path)
+
+
+def test_what_is_cached_is_not_read_again_and_a_changed_file_is(tmp_path, work):
+    images = files(tmp_path / "images", 5)
+    steps: list[int] = []
+
+    def count_steps(todo: range):
+        steps.append(len(todo))
+        return iter(todo)
+
+    for count in (2, 5, 5):
+        load_images(images[:count], SMALL, cache=tmp_path, progress=count_steps)
+    assert (len(work["read"]), steps) == (5, [2, 3])
+    work["read"].clear(), work["decoded"].clear()
+    images[1].path.write_bytes(encoded((33, 21)))
+    os.utime(images[2].path, ns=(1, 1))  # read again, and found to have the same content
+    loaded = load_images(images, SMALL, cache=tmp_path)
+    assert (sorted(work["read"]), work["decoded"]) == (["001.png", "002.png"], ["001.png"])
+    assert torch.equal(loaded.pixels[:], twin(images))
+    load_images(images, ImageTransform(8, mean=(0.5, 0.5, 0.5)), cache=tmp_path)  # colours are not part of the geometry
+    assert len(list_caches(tmp_path)) == 1
+    for other in ({"size": 9}, {"shortest": 9}, {"squash": True}, {"resample": "nearest"}):
+        transform = ImageTransform(**{"size": 8, **other})
+        assert torch.equal(load_images(images, transform, cache=tmp_path).pixels[:], twin(images, transform))
+    assert len({info.geometry for info in list_caches(tmp_path)}) == 5
+
+
+def bomb() -> bytes:
+    """The first bytes of a PNG of 100,000 × 100,000 pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
+    header = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    return b"\x89PNG\r\n\x1a\n" + header + struct.pack(">I", 1000) + b"IDAT" + bytes(1000)
+
+
+def raises(error: BaseException):
+    def get() -> bytes:
+        raise error
+
+    return get
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_invalid_images_are_listed_and_the_others_kept_in_order(tmp_path, cached):
+    floats = io.BytesIO()
+    Image.fromarray(np.full((9, 9), 1e6, dtype=np.float32)).save(floats, "tiff")
+    good = files(tmp_path / "images", 9)
+    bad: list[tuple[str, ImageSource]] = [
+        (kind, CellImage(f"cell {number}", "1", lambda content=content: content))
+        for number, (kind, content) in enumerate(
+            [
+                ("corrupt image", b""),
+                ("truncated image", encoded((90, 90), "jpeg")[:900]),
+                ("corrupt image", b"<html>not found</html>"),
+                ("oversized image", bomb()),
+                ("unusual image", floats.getvalue()),
+            ]
+        )
+    ]
+    bad += [
+        ("missing image", FileImage(tmp_path / "none.png")),
+        ("missing image", CellImage("row 7", "1", raises(InvalidImage("missing image", "the table is gone")))),
+        ("missing image", CropImage(good[0], (50, 50, 60, 60))),
+    ]
+    images = [good[0], *(image for pair in zip((image for _, image in bad), good[1:]) for image in pair)]
+    for _ in range(2):
+        loaded = load_images(images, SMALL, cache=tmp_path / "cache" if cached else None)
+        assert loaded.kept == tuple(range(0, 17, 2))
+        assert torch.equal(loaded.pixels[:], twin(good))
+        found = [(problem.kind, problem.where) for problem in loaded.problems.values()]
+        assert found == [(kind, image.key) for kind, image in bad]
+    assert load_images([bad[0][1]], SMALL, cache=tmp_path if cached else None).pixels[:].shape == (0, 3, 8, 8)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), OSError("the network is down")])
+def test_other_errors_pass_through_and_end_the_work(tmp_path, error, cached):
+    images = [CellImage("fails", "1", raises(error)), *files(tmp_path / "images", 3)]
+    before = warnings.filters[:]
+    with pytest.raises(type(error)) as caught:
+        load_images(images, SMALL, cache=tmp_path if cached else None)
+    assert caught.value is error
+    assert warnings.filters == before
+    assert load_images(images[1:], SMALL, cache=tmp_path).kept == (0, 1, 2)
+
+
+# Interrupted writers, several processes
+
+CHILD = """
+import os, signal, sys
+from pathlib import Path
+from hnclip.data.image_cache import load_images
+from hnclip.data.images import ImageTransform
+from hnclip.data.image_sources import FileImage
+
+images, caches, *moments = sys.argv[1:]
+
+class Logged(FileImage):
+    def decode(self, content):
+        os.write(log, b".")
+        return super().decode(content)
+
+sources, children = [Logged(path) for path in sorted(Path(images).iterdir())], []
+for number, moment in enumerate(moments):
+    receiver, log = os.pipe()
+    child = os.fork()
+    if not child:
+        load_images(sources, ImageTransform(8), cache=Path(caches.format(number)), workers=2)
+        os._exit(0)
+    if int(moment):
+        for _ in range(int(moment)):
+            os.read(receiver, 1)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    else:
+        children.append((child, receiver))
+    os.close(log)
+failed = [os.waitpid(child, 0)[1] for child, _ in children]
+print(sum(len(os.read(receiver, 10_000)) for _, receiver in children))
+sys.exit(any(failed))
+"""
+
+
+def run(images: Path, caches: Path, *moments: int) -> int:
+    """Fill caches in processes, each killed at the decode of that number, or with 0 not at all. Returns how many images
+    the latter decoded."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", CHILD, str(images), str(caches), *map(str, moments)]
+    return int(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def test_killed_at_many_moments_only_images_in_flight_are_lost(tmp_path, work, caplog):
+    images = files(tmp_path / "images", 150)
+    expected, states, moments = twin(images), set(), range(1, 151, 7)
+    run(tmp_path / "images", tmp_path / "cache {}", *moments)
+    for number, moment in enumerate(moments):
+        cache = tmp_path / f"cache {number}"
+        known = sum(info.images for info in list_caches(cache))
+        states.add(known)
+        work["decoded"].clear()
+        assert known >= moment - AHEAD - 2
+        assert torch.equal(load_images(images, SMALL, cache=cache).pixels[:], expected)
+        assert len(work["decoded"]) == 150 - known
+    assert len(states) > 5
+    assert not caplog.records
+
+
+def test_two_processes_at_once_decode_every_image_once(tmp_path, work):
+    images = files(tmp_path / "images", 120)
+    assert run(tmp_path / "images", tmp_path / "cache", 0, 0) == 120
+    assert torch.equal(load_images(images, SMALL, cache=tmp_path / "cache").pixels[:], twin(images))
+    assert (work["read"].count("000.png"), len(work["decoded"])) == (1, 120)  # by the twin
+
+
+def store(cache: Path) -> tuple[Path, Path]:
+    (info,) = list_caches(cache)
+    return info.path / "pixels.u8", info.path / "index.bin"
+
+
+def test_every_prefix_of_what_a_writer_writes_is_a_valid_cache(tmp_path, caplog, work):
+    """A row, its entry, the next row …: cut anywhere, all whole entries are used and nothing is damaged."""
+    images = files(tmp_path / "images", 6)
+    expected = load_images(images, SMALL, cache=tmp_path).pixels[:]
+    pixels, index = store(tmp_path)
+    rows, entries = pixels.read_bytes(), index.read_bytes()
+    for cut in range(0, 6 * (ROW + ENTRY), 13):
+        whole, rest = divmod(cut, ROW + ENTRY)
+        pixels.write_bytes(rows[: whole * ROW + min(rest, ROW)])
+        index.write_bytes(entries[: whole * ENTRY + max(0, rest - ROW)])
+        work["decoded"].clear()
+        assert torch.equal(load_images(images, SMALL, cache=tmp_path).pixels[:], expected)
+        assert len(work["decoded"]) == 6 - whole
+    assert not caplog.records
+
+
+DAMAGES = {
+    "truncated pixels": (lambda pixels: pixels[: 20 * ROW + 7], None, 20),
+    "lost pixels": (lambda pixels: b"", None, 0),
+    "zeroed rows": (lambda pixels: pixels[: 25 * ROW] + bytes(5 * ROW), None, 25),
+    "changed byte": (lambda pixels: pixels[:200] + bytes([pixels[200] ^ 1]) + pixels[201:], None, 29),
+    "garbage index": (None, lambda index: b"text " * 400, 0),
+    "changed entry": (None, lambda index: index[:90] + b"??" + index[92:], 29),
+    "zeroed entries": (None, lambda index: index[: 10 * ENTRY] + bytes(20 * ENTRY), 10),
+    "shifted index": (None, lambda index: index[1:], 0),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_a_warning_and_only_what_it_hit_is_decoded_again(tmp_path, caplog, work, damage):
+    images = files(tmp_path / "images", 30)
+    used = load_images(images, SMALL, cache=tmp_path).pixels
+    expected = used[:]
+    for path, change in zip(store(tmp_path), DAMAGES[damage]):
+        if change is not None:
+            content = change(path.read_bytes())
+            path.unlink()  # a process that has mapped the file is not part of this
+            path.write_bytes(content)
+    for warned in (1, 0):
+        work["decoded"].clear(), caplog.clear()
+        assert torch.equal(load_images(images, SMALL, cache=tmp_path).pixels[:], expected)
+        assert len(work["decoded"]) == warned * (30 - DAMAGES[damage][2])
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
+        assert "damaged" in caplog.text or not warned
+    assert torch.equal(used[:], expected)
+
+
+# Disks
+
+
+def test_full_disk_is_an_error_that_names_the_option_and_the_cache_stays_usable(tmp_path, work):
+    images = files(tmp_path / "images", 30)
+    load_images(images[:5], SMALL, cache=tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12 * ROW + 50, hard))  # a write beyond it is short, then fails
+    try:
+        with pytest.raises(OSError, match=r"--read\.cache"):
+            load_images(images, SMALL, cache=tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    work["decoded"].clear()
+    assert torch.equal(load_images(images[:12], SMALL, cache=tmp_path).pixels[:], twin(images[:12]))
+    assert len(work["decoded"]) == 12  # by the twin
+    assert torch.equal(load_images(images, SMALL, cache=tmp_path).pixels[:], twin(images))
+
+
+def test_too_little_space_is_a_warning_beforehand(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=3 * ROW - 1))
+    assert len(load_images(files(tmp_path / "images", 3), SMALL, cache=tmp_path).kept) == 3
+    assert "--read.cache" in caplog.text
+
+
+def test_read_only_cache_works_if_nothing_is_missing(tmp_path, monkeypatch):
+    images = files(tmp_path / "images", 4)
+    load_images(images[:3], SMALL, cache=tmp_path / "cache")
+
+    def forbidden(*arguments, **options):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(Path, "mkdir", forbidden)  # the user of the tests may write anywhere
+    assert torch.equal(load_images(images[:3], SMALL, cache=tmp_path / "cache").pixels[:], twin(images[:3]))
+    with pytest.raises(OSError, match=r"--read\.cache"):
+        load_images(images, SMALL, cache=tmp_path / "cache")
+    monkeypatch.undo()
+    with pytest.raises(OSError, match=r"--read\.cache"):
+        load_images(images, SMALL, cache=images[0].path)
+
+
+def test_caches_are_listed_and_deleted_unless_they_are_being_filled(tmp_path):
+    load_images(files(tmp_path / "data", 3), SMALL, cache=tmp_path)
+    old = tmp_path / "images" / "0123456789abcdef"
+    other = tmp_path / "images" / "holiday"
+    for directory, name in ((old, "index.sqlite"), (old, "pixels.u8"), (other, "photo.png")):
+        directory.mkdir(exist_ok=True)
+        (directory / name).write_bytes(bytes(1000))
+    infos = {info.path: info for info in list_caches(tmp_path)}
+    assert set(infos) == {old, *(info.path for info in infos.values() if info.geometry)}
+    assert (infos[old].geometry, infos[old].images, infos[old].bytes) == ("", 0, 2000)
+    (current,) = (info for info in infos.values() if info.geometry)
+    assert (current.geometry, current.images, current.bytes) == ("8px, bicubic", 3, 3 * (ROW + ENTRY))
+    with FileLock(current.path / "lock"), pytest.raises(ValueError, match="in use"):
+        delete_cache(current)
+    for info in infos.values():
+        delete_cache(info)
+    assert (list_caches(tmp_path), other.exists(), list_caches(tmp_path / "none")) == ([], True, [])
+
+
+def test_a_waiting_process_says_so(tmp_path, caplog, monkeypatch):
+    images = files(tmp_path / "images", 2)
+    load_images(images[:1], SMALL, cache=tmp_path)
+    lock = FileLock(list_caches(tmp_path)[0].path / "lock", thread_local=False)
+    lock.acquire()
+    monkeypatch.setattr(logging.getLogger("hnclip.data.image_cache"), "info", lambda text: lock.release())
+    assert load_images(images, SMALL, cache=tmp_path).kept == (0, 1)

@@ -1,0 +1,327 @@
+"""Boxes into patches, sentences and chunks into tokens: against pixels, decoded tokens and the released formulas."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from hnclip.core import Record, Region
+from hnclip.data.image_sources import CellImage
+from hnclip.data.images import ImageTransform, preprocess_image
+from hnclip.data.parts import PARTS, PartContext, chunk_windows, find_sentence, patches_of
+from hnclip.data.scenes import scene_records
+from hnclip.data.texts import TextTransform, clean_caption
+from hnclip.models.preprocessing import train_tokenizer
+from small_families import bert_tokenizer, gemma_tokenizer, sentencepiece_tokenizer
+
+SHAPES = {"wide": (300, 120), "tall": (90, 310), "square": (130, 130), "large": (901, 640)}
+PATCHES = (14, 16, 32)
+
+
+def record(*regions, captions=("a dog",), filtered=()):
+    return Record("a", CellImage("blank", "", bytes), captions, None, regions=regions, filtered=filtered)
+
+
+def region(box=(0, 0, 9, 9), sentence="a"):
+    return Region(tuple(box), sentence)
+
+
+def parts_of(name, records=(), *, texts=(), owner=None, tokenizer=None, context=77, clean=str, **image):
+    """Parts of records, and the text transform."""
+    transform = None if tokenizer is None else TextTransform(tokenizer, context, clean)
+    grid, size = image.pop("grid", 16), image.pop("size", 224)
+    sizes = np.array([image.pop("shape", (300, 120))] * len(records))
+    owner = range(len(records)) if owner is None else owner
+    return PARTS[name].find(PartContext(records, sizes, texts, owner, transform, ImageTransform(size, **image), grid))
+
+
+# Boxes
+
+
+def boxed(shape, box):
+    """A black image with a white box."""
+    pixels = np.zeros((shape[1], shape[0], 3), np.uint8)
+    pixels[max(0, box[1]) : max(0, box[3]), max(0, box[0]) : max(0, box[2])] = 255
+    return Image.fromarray(pixels)
+
+
+def lit(image, transform, patch):
+    """[grid, grid]: the patches with a pixel of the model's image that is brighter than half."""
+    grid = transform.size // patch
+    bright = preprocess_image(image, transform)[0, : grid * patch, : grid * patch] > 127  # [side, side]
+    return bright.unflatten(0, (grid, patch)).unflatten(2, (grid, patch)).any(3).any(1)
+
+
+def mask(box, shape, transform, patch):
+    """[grid, grid]: the patches of a box."""
+    grid = transform.size // patch
+    columns, rows = patches_of(box, shape, transform, patch, grid)
+    found = torch.zeros(grid, grid, dtype=torch.bool)
+    found[rows.start : rows.stop, columns.start : columns.stop] = True
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(sorted(SHAPES)),
+    st.sampled_from(PATCHES),
+    st.sampled_from([{}, {"squash": True}, {"shortest": 256}]),
+    st.lists(st.floats(-0.1, 1.1), min_size=4, max_size=4),
+)
+@example("wide", 16, {}, [0.0, 0.0, 1.0, 1.0])
+@example("wide", 14, {}, [0.0, 0.0, 0.2, 1.0])  # cropped away
+@example("tall", 32, {}, [0.0, 0.0, 1.0, 0.35])
+@example("tall", 14, {"squash": True}, [0.0, 0.9, 1.0, 1.0])
+def test_patches_of_a_box_are_those_that_show_it(name, patch, options, corners):
+    shape, transform = SHAPES[name], ImageTransform(224, **options)
+    xs, ys = sorted(corners[0::2]), sorted(corners[1::2])
+    box = tuple(round(share * side) for share, side in zip((xs[0], ys[0], xs[1], ys[1]), shape * 2))
+    margins = [-(-3 * side // 224) for side in shape]  # two pixels of the model's image and more
+    assume(box[2] - box[0] > margins[0])  # thinner than a pixel, the filter would hide it
+    assume(box[3] - box[1] > margins[1])
+    shown = lit(boxed(shape, box), transform, patch)
+    assert not (shown & ~mask(box, shape, transform, patch)).any()
+    # Nor is there a patch too many, except those with a border of less than two pixels.
+    inner = (box[0] + margins[0], box[1] + margins[1], box[2] - margins[0], box[3] - margins[1])
+    if inner[0] < inner[2] and inner[1] < inner[3]:
+        assert not (mask(inner, shape, transform, patch) & ~shown).any()
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_patches_are_exact_where_pixels_are_only_repeated(data):
+    patch, factor = data.draw(st.sampled_from(PATCHES)), data.draw(st.sampled_from([1, 2]))
+    transform = ImageTransform(224, resample="nearest")
+    shape = data.draw(st.permutations([224 // factor, data.draw(st.integers(224 // factor, 300))]))
+    (left, right), (top, bottom) = (
+        sorted(data.draw(st.lists(st.integers(0, side), min_size=2, max_size=2, unique=True))) for side in shape
+    )
+    box = (left, top, right, bottom)
+    assert torch.equal(mask(box, shape, transform, patch), lit(boxed(shape, box), transform, patch))
+
+
+def test_borders_of_patches_are_exact():
+    transform = ImageTransform(224)
+    for side in (7, 21, 49, 70, 131, 224 * 3):  # sevenths and thirds are no finite floats
+        assert mask((0, 0, side, side), (side, side), transform, 16).all()
+        if side % 7 == 0:
+            part = mask((side // 7, 0, 3 * side // 7, side), (side, side), transform, 32)
+            assert part.any(0).tolist() == [False, True, True, False, False, False, False]
+    # 384 pixels are 27 patches of 14, and 6 pixels more that are part of none.
+    transform = ImageTransform(384, squash=True)
+    assert not mask((380, 0, 384, 384), (384, 384), transform, 14).any()
+    assert mask((370, 0, 384, 384), (384, 384), transform, 14).any(0).nonzero().flatten().tolist() == [26]
+
+
+def test_regions_are_masks_and_absent_ones_are_empty():
+    """The model sees columns 100 to 200; the best region counts."""
+    boxes = [(100, 0, 150, 100), (0, 0, 99, 100), (0, 0, 126, 25), (120, 50, 120, 60), (120, 60, 150, 60)]
+    records = [record(region(box), region((0, 0, 300, 100))) for box in boxes]
+    found = parts_of("region", [*records, record()], shape=(300, 100), size=96, grid=4)
+    assert (found.shape, found.dtype, PARTS["region"].view) == ((6, 1, 16), torch.bool, "full")
+    expected = torch.zeros(6, 4, 4, dtype=torch.bool)
+    expected[0, :, :2] = True
+    expected[2, :1, :2] = True
+    assert torch.equal(found.view(6, 4, 4), expected)
+    with pytest.raises(ValueError, match="grid"):
+        parts_of("region", [record()], grid=None)
+
+
+def released_patches(box, size, patch):
+    """GOAL: corners times size / width and size / height of the box, rounded, clamped; floor and ceil."""
+    ranges = []
+    for start, stop in ((box[0], box[2]), (box[1], box[3])):
+        first, last = (round(place * size / (stop - start)) for place in (start, stop))
+        first, last = max(0, min(first, size - 1)), max(0, min(last, size))
+        ranges.append(range(first // patch, (last + patch - 1) // patch))
+    return [row * (size // patch) + column for row in ranges[1] for column in ranges[0]]
+
+
+@pytest.mark.parametrize("grid", [16, 14, 7])
+@given(boxes=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300), st.integers(1, 99), st.integers(1, 99))))
+@example(boxes=[(112, 112, 56, 56)])  # of a square image; 112 · 224 / 56 is beyond it
+def test_official_regions_follow_the_released_formula(grid, boxes):
+    boxes = [(left, top, left + width, top + height) for left, top, width, height in boxes]
+    found = parts_of("region_official", [record(region(box)) for box in boxes], grid=grid)
+    for row, box in zip(found[:, 0], boxes):
+        numbers = released_patches(box, 224, 16)
+        assert row.nonzero().flatten().tolist() == sorted(number for number in numbers if number < grid**2)
+
+
+# Sentences
+
+TEXT = "a red dog stands on the grass. the small cat lies under a tree, near the bench. a blue house and a green tree."
+SENTENCES = [part.strip() for part in re.split(r"(?<=\.) |\.$", TEXT) if part]
+KINDS = ["clip", "bert", "siglip", "siglip2"]
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory):
+    return {
+        "clip": train_tokenizer([TEXT] * 3, 600),
+        "bert": bert_tokenizer(),
+        "siglip": sentencepiece_tokenizer(tmp_path_factory.mktemp("siglip")),  # slow, without offsets of its own
+        "siglip2": gemma_tokenizer(),
+    }
+
+
+def letters(tokenizer, ids):
+    """What tokens spell, without spaces and punctuation; the vocabularies know lower case only."""
+    return spelled(tokenizer.decode(list(ids), skip_special_tokens=False).replace("<unk>", ""))
+
+
+def spelled(text):
+    return "".join(re.findall(r"[a-z]+", text.lower()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_sentence_spans_spell_the_sentence_and_are_truncated_with_the_caption(kind, sentence, tokenizers):
+    tokenizer = tokenizers[kind]
+    options = {"records": [record(region(sentence=sentence))], "texts": [TEXT], "tokenizer": tokenizer}
+    ((start, stop),) = parts_of("sentence_span", context=248, **options)[0].tolist()
+    transform = TextTransform(tokenizer, 248)
+    ids, (before, after) = transform([TEXT])[0], transform.edges
+    assert letters(tokenizer, ids[start:stop]) == spelled(sentence)
+    assert start >= before
+    assert stop <= len(ids) - after
+    for context in range(before + after + 1, stop + 4):
+        found = parts_of("sentence_span", context=context, **options)[0, 0].tolist()
+        room = context - after
+        assert found == ([start, min(stop, room)] if start < room else [0, 0])
+
+
+def test_sentences_are_found_in_cleaned_captions(tokenizers):
+    tokenizer, text = tokenizers["clip"], "A  dog &amp; a cat.\n The   house &amp;amp; the tree. A bench."
+    records = [record(region(sentence="The house  &amp; the\ntree"))]
+    found = parts_of("sentence_span", records, texts=[text], tokenizer=tokenizer, clean=clean_caption)
+    ((start, stop),) = found[0].tolist()
+    ids = TextTransform(tokenizer, 77, clean_caption)([text])[0]
+    assert letters(tokenizer, ids[start:stop]) == "thehousethetree"
+
+
+def test_rows_are_captions_and_the_best_region_counts(tokenizers):
+    records = [
+        record(region(sentence="a dog"), captions=("a cat. a dog.", "a house")),
+        record(captions=("a dog",)),
+        record(region(sentence="a house"), region(sentence="a dog"), captions=("a dog. a house.",)),
+    ]
+    texts = [caption for one in records for caption in one.captions]
+    found = parts_of("sentence_span", records, texts=texts, owner=[0, 0, 1, 2], tokenizer=tokenizers["clip"])
+    assert PARTS["sentence_span"].view == "caption"
+    assert found.tolist() == [[[4, 6]], [[0, 0]], [[0, 0]], [[4, 6]]]
+
+
+@pytest.mark.parametrize(
+    ("caption", "sentence", "start"),
+    [
+        ("a doghouse. a dog.", "a dog", 12),
+        ("the sea dog. a dog", "a dog", 13),
+        ("a dogma", "a dog", None),
+        ("a dog", "", None),
+        ('he says "a dog."', '"a dog."', 8),
+        ("a dog.the cat.a tree", "the cat", 6),
+    ],
+)
+def test_sentences_are_found_at_word_boundaries(caption, sentence, start):
+    assert find_sentence(caption, sentence) == start
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sentence", SENTENCES)
+@pytest.mark.parametrize("context", [248, 24, 12])
+def test_official_spans_follow_the_released_formula(kind, sentence, context, tokenizers):
+    tokenizer, records = tokenizers[kind], [record(region(sentence=sentence))]
+    found = parts_of("sentence_span_official", records, texts=[TEXT], tokenizer=tokenizer, context=context)
+    special = len(tokenizer("")["input_ids"])
+    count = len(tokenizer(TEXT[: TEXT.index(sentence)])["input_ids"])
+    length = len(tokenizer(sentence)["input_ids"]) - special
+    expected = (count, min(count + length, context - 1))
+    if count >= context:
+        expected = (max(1, context - 1 - length), context - 1)
+    if expected[0] >= expected[1]:
+        expected = (1, min(1 + length, context))
+    assert found[0].tolist() == [list(expected)]
+
+
+def test_official_spans_are_one_token_late_and_never_absent(tokenizers):
+    for sentence in SENTENCES:
+        right, late = (
+            parts_of(name, [record(region(sentence=sentence))], texts=[TEXT], tokenizer=tokenizers["clip"], context=248)
+            for name in ("sentence_span", "sentence_span_official")
+        )
+        assert torch.equal(late, right + 1)
+    records, texts = [record(region(sentence="a blue house")), record()], ["a dog on the grass", "a cat"]
+    found = parts_of("sentence_span_official", records, texts=texts, tokenizer=tokenizers["clip"])
+    assert found.tolist() == [[[1, 4]], [[0, 0]]]  # not in the caption: the first tokens; no region: nothing
+
+
+def test_scenes_have_all_their_sentences():
+    records = [one for name in ("park", "shelf") for one in scene_records(name, "train", families=4, members=4)]
+    texts = [one.captions[0] for one in records]
+    tokenizer = train_tokenizer(texts, 700)
+    spans = parts_of("sentence_span", records, texts=texts, tokenizer=tokenizer, context=248)[:, 0].tolist()
+    for one, ids, (start, stop) in zip(records, TextTransform(tokenizer, 248)(texts), spans):
+        assert letters(tokenizer, ids[start:stop]) == spelled(one.regions[0].sentence) != ""
+
+
+# Chunks
+
+
+def released_windows(text):
+    """StructXLIP: the words of every window."""
+    found = []
+    for clause in re.split(r"[.,;!?]+", text):
+        words = re.findall(r"\b\w+\b", clause)
+        n = len(words)
+        width = 2 if n <= 4 else 3 if n <= 10 else 4 if n <= 20 else 5 if n <= 40 else 6
+        found += [words[i : i + width] for i in range(n - width + 1)]
+    return found[:64]
+
+
+@given(st.text(st.sampled_from("ab -'.,;! \n"), max_size=300))
+@example(", ".join(" ".join(["a"] * n) for n in (4, 5, 10, 11)))
+@example("; ".join(" ".join(["a"] * n) for n in (20, 21)))
+@example(" ".join(["a"] * 40))
+@example(" ".join(["a"] * 41))
+@example(" ".join(["a"] * 90))
+def test_windows_follow_the_released_formula(text):
+    found = [re.findall(r"\b\w+\b", text[start:stop]) for start, stop in chunk_windows(text)]
+    assert found == released_windows(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("context", [248, 30, 9])
+def test_chunks_spell_their_windows_and_truncated_ones_are_dropped(kind, context, tokenizers):
+    tokenizer, texts = tokenizers[kind], [TEXT, "a bench", None]
+    transform = TextTransform(tokenizer, context)
+    found = parts_of("chunk_spans", [record()] * 3, texts=texts, tokenizer=tokenizer, context=context)
+    assert PARTS["chunk_spans"].view == "filtered"
+    assert not found[2].any()
+    for row, text in enumerate(texts[:2]):
+        ids = transform([text])[0]
+        spans = [span for span in found[row].tolist() if span[0] < span[1]]
+        windows = ["".join(window) for window in released_windows(text)]
+        assert [letters(tokenizer, ids[start:stop]) for start, stop in spans] == windows[: len(spans)]
+        assert (len(spans) == len(windows)) == (transform([text]).truncated == 0)
+        assert all(stop <= context - transform.edges[1] for _, stop in spans)
+
+
+def test_official_chunks_are_spans_of_filtered_captions_in_whole_ones(tokenizers):
+    captions, filtered = ("a red dog stands near the bench", "the cat"), ("a dog stands near the bench", "the cat")
+    records = [record(captions=captions, filtered=filtered), record(captions=("a tree",))]
+    options = {"records": records, "owner": [0, 0, 1], "tokenizer": tokenizers["clip"]}
+    right = parts_of("chunk_spans", texts=[*filtered, None], **options)
+    wrong = parts_of("chunk_spans_official", texts=[*captions, "a tree"], **options)
+    assert PARTS["chunk_spans_official"].view == "caption"
+    assert torch.equal(right, wrong)
+    start, stop = wrong[0, 0].tolist()
+    whole, without = (TextTransform(tokenizers["clip"], 77)([text[0]])[0] for text in (captions, filtered))
+    assert letters(tokenizers["clip"], whole[start:stop]) == "areddog"
+    assert letters(tokenizers["clip"], without[start:stop]) == "adogstands"
