@@ -105,6 +105,17 @@ def test_memory_and_disk_hold_the_preprocessed_images(tmp_path, transform):
     assert (empty.kept, empty.pixels[:].shape) == ((), (0, 3, transform.size, transform.size))
 
 
+def test_large_caches_are_mapped_and_not_held_in_memory(tmp_path):
+    """Half a terabyte, in a file of holes: the last image is far behind the others."""
+    images = files(tmp_path / "images", 2)
+    load_images(images[:1], ImageTransform(224), cache=tmp_path)
+    pixels, _ = store(tmp_path)
+    os.truncate(pixels, 3 * 224 * 224 * 3_500_000)
+    loaded = load_images(images, ImageTransform(224), cache=tmp_path)
+    assert loaded.pixels.rows.tolist() == [0, 3_500_000]
+    assert torch.equal(loaded.pixels[:], twin(images, ImageTransform(224)))
+
+
 def test_one_decode_and_one_canny_for_all_views_of_a_file(tmp_path, monkeypatch, work):
     cv2 = pytest.importorskip("cv2")
     found, canny = [], cv2.Canny

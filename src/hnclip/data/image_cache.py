@@ -203,8 +203,9 @@ class _Store:
 
     def pixels(self, rows: np.ndarray) -> CachedPixels:
         shape = (int(rows.max(initial=-1)) + 1, 3, self._transform.size, self._transform.size)
-        empty = np.empty(shape, np.uint8)  # a file without bytes cannot be mapped
-        return CachedPixels(np.memmap(self._pixels, np.uint8, "r", shape=shape) if len(rows) else empty, rows)
+        if not len(rows):  # a file without bytes cannot be mapped
+            return CachedPixels(np.empty(shape, np.uint8), rows)
+        return CachedPixels(np.memmap(self._pixels, np.uint8, "r", shape=shape), rows)
 
     def add(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Iterate) -> dict[bytes, Problem]:
         """Decode and append images, each as soon as it is ready. Returns the problems of those that are invalid."""
