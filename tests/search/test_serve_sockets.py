@@ -263,12 +263,13 @@ def test_a_full_line_is_told_at_once_and_nothing_else_is_blocked(path: Path) -> 
 
 def test_who_waits_too_long_is_told_and_not_computed_for(path: Path) -> None:
     stalled = Stalled()
-    with listening(path, prepare=stalled.put_in, timeout=1.0) as (port, _), ThreadPoolExecutor(8) as pool:
+    with listening(path, prepare=stalled.put_in, timeout=1.0) as (port, service), ThreadPoolExecutor(8) as pool:
         first = pool.submit(ask, port, "/api/search", TEXT)
         assert stalled.begun.wait(30)
         late = [pool.submit(ask, port, "/api/search", {"text": "too late"}) for _ in range(2)]
         for status, said in (future.result(30) for future in (first, *late)):
             assert (status, list(said)) == (504, ["error"])
+        until(lambda: all(future.cancelled() for _, future in list(service.searches._questions)))
         stalled.go.set()
         until(lambda: ask(port, "/api/search", {"text": "in time"})[0] == 200)
     assert {search.text for search in stalled.asked} == {TEXT["text"], "in time"}
