@@ -18,6 +18,7 @@ with open_clip's options, alone or under torchrun:
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import math
 import sys
@@ -163,6 +164,7 @@ def one_of_several(rank: int, folder: str) -> None:
         loss = create_loss(Namespace(rank=rank, world_size=WORLD))
         found = step_gradients(DistributedDataParallel(new_model()), loss, image[share], text[share])
         torch.save(found, Path(folder) / f"{rank}.pt")
+        gc.collect()  # DDP is part of reference cycles, and aborts the process if it outlives its process group
     finally:
         dist.destroy_process_group()
 

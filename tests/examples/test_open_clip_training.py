@@ -136,6 +136,7 @@ def one_process(rank, folder):
         loss = CLIP_LOSS(local_loss=local, gather_with_grad=grad, rank=rank, world_size=WORLD)
         _, found[local, grad] = example.step_gradients(DistributedDataParallel(example.new_model()), loss, image, text)
     torch.save(found, f"{folder}/{rank}.pt")
+    gc.collect()  # DDP is part of reference cycles, and aborts the process if it outlives its process group
     dist.destroy_process_group()
 
 
