@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
 import sys
 from argparse import Namespace
