@@ -290,6 +290,7 @@ def test_names_and_captions_stay_text(visit: Visits, server: Live) -> None:
         expect(here.page.locator("#words-hint")).to_contain_text("thumbnail")
         assert here.page.evaluate(OUTSIDE) == []
         here.page.keyboard.press("Escape")
+        here.until("!document.querySelector('#viewer').open && history.state?.opened !== true")
     here.page.locator(".tile").first.click()
     here.page.click("#similar")
     expect(here.page.locator("#chip-name")).to_contain_text(ARABIC)
