@@ -22,9 +22,10 @@ import torch
 
 from hnclip.analysis.head_probe import Change, Features, Fit, ProbeSettings, head_probe, recall_change
 from hnclip.config import AdaptConfig, ObjectiveConfig, ReadConfig, RunOptions, TrainConfig, to_json
+from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.evaluate.bootstrap import Estimate
 from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.retrieval import encode_captions, encode_gallery, encode_pixels, evaluate, group_numbers
+from hnclip.evaluate.retrieval import encode_gallery, evaluate, group_numbers
 from hnclip.measure import Report, machine
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load

@@ -128,7 +128,7 @@ def test_a_second_diagnosis_encodes_nothing(
 
 
 def test_numbers_are_those_of_the_model_itself(tmp_path: Path, model_directory: Path) -> None:
-    from hnclip.evaluate.retrieval import encode_captions
+    from hnclip.encode.loop import encode_captions
     from hnclip.models.load import load
 
     captions = sentences(15)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from hnclip.core import Record
-from hnclip.data.batching import pad_texts, prepare
+from hnclip.data.batching import prepare
 from hnclip.data.image_cache import CachedPixels
 from hnclip.data.texts import Tokens
+from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.evaluate.metrics import RetrievalMetrics, summarize
 from hnclip.evaluate.ranks import Ranks, retrieval_ranks
 from hnclip.util.console import Iterate
@@ -70,45 +71,13 @@ def prepare_gallery(
 def encode_gallery(
     model: DualEncoder, gallery: Gallery, *, batch: int = 128, progress: Iterate = iter
 ) -> tuple[Tensor, Tensor]:
-    """Global vectors of all pictures and captions, in fp32 on the CPU.
+    """Global vectors of all images and captions, in fp32 on the CPU.
 
     Shape:
         returns image [I, D], text [T, D]
     """
     images = encode_pixels(model, gallery.pixels, batch=batch, progress=progress)
-    return images, encode_captions(model, gallery.captions, batch=batch, progress=progress)
-
-
-def encode_pixels(
-    model: DualEncoder, pixels: CachedPixels | Tensor, *, batch: int = 128, progress: Iterate = iter
-) -> Tensor:
-    """Global vectors [I, D] of images, in fp32 on the CPU."""
-    with model.inference():
-        parts = [
-            model.encode_images(pixels[start : start + batch].to(model.device)).vectors.float().cpu()
-            for start in progress(range(0, len(pixels), batch))
-        ]
-    return torch.cat(parts)
-
-
-def encode_captions(
-    model: DualEncoder, captions: Sequence[Tokens], *, batch: int = 128, progress: Iterate = iter
-) -> Tensor:
-    """Global vectors [T, D] of captions given as token ids, in fp32 on the CPU.
-
-    They are encoded in order of length, so that short ones are not padded to long ones.
-    """
-    order = sorted(range(len(captions)), key=lambda row: len(captions[row]))
-    parts = []
-    with model.inference():
-        for start in progress(range(0, len(order), batch)):
-            rows = [captions[row] for row in order[start : start + batch]]
-            padded = pad_texts(rows, model.text_transform.pad).to(model.device)
-            parts.append(model.encode_texts(padded).vectors.float().cpu())
-    encoded = torch.cat(parts)  # [T, D], shortest first
-    text = torch.empty_like(encoded)
-    text[torch.tensor(order)] = encoded
-    return text
+    return images.cpu(), encode_captions(model, gallery.captions, batch=batch, progress=progress).cpu()
 
 
 def evaluate(

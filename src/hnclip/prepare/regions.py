@@ -21,7 +21,7 @@ from hnclip.core import Box, InvalidImage, Problem, Record
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
 from hnclip.data.texts import Splitting, split_sentences
-from hnclip.evaluate.retrieval import encode_captions, encode_pixels
+from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.options import PrepareRegions
@@ -116,7 +116,7 @@ def match_sentences(
     """
     image = encode_pixels(model, pixels, batch=batch)  # [1 + P, D]
     text = encode_captions(model, model.text_transform(sentences), batch=batch)  # [S, D]
-    scores = model.scale.detach().float().cpu() * (text @ image.T)  # [S, 1 + P]
+    scores = model.scale.detach().float() * (text @ image.T)  # [S, 1 + P]
     best, which = scores.max(dim=1)  # [S]; of equal ones the first, which may be the whole image
     found = [
         {"box": boxes[index - 1], "sentence": sentence, "score": score}

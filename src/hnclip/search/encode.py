@@ -24,7 +24,7 @@ from hnclip.data.image_cache import LoadedImages, cache_directory, load_images
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
 from hnclip.data.validate import check_rows, check_share, drop_unreadable
-from hnclip.evaluate.retrieval import encode_captions
+from hnclip.encode.loop import encode_captions
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.options import Encode, Opening
@@ -255,7 +255,7 @@ def encode_records(
 
         captions = np.zeros((0, width), options.dtype)
         if len(owners):
-            found = encode_captions(model, tokenized, batch=options.batch, progress=walk)  # [T, D]
+            found = encode_captions(model, tokenized, batch=options.batch, progress=walk).cpu()  # [T, D]
             captions = found.numpy().astype(options.dtype)
     return Shard(records, images, captions, owners, total - len(records), truncated, problems)
 

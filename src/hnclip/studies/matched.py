@@ -8,8 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from hnclip.config import TrainConfig
+from hnclip.encode.loop import encode_captions
 from hnclip.evaluate.companions import caption_pairs
-from hnclip.evaluate.retrieval import encode_captions
 from hnclip.models.adapters import BaseModel
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
@@ -39,7 +39,7 @@ def mean_similarity(config: TrainConfig, directory: Path, device: str) -> float:
     records = Trained.by(config).records()
     captions = model.text_transform([text for record in records for text in record.captions])
     owner = [number for number, record in enumerate(records) for _ in record.captions]
-    text = encode_captions(model, captions)  # [T, D]
+    text = encode_captions(model, captions).cpu()  # [T, D]
     mean = caption_pairs(text, text.new_tensor(owner).long()).mean()
     with replace_file(path) as partial:
         partial.write_text(json.dumps({"mean": mean, "captions": len(captions), "model": config.model}) + "\n")

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from hnclip.data.image_cache import CachedPixels
 from hnclip.data.texts import Tokens
+from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.evaluate.metrics import summarize
 from hnclip.evaluate.ranks import retrieval_ranks
-from hnclip.evaluate.retrieval import Evaluation, Gallery, encode_captions, encode_pixels
+from hnclip.evaluate.retrieval import Evaluation, Gallery
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.train.distributed import gather_rows, rank, world_size
 from hnclip.util.console import Iterate
@@ -44,7 +45,7 @@ def _own_rows(count: int) -> list[int]:
 
 
 def _shared(encode: Callable[..., Tensor], model: DualEncoder, own: Any, count: int, **options: Any) -> Tensor:
-    vectors = gather_rows(encode(model, own, **options))  # [W, N, D]
+    vectors = gather_rows(encode(model, own, **options).cpu())  # [W, N, D]
     return vectors.transpose(0, 1).flatten(0, 1)[:count].contiguous()  # row n of process w is picture n·W + w
 
 

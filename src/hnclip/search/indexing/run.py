@@ -15,7 +15,7 @@ import torch
 from hnclip.core import Problem, ViewEmbeddings
 from hnclip.data.readers.columns import invalid_text
 from hnclip.data.texts import TextTransform
-from hnclip.evaluate.retrieval import encode_captions
+from hnclip.encode.loop import encode_captions
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.search.index.catalogue import texts_hash
 from hnclip.search.index.changes import Change, Known, NewItem, NewPicture
@@ -262,7 +262,7 @@ class Run:
         order = sorted(range(len(texts)), key=lambda number: len(tokenized[number]))
         for start in range(0, len(order), self._size):
             some = order[start : start + self._size]
-            vectors = encode_captions(self._model, [tokenized[number] for number in some], batch=self._size)
+            vectors = encode_captions(self._model, [tokenized[number] for number in some], batch=self._size).cpu()
             self.counts.encoded_captions += len(some)
             self._advance(len(some))
             yield [texts[number] for number in some], vectors.numpy()

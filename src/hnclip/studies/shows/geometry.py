@@ -30,9 +30,9 @@ from hnclip.data.images import to_rgb
 from hnclip.data.texts import Tokens
 from hnclip.diagnose.epoch import first_epoch
 from hnclip.diagnose.material import Material
+from hnclip.encode.loop import encode_captions
 from hnclip.evaluate.protocol import open_task
 from hnclip.evaluate.published import published_statistics
-from hnclip.evaluate.retrieval import encode_captions
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.studies.findings import Findings
 from hnclip.studies.identity import Trained, model_fingerprint, training_fingerprint
@@ -169,7 +169,7 @@ def caption_vectors(config: TrainConfig, model: DualEncoder, tokens: Sequence[To
     path = directory / f"captions-{sha256(repr(content).encode()).hexdigest()[:10]}.safetensors"
     if path.exists():
         return load_file(path)["text"]
-    text = encode_captions(model, tokens)
+    text = encode_captions(model, tokens).cpu()
     with replace_file(path) as partial:
         save_file({"text": text}, partial)
     return text

@@ -1,0 +1,1 @@
+"""The one encoder loop, and directories of embeddings."""
