@@ -24,9 +24,8 @@ from hnclip.evaluate.bootstrap import paired_bootstrap
 from hnclip.evaluate.retrieval import group_numbers
 from hnclip.measure import Report, machine
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
+from hnclip.models.load import load, models_of
 from hnclip.search.rerank import MOST, WEIGHT, token_score
-from hnclip.train.runs import models_of
 from hnclip.util.device import find_device
 
 log = logging.getLogger("hnclip.bench")

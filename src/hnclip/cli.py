@@ -171,8 +171,7 @@ def _eval(arguments: Sequence[str]) -> None:
 
     from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
     from hnclip.evaluate.render import Report, check_form, to_dict, to_text, write_report
-    from hnclip.models.load import load
-    from hnclip.train.runs import models_of
+    from hnclip.models.load import load, models_of
     from hnclip.util.device import find_device
 
     for path in options.out:

@@ -33,10 +33,9 @@ from hnclip.diagnose.found import Found, Gaps, Negatives, Start
 from hnclip.diagnose.gradients import ProbedRun, gradients_at_start, probed_run
 from hnclip.diagnose.material import Material, Source
 from hnclip.diagnose.page import write_page
-from hnclip.models.load import load
+from hnclip.models.load import load, models_of
 from hnclip.options import Diagnose
 from hnclip.train.run_data import batch_sizes, too_small
-from hnclip.train.runs import models_of
 from hnclip.util.console import Iterate, progress
 from hnclip.util.device import find_device
 

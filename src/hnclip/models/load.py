@@ -34,6 +34,7 @@ from hnclip.util.device import find_device
 from hnclip.util.files import read_json, replace_directory
 
 BUNDLED = "bundled"
+RUN_CONFIG, RUN_RESULT = "config.json", "result.json"  # of a training run
 JOINED_WIDTH = 512  # D of two joined towers, as in CLIP B/16
 OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
@@ -82,6 +83,34 @@ def load(
     if context is not None and context > opened.context:
         stretch(opened, context=context, keep=keep, ratio=ratio)
     return opened.to(place)
+
+
+def models_of(path: str) -> list[tuple[str, str]]:
+    """The models that `--model` names, as (name for tables, path to load).
+
+    A run directory gives its best epoch, chosen by validation, and its last; one model if they are the same epoch.
+    Anything else is one model by its own name.
+    """
+    run = Path(path)
+    config = run / RUN_CONFIG  # models have one as well; that of a run says what was trained and how
+    if not (config.is_file() and {"objective", "optim"} <= read_json(config).keys()):
+        return [(path, path)]
+    epochs = {}
+    for name in ("best", "last"):
+        if (run / name).is_dir():
+            training = read_training(run / name)
+            epochs[name] = training and training.epoch
+    if not epochs:
+        raise ValueError(f"{run} is a run without a model: continue it with hnclip train --resume {run}")
+    if len(epochs) == 2 and epochs["best"] is not None and epochs["best"] == epochs["last"]:
+        labels = {"best": "best and last"}
+    else:
+        labels = {name: name for name in epochs}
+    state = "" if (run / RUN_RESULT).is_file() else " so far"
+    return [
+        (f"{run} ({label}{state}{'' if epochs[name] is None else f', epoch {epochs[name]}'})", str(run / name))
+        for name, label in labels.items()
+    ]
 
 
 def _open(name: str, tokenizer: Any, activation: Activation | None) -> DualEncoder:

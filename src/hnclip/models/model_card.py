@@ -28,6 +28,7 @@ class Training:
         objective: terms and their settings by name.
         command: the command that repeats the run.
         metrics: by the name of the split, as `RetrievalMetrics.to_dict` returns them.
+        epoch: the epoch of the run that the model is from; 0 is the model before training.
     """
 
     base: str
@@ -35,6 +36,7 @@ class Training:
     objective: Mapping[str, Any]
     command: str
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    epoch: int | None = None
 
 
 def write_card(model: DualEncoder, directory: Path, *, adapter_of: str | None = None) -> None:

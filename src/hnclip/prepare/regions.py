@@ -23,12 +23,11 @@ from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
 from hnclip.data.texts import Splitting, split_sentences
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
+from hnclip.models.load import load, models_of
 from hnclip.options import PrepareRegions
 from hnclip.prepare.manifest import record_mark
 from hnclip.prepare.proposers import FindBoxes, open_proposer
 from hnclip.search.fingerprint import model_fingerprint
-from hnclip.train.runs import models_of
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import torch
 
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import BUNDLED, load
+from hnclip.models.load import BUNDLED, load, models_of
 from hnclip.search.fingerprint import model_fingerprint
 from hnclip.search.index.compact import compact
 from hnclip.search.index.generations import check_place
@@ -26,7 +26,6 @@ from hnclip.search.indexing.plan import make_plan
 from hnclip.search.indexing.run import Run
 from hnclip.search.indexing.source import IndexSource, data_path, open_index_source
 from hnclip.search.options import IndexOptions
-from hnclip.train.runs import models_of
 from hnclip.util.console import progress
 from hnclip.util.device import find_device
 from hnclip.util.text import counted

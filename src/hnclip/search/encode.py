@@ -26,7 +26,7 @@ from hnclip.data.records import DataSet
 from hnclip.data.validate import check_rows, check_share, drop_unreadable
 from hnclip.encode.loop import encode_captions
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
+from hnclip.models.load import load, models_of
 from hnclip.options import Encode, Opening
 from hnclip.search.fingerprint import model_fingerprint, pictures_fingerprint, records_fingerprint
 from hnclip.search.shards import (
@@ -43,7 +43,6 @@ from hnclip.search.shards import (
     write_shard,
 )
 from hnclip.search.sources import open_source
-from hnclip.train.runs import models_of
 from hnclip.util.console import progress
 from hnclip.util.device import find_device
 from hnclip.util.text import counted

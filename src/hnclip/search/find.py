@@ -108,8 +108,7 @@ def open_model(index: Index, model: str | None = None, device: str = "auto") -> 
     Raises:
         ValueError: it is not where it was, or it is another model: its vectors would mean nothing to the index.
     """
-    from hnclip.models.load import load
-    from hnclip.train.runs import models_of
+    from hnclip.models.load import load, models_of
     from hnclip.util.device import find_device
 
     name = model or index.about.model

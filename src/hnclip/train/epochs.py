@@ -305,6 +305,7 @@ class Run:
             objective=asdict(config.objective),
             command=train_command(config),
             metrics={f"validation of {config.data}, epoch {epoch}": metrics},
+            epoch=epoch,
         )
         if config.adapt.method == "full":
             save(model, self.out / name)
