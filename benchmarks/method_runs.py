@@ -22,7 +22,7 @@ from hnclip.measure import Report, machine
 from hnclip.models.load import load
 from hnclip.objectives.registry import METHOD_CHOICES, apply_method
 from hnclip.recipes import demo
-from hnclip.train.loop import train_or_continue
+from hnclip.train.runs import train_or_continue
 from hnclip.util.device import find_device
 
 log = logging.getLogger("hnclip.bench")

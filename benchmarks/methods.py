@@ -29,8 +29,8 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import METHOD_CHOICES, apply_method, build_objective, build_readouts
 from hnclip.train.optimizer import build_optimizer
-from hnclip.train.run_views import needed_views
-from hnclip.train.step import Stepper
+from hnclip.train.data import needed_views
+from hnclip.train.step import TrainStep
 
 log = logging.getLogger("hnclip.bench")
 
@@ -130,7 +130,7 @@ def build_way(
     batch = build_batch(model, objective, encoder, micro_batch)
     optim = replace(config.optim, micro_batch=micro_batch, accumulate=1, precision="fp32", epochs=1)
     optimizer = build_optimizer(encoder, lr=1e-6, scale_lr=1e-6, weight_decay=0.01, betas=(0.9, 0.98))
-    stepper = Stepper(encoder, objective, optimizer, optim, total=100)
+    stepper = TrainStep(encoder, objective, optimizer, optim, total=100)
     return lambda: stepper(batch, 50).read()
 
 

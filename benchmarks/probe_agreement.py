@@ -31,8 +31,8 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.objectives.registry import build_objective
 from hnclip.recipes import demo
-from hnclip.train.loop import train_or_continue
-from hnclip.train.run_data import RunData, open_run_data
+from hnclip.train.runs import train_or_continue
+from hnclip.train.data import RunData, open_run_data
 from hnclip.util.device import find_device
 
 log = logging.getLogger("hnclip.bench")

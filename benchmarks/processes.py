@@ -139,8 +139,8 @@ def work(mode: str, negatives: str, model_name: str, pairs: str, micro_batch: st
     from hnclip.train.distributed import process_group
     from hnclip.train.optimizer import build_optimizer
     from hnclip.train.parallel import hold
-    from hnclip.train.run_data import own_share
-    from hnclip.train.step import Stepper
+    from hnclip.train.data import own_share
+    from hnclip.train.step import TrainStep
 
     step = load_file(Path(__file__).with_name("step.py"))
     torch.set_num_threads(int(threads))
@@ -149,7 +149,7 @@ def work(mode: str, negatives: str, model_name: str, pairs: str, micro_batch: st
         model = step.build_model(model_name, "cpu")
         parallel = hold(model, mode)  # type: ignore[arg-type]
         optimizer = build_optimizer(model, lr=1e-6, scale_lr=1e-6, weight_decay=0.01, betas=(0.9, 0.98))
-        stepper = Stepper(model, build_objective(ObjectiveConfig()), optimizer, optim, total=1000, parallel=parallel)
+        stepper = TrainStep(model, build_objective(ObjectiveConfig()), optimizer, optim, total=1000, parallel=parallel)
         share = own_share(list(range(int(pairs))), optim)
         batch = _rows(step.build_batch(model_name, int(pairs)), share.rows)
         for line in sys.stdin:

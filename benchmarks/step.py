@@ -32,8 +32,8 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, wrap
 from hnclip.objectives.registry import build_objective
 from hnclip.train.optimizer import build_optimizer
-from hnclip.train.speed import compile_blocks, fast_bf16, recompute_activations
-from hnclip.train.step import Stepper
+from hnclip.train.setup import compile_blocks, fast_bf16, recompute_activations
+from hnclip.train.step import TrainStep
 
 log = logging.getLogger("hnclip.bench")
 
@@ -177,7 +177,7 @@ def build_way(
         precision="bf16" if way == "bf16" else "fp32",
     )
     optimizer = build_optimizer(encoder, lr=1e-6, scale_lr=1e-6, weight_decay=0.01, betas=(0.9, 0.98))
-    stepper = Stepper(encoder, build_objective(objective), optimizer, optim, total=10**6)
+    stepper = TrainStep(encoder, build_objective(objective), optimizer, optim, total=10**6)
     if way == "recompute":
         recompute_activations(encoder)
     if way == "compile":

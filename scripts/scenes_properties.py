@@ -23,7 +23,7 @@ from hnclip.models.load import load
 from hnclip.recipes import demo
 from hnclip.tables import markdown_table
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import TrainResult, train_or_continue
+from hnclip.train.runs import TrainResult, train_or_continue
 from hnclip.util.console import configure_logging
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)

@@ -102,7 +102,7 @@ def _train(arguments: Sequence[str]) -> None:
 
     resumed, run = _value(arguments, "--resume"), RunOptions()
     if resumed is not None:
-        from hnclip.train.loop import saved_config, saved_options
+        from hnclip.train.runs import saved_config, saved_options
 
         base, run = saved_config(Path(resumed)), saved_options(Path(resumed))
     elif (path := _value(arguments, "--config")) is not None:
@@ -114,7 +114,7 @@ def _train(arguments: Sequence[str]) -> None:
 
     from hnclip.command import eval_command
     from hnclip.train.log import METRICS, read_metrics
-    from hnclip.train.loop import resume, saved_config, train
+    from hnclip.train.runs import resume, saved_config, train
 
     if options.resume is not None:
         given = [
@@ -125,7 +125,7 @@ def _train(arguments: Sequence[str]) -> None:
         if given or options.training != base:
             raise ValueError(
                 "--resume continues with the run's own configuration: only --device, --threads, --speed.*, "
-                "--save-every, --evaluate-batch and --tensorboard may change"
+                "--save-minutes, --evaluate-batch and --tensorboard may change"
             )
         result = resume(options.resume, options.run)
     else:

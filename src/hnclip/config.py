@@ -100,9 +100,12 @@ class OptimConfig:
     """Pairs encoded at once."""
     accumulate: Count = 8
     """Micro-batches per optimiser step: 16 × 8 is the paper's effective batch of 128."""
-    negatives: Literal["micro", "batch"] = "micro"
+    negatives: Literal["micro", "batch", "memory"] = "micro"
     """micro: each loss sees only its micro-batch (plain accumulation, as the paper's 16 × 8). batch: every pair is
-    compared with the whole batch, by gradient caching with exact gradients."""
+    compared with the whole batch, by gradient caching with exact gradients. memory: the global loss also compares every
+    pair with the stored embeddings of the --optim.memory pairs seen last."""
+    memory: Number = 0
+    """Pairs in memory (negatives memory only); at most all training pairs are kept."""
     lr: Positive = 2e-6
     """Highest learning rate, after the warm-up."""
     scale: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
@@ -135,6 +138,8 @@ class OptimConfig:
     def __post_init__(self) -> None:
         if self.warmup >= 1 and not float(self.warmup).is_integer():
             raise ValueError(f"warmup must be a share in [0, 1) or a whole number of steps, got {self.warmup}")
+        if self.memory and self.negatives != "memory":
+            raise ValueError("memory is for negatives memory: set both")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -161,6 +166,8 @@ class AdaptConfig:
     """Freeze the first N positions of the text tower (20 in Long-CLIP's and FineLIP's trainers)."""
 
     def __post_init__(self) -> None:
+        if self.freeze_image == "all" and self.freeze_text == "all":
+            raise ValueError("both towers are frozen, so there is nothing to train: freeze one of them, or blocks")
         frozen = ("freeze_image", "freeze_text", "freeze_positions")
         for spec in fields(self):
             if getattr(self, spec.name) == spec.default or spec.name == "method":
@@ -249,6 +256,12 @@ class TrainConfig:
     """Measure both losses and their gradients on the batch of every N-th step; training is not affected (docs/runs.md).
     0 disables it."""
 
+    def __post_init__(self) -> None:
+        if self.optim.negatives == "memory" and self.objective.global_loss == "none":
+            raise ValueError("negatives memory needs a global loss: the terms of a method use the micro-batch alone")
+        if self.optim.negatives == "memory" and self.objective.method == "smartclip":
+            raise ValueError("negatives memory cannot be used with smartclip, whose captions are masked for each image")
+
 
 @dataclass(frozen=True, config=_STRICT)
 class SpeedConfig:
@@ -273,8 +286,8 @@ class RunOptions:
     threads: Number = 0
     """CPU threads; 0 leaves the choice to torch. Results are bit-identical only for the same number."""
     speed: SpeedConfig = field(default_factory=SpeedConfig)
-    save_every: Count = 25
-    """Optimiser steps between checkpoints; every epoch ends with one as well."""
+    save_minutes: NonNegative = 5.0
+    """Minutes between checkpoints; every epoch ends with one as well. 0 saves after every step."""
     evaluate_batch: Count = 128
     """Images or captions encoded at once in evaluation."""
     tensorboard: bool = False

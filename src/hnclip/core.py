@@ -223,17 +223,33 @@ class ViewEmbeddings:
 
 
 @dataclass(frozen=True)
+class NegativePairs:
+    """M pairs that are only negatives: constants of the global loss, without gradient.
+
+    Shape:
+        image, text: [M, D], L2-normalised global vectors.
+        ids: [M, K], as in `Embeddings`.
+        margin_text: [M, D'], as in `Embeddings`.
+    """
+
+    image: Tensor
+    text: Tensor
+    ids: Tensor
+    margin_text: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Embeddings:
     """All views of N pairs. Row i of every view belongs to pair i.
 
-    With several processes N counts the pairs of all of them, and `offset`, `rows` select the queries of this process;
-    an objective passes both on to its losses and knows no rank.
+    With several processes N counts the pairs of all of them.
 
     Shape:
         scale: scalar tensor, the inverse temperature s (already exponentiated), with its gradient.
         ids: [N, K] integers, or None. Two pairs that agree in any column are duplicates (column 0: image, column 1:
             caption) and not negatives of each other.
         margin_text: [N, D'] embeddings that Ḡ is computed from instead of the live captions (frozen-encoder ablation).
+        memory: further negatives of the global loss, or None.
     """
 
     images: Mapping[str, ViewEmbeddings]
@@ -241,13 +257,7 @@ class Embeddings:
     scale: Tensor
     ids: Tensor | None = None
     margin_text: Tensor | None = None
-    offset: int = 0
-    rows: int | None = None
-
-    @property
-    def own(self) -> slice:
-        """The queries of this process among the N pairs."""
-        return slice(self.offset, None if self.rows is None else self.offset + self.rows)
+    memory: NegativePairs | None = None
 
 
 def join_embeddings(parts: Sequence[Embeddings]) -> Embeddings:

@@ -20,7 +20,7 @@ from hnclip.evaluate.retrieval import Evaluation, evaluate, group_numbers, prepa
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import train_or_continue
+from hnclip.train.runs import train_or_continue
 from hnclip.train.step import SATURATED
 from hnclip.util.console import progress
 from hnclip.util.device import find_device

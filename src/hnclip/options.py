@@ -60,7 +60,7 @@ class Train:
     """Start from a configuration file instead of a recipe, for example the config.json of an earlier run."""
     resume: Path | None = None
     """Continue the run in this directory from its last checkpoint, with its own configuration; --device, --threads,
-    --speed.*, --save-every, --evaluate-batch and --tensorboard may change."""
+    --speed.*, --save-minutes, --evaluate-batch and --tensorboard may change."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
 
@@ -405,7 +405,7 @@ class Study:
     other. With paper or paper/…, each method has the learning rate that the paper states for it."""
     set: tuple[str, ...] = ()
     """Fields of the configuration by their dotted names, `optim.epochs=2 objective.gamma=0.25`, or of how runs are
-    executed, `speed.recompute=true save_every=100`. Settings of a row, and its own learning rate, take precedence."""
+    executed, `speed.recompute=true save_minutes=30`. Settings of a row, and its own learning rate, take precedence."""
     seeds: tuple[int, ...] = ()
     """Seeds of all rows; if not given, as many of 42, 1337, 3407 as the study requires."""
     out: Path = Path("runs/studies")

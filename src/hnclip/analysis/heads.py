@@ -19,8 +19,8 @@ from torch import Tensor
 from hnclip.config import OptimConfig
 from hnclip.data.sampler import choose_captions, cut_batches, epoch_order
 from hnclip.losses import hard_negative_loss
-from hnclip.train.grad_cache import chunk_slices
 from hnclip.train.optimizer import learning_rate_factor, set_learning_rate
+from hnclip.train.step import chunk_slices
 
 _OPTIM = OptimConfig()  # momenta, decay, warm-up, floor, clipping and largest scale of every run
 

@@ -35,7 +35,7 @@ from hnclip.diagnose.material import Material, Source
 from hnclip.diagnose.page import write_page
 from hnclip.models.load import load, models_of
 from hnclip.options import Diagnose
-from hnclip.train.run_data import batch_sizes, too_small
+from hnclip.train.data import batch_sizes, too_small
 from hnclip.util.console import Iterate, progress
 from hnclip.util.device import find_device
 
@@ -208,7 +208,7 @@ def _probe(train: Material, held_out: Material, scale: float, config: TrainConfi
         gammas=tuple(sorted(gammas)),
         micro_batch=optim.micro_batch,
         accumulate=optim.accumulate,
-        negatives=optim.negatives,
+        negatives="batch" if optim.negatives == "batch" else "micro",
     )
     return head_probe(train.features(), held_out.features(), scale=scale, settings=settings, progress=progress)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from hnclip.config import TrainConfig
 from hnclip.data.sampler import choose_captions, cut_batches, epoch_order
 from hnclip.diagnose.material import Material
-from hnclip.train.grad_cache import chunk_slices
-from hnclip.train.run_data import batch_sizes
+from hnclip.train.data import batch_sizes
+from hnclip.train.step import chunk_slices
 
 
 @dataclass(frozen=True)

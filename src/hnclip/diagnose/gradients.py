@@ -11,11 +11,11 @@ from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
 from hnclip.objectives.registry import build_objective
+from hnclip.train.data import open_run_data
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import train_or_continue
-from hnclip.train.run_data import length_order, open_run_data, own_share
-from hnclip.train.speed import choose_precision
+from hnclip.train.runs import train_or_continue
+from hnclip.train.setup import choose_precision
 from hnclip.util.console import progress
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,7 @@ def gradients_at_start(model: DualEncoder, config: TrainConfig, *, batches: int)
     entries = []
     with progress("measuring gradients, batches") as bar:
         for number in bar.iterate(range(len(chosen))):
-            share = own_share(length_order(pairs, chosen[number], optim), optim)
-            found = probe.probe(pairs.batch(share.rows), share)
+            found = probe.probe(pairs.batch(chosen[number]))
             if not all(math.isfinite(found[name]) for name in ("infonce", "hn", "infonce_norm", "hn_norm")):
                 raise ValueError(
                     f"batch {number + 1} has a loss or gradient that is not a number: the model returns NaN or "

@@ -1,14 +1,8 @@
-"""Terms over the pairs that have a view, where not every pair has it, and the terms of GOAL, StructXLIP and Long-CLIP.
-
-With several processes each term is a mean over the R queries of a process, which training weights with W·R/N. A term
-over the V pairs that are present is scaled so that this weighted mean equals the value of one process with all N pairs,
-however the present pairs are distributed.
-"""
+"""Terms over the pairs that have a view, and the terms of GOAL, StructXLIP and Long-CLIP."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,24 +17,20 @@ def present_in_all(*masks: Tensor | None) -> Tensor | None:
     return torch.stack(given).all(0) if given else None
 
 
-def mean_of_present(values: Tensor, present: Tensor | None, offset: int = 0) -> Tensor:
-    """The mean of `values` over the pairs that are present, of which the queries contribute theirs.
-
-    Args:
-        values: of the R queries offset … offset+R−1; rows that are absent are not read.
-        present: which of all N pairs count; None: all.
-
-    Shape:
-        values [R]; present [N] bool; returns a scalar: (N/R) · (Σ over own present rows) / V, and 0 if V is 0.
-    """
+def mean_of_present(values: Tensor, present: Tensor | None) -> Tensor:
+    """The mean of `values` [N] over the pairs that are present [N] bool (None: all); 0 if there are none."""
     if present is None:
         return values.mean()
-    own = present[offset : offset + len(values)]  # [R]
-    return values.where(own, 0).sum() * (len(present) / len(values)) / present.sum().clamp(min=1)
+    return values.where(present, 0).sum() / present.sum().clamp(min=1)
 
 
 def loss_of_present(
-    loss: Callable[..., Tensor], image: Tensor, text: Tensor, scale: Tensor, present: Tensor | None, **shard: Any
+    loss: Callable[..., Tensor],
+    image: Tensor,
+    text: Tensor,
+    scale: Tensor,
+    present: Tensor | None,
+    ids: Tensor | None = None,
 ) -> Tensor:
     """A contrastive loss among the pairs that are present; the others are neither queries nor negatives.
 
@@ -48,24 +38,18 @@ def loss_of_present(
 
     Args:
         loss: with the signature of `GLOBAL_LOSSES`.
-        image, text, scale: of all N pairs, as in `hard_negative_loss`.
+        image, text, scale, ids: of all N pairs, as in `hard_negative_loss`.
         present: which of them count; None: all.
-        shard: offset, rows and ids, as in `hard_negative_loss`.
 
     Shape:
-        image, text [N, D]; present [N] bool; returns a scalar: (N/R) · (own present / V) · the loss of own present
-        queries among the V present pairs. 0, with zero gradients, if no query is present or V < 2.
+        image, text [N, D]; present [N] bool; returns a scalar: 0, with zero gradients, if fewer than 2 are present.
     """
     if present is None:
-        return loss(image, text, scale, **shard)
-    queries, on_host = check_queries(len(present), **shard), present.cpu()
-    before, own = (int(on_host[part].sum()) for part in (slice(queries.offset), queries.own))
-    kept = on_host.nonzero().flatten().to(image.device)  # [V]
-    if own == 0 or len(kept) < 2:
+        return loss(image, text, scale, ids=ids)
+    kept = present.nonzero().flatten()  # [V]
+    if len(kept) < 2:
         return 0 * (image.sum() + text.sum() + scale)
-    ids = None if queries.ids is None else queries.ids[kept]
-    value = loss(image[kept], text[kept], scale, offset=before, rows=own, ids=ids)
-    return value * (own * queries.count / (len(kept) * queries.rows))
+    return loss(image[kept], text[kept], scale, ids=None if ids is None else ids[kept])
 
 
 def cosine_gap(left: Tensor, right: Tensor) -> Tensor:
@@ -85,7 +69,7 @@ def chunk_loss(
     chunk_mask: Tensor,
     crop_mask: Tensor,
     scale: float | Tensor,
-    **shard: Any,
+    ids: Tensor | None = None,
 ) -> Tensor:
     """Chunks of a caption retrieve crops of their image: −[LSE over the crops of the own image − LSE over all crops].
 
@@ -95,11 +79,11 @@ def chunk_loss(
     Args:
         chunks, crops: embeddings of all N pairs, normalised by the caller.
         chunk_mask, crop_mask: True where there is one; other places are not read.
-        scale: as in `hard_negative_loss`, and so are offset, rows and ids in `shard`.
+        scale, ids: as in `hard_negative_loss`.
 
     Shape:
-        chunks [N, S, D]; crops [N, K, D]; chunk_mask [N, S] bool; crop_mask [N, K] bool; returns a scalar, scaled as
-        in `mean_of_present`. Memory: R·S·N·K numbers, a few times.
+        chunks [N, S, D]; crops [N, K, D]; chunk_mask [N, S] bool; crop_mask [N, K] bool; returns a scalar.
+        Memory: N·S·N·K numbers, a few times.
 
     Relations:
         With one chunk and one crop per pair this is the text-to-image direction of InfoNCE.
@@ -109,22 +93,19 @@ def chunk_loss(
     """
     check_masked("chunks", chunks, chunk_mask)
     check_masked("crops", crops, crop_mask)
-    queries = check_queries(len(chunks), **shard)
-    own, offset, rows = queries.own, queries.offset, queries.rows
-    dtype = at_least_float32(chunks, crops)
+    count, dtype = len(chunks), at_least_float32(chunks, crops)
 
-    similarity = product(chunks[own].to(dtype).flatten(0, 1), crops.to(dtype).flatten(0, 1))  # [R·S, N·K]
-    logits = similarity.view(rows, chunks.shape[1], *crops.shape[:2]) * check_scale(scale, similarity)  # [R, S, N, K]
-    query = torch.arange(rows, device=chunks.device)
-    positive = exclude(logits[query, :, offset + query], ~crop_mask[own][:, None]).logsumexp(-1)  # [R, S]
-    absent, duplicates = ~crop_mask[None], queries.duplicates()  # [1, N, K], [R, N] or None
+    similarity = product(chunks.to(dtype).flatten(0, 1), crops.to(dtype).flatten(0, 1))  # [N·S, N·K]
+    logits = similarity.view(*chunks.shape[:2], *crops.shape[:2]) * check_scale(scale, similarity)  # [N, S, N, K]
+    pair = torch.arange(count, device=chunks.device)
+    positive = exclude(logits[pair, :, pair], ~crop_mask[:, None]).logsumexp(-1)  # [N, S]
+    absent, duplicates = ~crop_mask[None], check_queries(count, ids=ids).duplicates()  # [1, N, K], [N, N] or None
     if duplicates is not None:
-        absent = absent | duplicates[:, :, None]  # [R, N, K]
-    total = exclude(logits, absent[:, None]).flatten(2).logsumexp(-1)  # [R, S]
+        absent = absent | duplicates[:, :, None]  # [N, N, K]
+    total = exclude(logits, absent[:, None]).flatten(2).logsumexp(-1)  # [N, S]
 
-    mask = chunk_mask[own]  # [R, S]
-    losses = (total - positive).where(mask, 0).sum(1) / mask.sum(1).clamp(min=1)  # [R]
-    return mean_of_present(losses, chunk_mask.any(1) & crop_mask.any(1), offset)
+    losses = (total - positive).where(chunk_mask, 0).sum(1) / chunk_mask.sum(1).clamp(min=1)  # [N]
+    return mean_of_present(losses, chunk_mask.any(1) & crop_mask.any(1))
 
 
 def principal_part(vectors: Tensor, count: int = 32) -> Tensor:

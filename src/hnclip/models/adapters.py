@@ -11,6 +11,7 @@ References: LoRA (Hu et al. 2022), equation 3; DoRA (Liu et al. 2024), equation 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -97,11 +98,16 @@ def merge_adapters(model: DualEncoder) -> DualEncoder:
     return model
 
 
-def save_adapter(model: DualEncoder, directory: str | Path, base: BaseModel) -> None:
+def save_adapter(
+    model: DualEncoder, directory: str | Path, base: BaseModel, *, weights: Mapping[str, torch.Tensor] | None = None
+) -> None:
     """Write the adapters without the model.
 
     The directory is one of peft: `peft.PeftModel.from_pretrained(backbone, directory)` opens it. `hnclip.json` adds
     how the base was opened, and the temperature. The directory is written atomically and replaces an existing one.
+
+    Args:
+        weights: as in `hnclip.save`.
     """
     backbone, base = _adapted(model), base.located()
     settings = backbone.peft_config[backbone.active_adapter]
@@ -112,7 +118,7 @@ def save_adapter(model: DualEncoder, directory: str | Path, base: BaseModel) -> 
     about = {"base": asdict(base), "logit_scale": backbone.logit_scale.item()}
     with replace_directory(Path(directory)) as partial:
         # Without this argument, peft asks the hub whether the base's vocabulary has changed.
-        backbone.save_pretrained(str(partial), save_embedding_layers=False)
+        backbone.save_pretrained(str(partial), save_embedding_layers=False, state_dict=weights)
         write_card(model, partial, adapter_of=base.model)  # replaces peft's empty template
         (partial / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 

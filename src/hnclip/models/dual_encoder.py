@@ -242,6 +242,10 @@ class DualEncoder(nn.Module):
             returns vectors [B, D]; with `tokens` also word vectors [B, T, D] and a mask that excludes special tokens
             at either end and pads
         """
+        return self._encode_texts(texts, tokens=tokens)
+
+    def _encode_texts(self, texts: TextBatch, *, tokens: bool) -> ViewEmbeddings:
+        # `forward` calls this instead of `encode_texts`, which FSDP treats as a forward pass of its own.
         vectors, words = self._text_features(texts, "tokens" if tokens else "global")
         vectors = self._unit(vectors)  # [B, D]
         if words is None:
@@ -282,12 +286,12 @@ class DualEncoder(nn.Module):
         if tokens and any(name in self.readouts for name in batch.images):
             images = self._read_out(self._image_output(pixels), batch.images, batch.parts)
         else:
-            images = _split(self.encode_images(pixels, tokens=plain), batch.images)
+            images = _split(self.encode_pixels(self.normalize_pixels(pixels), tokens=plain), batch.images)
         captions = {name: view.lengths for name, view in batch.texts.items()}
         if tokens and any(name in self.readouts for name in captions):
             words = self._read_out(self._text_output(texts), captions, batch.parts)
         else:
-            words = _split(self.encode_texts(texts, tokens=plain), captions)
+            words = _split(self._encode_texts(texts, tokens=plain), captions)
 
         def described(side: Mapping[str, ViewEmbeddings]) -> dict[str, ViewEmbeddings]:
             return {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from copy import deepcopy
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -303,10 +304,13 @@ def _describe(family: Family, backbone: Any, text: TextTransform, image: ImageTr
     return f"{name}, {millions:.1f} M parameters, {image.size} px, {text.context} tokens"
 
 
-def save(model: DualEncoder, directory: str | Path) -> None:
+def save(model: DualEncoder, directory: str | Path, *, weights: Mapping[str, torch.Tensor] | None = None) -> None:
     """Write a directory that transformers and sentence-transformers open without hnclip, with a model card.
 
     The directory is written atomically and replaces an existing one.
+
+    Args:
+        weights: the `state_dict` of the backbone, if the model itself holds only shards of it.
     """
     if model.has_adapters:
         raise ValueError("the model has adapters: merge_adapters first, or save_adapter to write them alone")
@@ -314,7 +318,7 @@ def save(model: DualEncoder, directory: str | Path) -> None:
         config = model.backbone.config
         model.backbone.config = deepcopy(config)  # save_pretrained sets its dtype and architectures
         try:
-            model.backbone.save_pretrained(partial)
+            model.backbone.save_pretrained(partial, state_dict=weights)
         finally:
             model.backbone.config = config
         model.tokenizer.save_pretrained(partial)

@@ -62,22 +62,32 @@ class GlobalTerm:
                 captions.
         """
         image, captions = embeddings.images["full"].vectors, embeddings.texts["caption"].vectors  # [N, D] each
-        options = shard(embeddings)
+        margin_text = None
         if self.frozen:
-            if embeddings.margin_text is None:
+            margin_text = embeddings.margin_text
+            if margin_text is None:
                 raise ValueError("a frozen margin needs batches with margin_text, this one has none")
-            options["margin_text"] = embeddings.margin_text
         elif self.margins and text is not None:
-            options["margin_text"] = captions
-        return self.loss(image, captions if text is None else text, embeddings.scale, **options)
+            margin_text = captions
+        text, ids = captions if text is None else text, embeddings.ids
+        options: dict[str, Any] = {}
+        if (memory := embeddings.memory) is not None:  # more columns, but no more queries: [N + M, ...]
+            options["rows"] = len(image)
+            image, text = torch.cat([image, memory.image]), torch.cat([text, memory.text])
+            ids = None if ids is None else torch.cat([ids, memory.ids])
+            if margin_text is not None and memory.margin_text is not None:
+                margin_text = torch.cat([margin_text, memory.margin_text])
+        if margin_text is not None:
+            options["margin_text"] = margin_text
+        return self.loss(image, text, embeddings.scale, ids=ids, **options)
 
 
-def shard(embeddings: Embeddings, view: ViewEmbeddings | None = None) -> dict[str, Any]:
-    """Queries and duplicates of a batch, as every loss takes them; equal texts of `view` are duplicates too."""
+def duplicate_ids(embeddings: Embeddings, view: ViewEmbeddings | None = None) -> Tensor | None:
+    """Ids [N, K] by which a loss masks duplicates; equal texts of `view` are duplicates too."""
     ids = embeddings.ids
     if view is not None and view.ids is not None and ids is not None:
-        ids = torch.cat([ids, view.ids[:, None]], dim=1)  # [N, K + 1]
-    return {"offset": embeddings.offset, "rows": embeddings.rows, "ids": ids}
+        return torch.cat([ids, view.ids[:, None]], dim=1)  # [N, K + 1]
+    return ids
 
 
 def tokens_of(view: ViewEmbeddings) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from hnclip.core import Embeddings
 from hnclip.losses.tokens import late_interaction_loss
 from hnclip.models.readout import Readout, TowerOutput
-from hnclip.objectives.base import Objective, Term, TrainProgress, shard, tokens_of
+from hnclip.objectives.base import Objective, Term, TrainProgress, tokens_of
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -58,7 +58,7 @@ class FineLip(Objective):
 def _fine(embeddings: Embeddings) -> Tensor:
     image, image_mask = tokens_of(embeddings.images["full"])
     text, text_mask = tokens_of(embeddings.texts["caption"])
-    return late_interaction_loss(image, text, image_mask, text_mask, **shard(embeddings))
+    return late_interaction_loss(image, text, image_mask, text_mask, ids=embeddings.ids)
 
 
 def kept_tokens(patches: int) -> int:

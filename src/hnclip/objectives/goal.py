@@ -12,7 +12,7 @@ from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.losses.contrastive import clip_loss
 from hnclip.losses.partial import cosine_gap, loss_of_present, mean_of_present, present_in_all
 from hnclip.models.readout import Readout, TowerOutput
-from hnclip.objectives.base import Objective, Term, project, shard, span_mask, tokens_of, weighted_sum
+from hnclip.objectives.base import Objective, Term, duplicate_ids, project, span_mask, tokens_of, weighted_sum
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -59,22 +59,22 @@ class Goal(Objective):
     def own_terms(self) -> Mapping[str, Term]:
         return {
             "local": self._local,
-            "patch": lambda embeddings: _part_gap(embeddings.images["full"], embeddings.images["crop"], embeddings),
-            "text": lambda embeddings: _part_gap(embeddings.texts["caption"], embeddings.texts["sentence"], embeddings),
+            "patch": lambda embeddings: _part_gap(embeddings.images["full"], embeddings.images["crop"]),
+            "text": lambda embeddings: _part_gap(embeddings.texts["caption"], embeddings.texts["sentence"]),
         }
 
     def _local(self, embeddings: Embeddings) -> Tensor:
         crop, sentence = embeddings.images["crop"], embeddings.texts["sentence"]
         present = present_in_all(crop.present, sentence.present)  # [N]
-        vectors, duplicates = (crop.vectors, sentence.vectors), shard(embeddings, None if self.official else sentence)
-        return loss_of_present(clip_loss, *vectors, embeddings.scale, present, **duplicates)
+        ids = duplicate_ids(embeddings, None if self.official else sentence)
+        return loss_of_present(clip_loss, crop.vectors, sentence.vectors, embeddings.scale, present, ids)
 
 
-def _part_gap(whole: ViewEmbeddings, part: ViewEmbeddings, embeddings: Embeddings) -> Tensor:
+def _part_gap(whole: ViewEmbeddings, part: ViewEmbeddings) -> Tensor:
     """Mean squared gap between a part of the whole and the part encoded alone, over the pairs that have both."""
     tokens, mask = tokens_of(whole)  # [N, 1, D], [N, 1]
-    gaps = cosine_gap(tokens[embeddings.own, 0], part.vectors[embeddings.own]).square()  # [R]
-    return mean_of_present(gaps, present_in_all(mask[:, 0], part.present), embeddings.offset)
+    gaps = cosine_gap(tokens[:, 0], part.vectors).square()  # [N]
+    return mean_of_present(gaps, present_in_all(mask[:, 0], part.present))
 
 
 class PoolParts(Readout):

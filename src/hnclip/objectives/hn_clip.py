@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hnclip.core import Embeddings
 from hnclip.losses import token_loss
-from hnclip.objectives.base import Objective, Term, shard, tokens_of
+from hnclip.objectives.base import Objective, Term, tokens_of
 
 
 @dataclass(frozen=True)
@@ -34,4 +34,4 @@ class HNClip(Objective):
 def _token(embeddings: Embeddings) -> Tensor:
     patches, patch_mask = tokens_of(embeddings.images["full"])
     words, word_mask = tokens_of(embeddings.texts["caption"])
-    return token_loss(patches, words, patch_mask, word_mask, embeddings.scale, **shard(embeddings))
+    return token_loss(patches, words, patch_mask, word_mask, embeddings.scale, ids=embeddings.ids)

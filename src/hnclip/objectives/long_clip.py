@@ -10,7 +10,7 @@ from torch import Tensor
 from hnclip.core import Embeddings
 from hnclip.losses.contrastive import smoothed_loss
 from hnclip.losses.partial import principal_part
-from hnclip.objectives.base import Objective, Term, shard
+from hnclip.objectives.base import Objective, Term, duplicate_ids
 
 DIRECTIONS = 32  # principal directions that a short caption is compared with
 
@@ -41,8 +41,8 @@ class LongClip(Objective):
     def _short(self, embeddings: Embeddings) -> Tensor:
         images = principal_part(embeddings.images["full"].vectors, DIRECTIONS)  # [N, D]
         short = embeddings.texts["short"]
-        duplicates = shard(embeddings, None if self.official else short)
-        return smoothed_loss(images, short.vectors, embeddings.scale, **duplicates)
+        ids = duplicate_ids(embeddings, None if self.official else short)
+        return smoothed_loss(images, short.vectors, embeddings.scale, ids=ids)
 
 
 def principal_note(pairs: int, count: int = DIRECTIONS) -> str | None:

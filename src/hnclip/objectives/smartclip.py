@@ -53,7 +53,7 @@ class SmartClip(Objective):
 
     def own_terms(self) -> Mapping[str, Term]:
         # The mean of the masks, not of their absolute values, whose gradient would vanish at 0.
-        return {"sparsity": lambda embeddings: _masks(embeddings)[embeddings.own].mean()}
+        return {"sparsity": lambda embeddings: _masks(embeddings).mean()}
 
 
 def _masks(embeddings: Embeddings) -> Tensor:

@@ -15,7 +15,16 @@ from hnclip.losses.contrastive import clip_loss
 from hnclip.losses.hard_negative import at_least_float32
 from hnclip.losses.partial import chunk_loss, cosine_gap, loss_of_present, mean_of_present, present_in_all
 from hnclip.models.readout import Readout, TowerOutput
-from hnclip.objectives.base import Objective, Term, TrainProgress, project, shard, span_mask, tokens_of, weighted_sum
+from hnclip.objectives.base import (
+    Objective,
+    Term,
+    TrainProgress,
+    duplicate_ids,
+    project,
+    span_mask,
+    tokens_of,
+    weighted_sum,
+)
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -85,9 +94,9 @@ class StructXlip(Objective):
 
     def _structure(self, embeddings: Embeddings) -> Tensor:
         edge, filtered = embeddings.images["edge"], embeddings.texts["filtered"]
-        present, vectors = present_in_all(edge.present, filtered.present), (edge.vectors, filtered.vectors)
-        duplicates = shard(embeddings, None if self.official else filtered)
-        return loss_of_present(clip_loss, *vectors, embeddings.scale.detach(), present, **duplicates)
+        present = present_in_all(edge.present, filtered.present)  # [N]
+        ids = duplicate_ids(embeddings, None if self.official else filtered)
+        return loss_of_present(clip_loss, edge.vectors, filtered.vectors, embeddings.scale.detach(), present, ids)
 
     def _chunks(self, embeddings: Embeddings) -> Tensor:
         text, scale = embeddings.texts[self._chunk_view], embeddings.scale
@@ -97,14 +106,13 @@ class StructXlip(Objective):
         every = crops.new_ones(len(crops), dtype=torch.bool)  # [N]
         crop_mask = torch.stack([every if view.present is None else view.present for view in views], dim=1)  # [N, K]
         scale = (scale / CHUNK_TEMPERATURE).clamp(max=CHUNK_SCALE_MAX) if self.official else scale.detach()
-        duplicates = shard(embeddings, None if self.official else text)
-        return chunk_loss(chunks, crops, chunk_mask, crop_mask, scale, **duplicates)
+        ids = duplicate_ids(embeddings, None if self.official else text)
+        return chunk_loss(chunks, crops, chunk_mask, crop_mask, scale, ids)
 
 
 def _consistency(embeddings: Embeddings) -> Tensor:
     full, edge = embeddings.images["full"], embeddings.images["edge"]
-    gaps = cosine_gap(full.vectors[embeddings.own], edge.vectors[embeddings.own])  # [R]
-    return mean_of_present(gaps, edge.present, embeddings.offset)
+    return mean_of_present(cosine_gap(full.vectors, edge.vectors), edge.present)
 
 
 def weight_factors(progress: TrainProgress) -> dict[str, float]:

@@ -23,7 +23,7 @@ from hnclip.studies.outcome import show
 from hnclip.studies.plan import Job, plan_entries
 from hnclip.studies.request import Entry, check_out, entries_of, is_here, parse_fields, run_options_of
 from hnclip.studies.store import Store
-from hnclip.train.run_data import batch_sizes, too_small
+from hnclip.train.data import batch_sizes, too_small
 from hnclip.util.files import replace_file
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,12 @@ from typing import NamedTuple
 from hnclip.config import ReadConfig, RunOptions, TrainConfig
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.evaluate.protocol import open_task
+from hnclip.models.load import RUN_RESULT
 from hnclip.studies.identity import Trained
 from hnclip.studies.plan import Gallery, Job
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import RESULT, saved_config, saved_options
-from hnclip.train.speed import choose_precision
+from hnclip.train.runs import saved_config, saved_options
+from hnclip.train.setup import choose_precision
 from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ def rates_of_store(directory: Path, options: RunOptions) -> Rates:
     for home in sorted(directory.glob("*")):
         try:
             config, ran = saved_config(home), saved_options(home)
-            seconds = json.loads((home / RESULT).read_text(encoding="utf-8"))["seconds"]
+            seconds = json.loads((home / RUN_RESULT).read_text(encoding="utf-8"))["seconds"]
             steps, (data, *_) = read_metrics(home, "step"), read_metrics(home, "data")
             per_pair = fmean(1 / step["pairs_per_second"] for step in steps)
         except (OSError, ValueError, KeyError, ZeroDivisionError):

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from hnclip.config import TrainConfig
 from hnclip.data.benchmarks import BENCHMARKS
+from hnclip.models.load import RUN_CONFIG
 from hnclip.studies import plan
 from hnclip.studies.estimate import Expected, Rates, counts_of, gallery_size, measured, rates_of_store
 from hnclip.studies.identity import Identity
@@ -18,7 +19,6 @@ from hnclip.studies.request import Entry, is_here
 from hnclip.studies.store import Store
 from hnclip.tables import text_table
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import CONFIG
 from hnclip.util.text import duration
 
 State = Literal["done", "to evaluate", "half done", "made by other versions", "to do", "not known"]
@@ -168,7 +168,7 @@ def state_of(job: Job, store: Store) -> State:
         return "not known"
     if store.is_trained(job):
         return "to evaluate" if _open_galleries(job, "to evaluate", store) else "done"
-    if (store.home(job) / CONFIG).exists():
+    if (store.home(job) / RUN_CONFIG).exists():
         return "half done"
     return "made by other versions" if store.of_other_versions(job) else "to do"
 

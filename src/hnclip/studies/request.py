@@ -23,7 +23,7 @@ from hnclip.studies import miniature
 from hnclip.studies.names import ALL, MINIATURE, studies_named
 from hnclip.studies.plan import Setting
 from hnclip.studies.study import Domain, Study
-from hnclip.train.speed import choose_precision
+from hnclip.train.setup import choose_precision
 from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _ELSEWHERE = {
 }
 
 # Fields of `RunOptions` that --set takes as well.
-_RUN = ("speed", "save_every", "evaluate_batch", "tensorboard")
+_RUN = ("speed", "save_minutes", "evaluate_batch", "tensorboard")
 
 _FILES = (".pt", ".pth", ".bin", ".safetensors")  # endings of weights
 

@@ -26,11 +26,11 @@ from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import build_objective, build_readouts
 from hnclip.studies.identity import Trained
 from hnclip.studies.matched import open_start
-from hnclip.train.loop import choose_trainable
-from hnclip.train.optimizer import optimizer_of
-from hnclip.train.run_views import with_views
-from hnclip.train.speed import choose_precision, compile_blocks, recompute_activations
-from hnclip.train.step import Stepper
+from hnclip.train.data import add_views
+from hnclip.train.distributed import clip_gradients
+from hnclip.train.optimizer import build_optimizer
+from hnclip.train.setup import choose_precision, choose_trainable, compile_blocks, recompute_activations
+from hnclip.train.step import TrainStep
 from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)
@@ -180,9 +180,9 @@ class _Way:
         self.batch, self.source = _batch(config, self.model, objective, wanted, here and not synthetic)
         if not here:
             self.source = "random weights, synthetic batch"
-        optimizer = optimizer_of(self.model, optim)
+        optimizer = build_optimizer(self.model, optim)
         # Somewhere in the middle of a run, where a method that changes its terms on the way has all of them.
-        self.stepper = Stepper(self.model, objective, optimizer, optim, total=100)
+        self.stepper = TrainStep(self.model, objective, optimizer, optim, total=100)
 
     @property
     def size(self) -> int:
@@ -194,7 +194,7 @@ class _Way:
 
     def update(self) -> None:
         """The part of a step that does not grow with its pairs."""
-        self.stepper.parallel.clip(self.stepper.optim.clip_grad or float("inf"))
+        clip_gradients(self.model, self.stepper.optim.clip_grad or float("inf"))
         self.stepper.optimizer.step()
 
 
@@ -297,7 +297,7 @@ def _batch(
 def _real_batch(config: TrainConfig, model: DualEncoder, objective: Objective, pairs: int) -> Batch:
     """Training pairs from all over the data, in memory."""
     records = Trained.by(config).records()
-    chosen = with_views(config, records[:: max(1, len(records) // pairs)][:pairs], objective)
+    chosen = add_views(config, records[:: max(1, len(records) // pairs)][:pairs], objective)
     data = prepare(
         chosen,
         model.text_transform,

@@ -15,12 +15,12 @@ from hnclip.config import RunOptions, TrainConfig, to_json
 from hnclip.evaluate.protocol import evaluate_task, open_task
 from hnclip.evaluate.result import Result
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
+from hnclip.models.load import RUN_CONFIG, RUN_RESULT, load
 from hnclip.studies.identity import EVALUATION, code_fingerprint, gallery_fingerprint, versions
 from hnclip.studies.matched import open_start, with_matched_margin
 from hnclip.studies.plan import Gallery, Job
 from hnclip.studies.saved_result import read_result, write_result
-from hnclip.train.loop import CONFIG, RESULT, saved_config, train_or_continue
+from hnclip.train.runs import saved_config, train_or_continue
 from hnclip.util.device import find_device
 from hnclip.util.files import exclusive_lock, replace_file
 from hnclip.util.text import slugify
@@ -56,14 +56,14 @@ class Store:
             others = self.directory.glob(f"*-{job.identity.what}-*")
             same += sorted(others, key=lambda home: home.stat().st_mtime, reverse=True)
         finished = [home for home in same if self._is_finished(home, job)]
-        begun = [home for home in (own, *same[:1]) if (home / CONFIG).exists()]
+        begun = [home for home in (own, *same[:1]) if (home / RUN_CONFIG).exists()]
         return next(iter((*finished, *begun)), own)
 
     def is_trained(self, job: Job) -> bool:
         return self._is_finished(self.home(job), job)
 
     def _is_finished(self, home: Path, job: Job) -> bool:
-        return (home / RESULT).exists() if job.trained else home.is_dir()
+        return (home / RUN_RESULT).exists() if job.trained else home.is_dir()
 
     def missing(self, job: Job) -> list[Gallery]:
         """The galleries that the run was not evaluated on."""
@@ -131,7 +131,7 @@ class Store:
 
     def training(self, job: Job) -> dict[str, Any]:
         """`TrainResult` of a finished run."""
-        return json.loads((self.home(job) / RESULT).read_text(encoding="utf-8"))
+        return json.loads((self.home(job) / RUN_RESULT).read_text(encoding="utf-8"))
 
     def _write_about(self, job: Job, home: Path) -> None:
         path = home / ABOUT
@@ -147,8 +147,8 @@ class Store:
 
 def _follow_moved_data(home: Path, config: TrainConfig) -> None:
     """Let a stopped run continue with data or a model of another path: by its identity it is the same run."""
-    if (home / CONFIG).exists() and saved_config(home) != config:
-        with replace_file(home / CONFIG) as partial:
+    if (home / RUN_CONFIG).exists() and saved_config(home) != config:
+        with replace_file(home / RUN_CONFIG) as partial:
             partial.write_text(to_json(config), encoding="utf-8")
 
 

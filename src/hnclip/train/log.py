@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from hnclip.util.optional import import_extra
+
+log = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends one JSON object per line. Opened at `length` bytes: what a killed run wrote beyond its last checkpoint
-    is cut off, so a step never appears twice."""
+    """Appends one JSON object per line.
 
-    def __init__(self, run: Path, length: int, *, tensorboard: bool = False) -> None:
+    Args:
+        run: directory of the run.
+        length: bytes to keep: lines that a killed run wrote after its last checkpoint are deleted.
+        step: of the checkpoint; TensorBoard hides events after it.
+        tensorboard: also write TensorBoard events.
+    """
+
+    def __init__(self, run: Path, length: int, step: int, *, tensorboard: bool = False) -> None:
         path = run / METRICS
         self._file = path.open("ab")
+        if self._file.tell() < length:
+            log.warning(f"{path} has lost {length - self._file.tell()} bytes since the checkpoint: metrics are missing")
         self._file.truncate(min(length, self._file.tell()))
         self._file.seek(0, os.SEEK_END)
-        self._board = _board(run) if tensorboard else None
+        self._board = None
+        if tensorboard:
+            board = import_extra("torch.utils.tensorboard", "TensorBoard events", "track")
+            self._board = board.SummaryWriter(str(run / "tensorboard"), purge_step=step + 1 if length else None)
 
-    def write(self, entry: dict[str, Any]) -> None:
+    def write(self, entry: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(entry).encode() + b"\n")
         self._file.flush()
-        if self._board is not None:
-            for name, value in entry.items():
-                if isinstance(value, int | float) and name != "step":
-                    self._board.add_scalar(f"{entry['kind']}/{name}", value, entry["step"])
+        if self._board is not None and entry["kind"] != "data":
+            for name, value in _scalars(entry):
+                self._board.add_scalar(f"{entry['kind']}/{name}", value, entry["step"])
 
     @property
     def length(self) -> int:
@@ -39,18 +55,27 @@ class MetricsLog:
             self._board.close()
 
 
-def _board(run: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError(
-            "tensorboard is not installed: pip install 'hnclip[track]', or leave --tensorboard out"
-        ) from error
-    return SummaryWriter(str(run / "tensorboard"))
+def _scalars(entry: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """All numbers of an entry by name, those of its directions as `text_to_image/R@1`."""
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            yield from _scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
+            yield f"{prefix}{name}", value
 
 
 def read_metrics(run: Path, kind: str) -> list[dict[str, Any]]:
-    """The entries of one kind ("data", "step", "gradients" or "evaluation") of a run, in order."""
-    with (run / METRICS).open(encoding="utf-8") as file:
-        entries = [json.loads(line) for line in file]
-    return [entry for entry in entries if entry["kind"] == kind]
+    """The entries of one kind ("data", "step", "gradients", "evaluation" or "watched") of a run, in order."""
+    path = run / METRICS
+    entries = []
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                entry = json.loads(line)
+                if entry["kind"] == kind:
+                    entries.append(entry)
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{path}, line {number}, is damaged ({error}): restore it or delete the line"
+                ) from error
+    return entries

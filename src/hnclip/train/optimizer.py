@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -12,37 +11,31 @@ from hnclip.config import OptimConfig
 from hnclip.models.dual_encoder import DualEncoder
 
 
-def parameter_groups(
-    model: nn.Module,
-    *,
-    lr: float,
-    scale_lr: float,
-    weight_decay: float,
-    readout_lr: float | None = None,
-    decay: Literal["matrices", "all"] = "matrices",
-) -> list[dict]:
-    """Matrices (decayed), biases, norms and embeddings of one row (not decayed), the same two of a method's readouts
-    at their own rate, and the temperature, which has a learning rate of its own and is not decayed. With `decay` all,
-    everything is decayed. A zero `scale_lr` leaves the temperature out and frozen: a gradient that no step uses would
-    still count in the norm that clipping looks at."""
-    rates = {"model": lr, "readouts": lr if readout_lr is None else readout_lr, "scale": scale_lr}
+def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
+    """The trained parameters by learning rate and weight decay.
+
+    Matrices decay; biases, norms and the scale do not, unless `optim.decay` is "all". The scale and the readouts of a
+    method have learning rates of their own.
+    """
+    rates = {
+        "model": optim.lr,
+        "readouts": optim.lr if optim.readout_lr is None else optim.readout_lr,
+        "scale": optim.lr if optim.scale_lr is None else optim.scale_lr,
+    }
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {
         (kind, decayed): [] for kind in rates for decayed in (True, False)
     }
     for name, parameter in model.named_parameters():
-        is_scale = name.endswith("logit_scale")
-        if is_scale and scale_lr == 0:
-            parameter.requires_grad_(False)
-        if not parameter.requires_grad:
-            continue
-        kind = "scale" if is_scale else "readouts" if name.startswith("readouts.") else "model"
-        decayed = decay == "all" or (parameter.ndim >= 2 and not is_scale)
-        groups[kind, decayed].append(parameter)
+        if parameter.requires_grad:
+            is_scale = name.endswith("logit_scale")
+            kind = "scale" if is_scale else "readouts" if name.startswith("readouts.") else "model"
+            decayed = optim.decay == "all" or (parameter.ndim >= 2 and not is_scale)
+            groups[kind, decayed].append(parameter)
     return [
         {
             "params": parameters,
             "lr": rates[kind],
-            "weight_decay": weight_decay if decayed else 0.0,
+            "weight_decay": optim.weight_decay if decayed else 0.0,
             "peak_lr": rates[kind],
         }
         for (kind, decayed), parameters in groups.items()
@@ -50,28 +43,11 @@ def parameter_groups(
     ]
 
 
-def build_optimizer(model: nn.Module, *, betas: tuple[float, float], **rates: Any) -> torch.optim.AdamW:
-    """AdamW, one kernel for all of it where the device has one: a dozen passes over the weights become one.
-
-    Args:
-        rates: as `parameter_groups` takes them.
-    """
-    groups = parameter_groups(model, **rates)
+def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+    """AdamW, fused where the device supports it: one pass over the weights instead of a dozen."""
+    groups = parameter_groups(model, optim)
     kinds = {parameter.device.type for group in groups for parameter in group["params"]}
-    return torch.optim.AdamW(groups, betas=betas, fused=kinds <= {"cpu", "cuda"} or None)
-
-
-def optimizer_of(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """The optimiser of a run."""
-    return build_optimizer(
-        model,
-        lr=optim.lr,
-        scale_lr=optim.lr if optim.scale_lr is None else optim.scale_lr,
-        weight_decay=optim.weight_decay,
-        readout_lr=optim.readout_lr,
-        decay=optim.decay,
-        betas=(optim.beta1, optim.beta2),
-    )
+    return torch.optim.AdamW(groups, betas=(optim.beta1, optim.beta2), fused=kinds <= {"cpu", "cuda"} or None)
 
 
 def keep_positions(optimizer: torch.optim.Optimizer, model: DualEncoder, count: int) -> None:
@@ -112,6 +88,19 @@ def wrapped_factor(step: int, *, total: int, warmup: int, accumulate: int) -> fl
     if micro < warmup:
         return (micro + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * (micro - warmup) / max(1, total - warmup)))
+
+
+def warmup_steps(total: int, optim: OptimConfig) -> int:
+    return round(optim.warmup * total if optim.warmup < 1 else optim.warmup)
+
+
+def schedule_factor(step: int, total: int, optim: OptimConfig) -> float:
+    """The share of the learning rate in the step that follows `step` others of `total`."""
+    warmup = warmup_steps(total, optim)
+    if optim.schedule == "wrapped":
+        return wrapped_factor(step, total=total, warmup=warmup, accumulate=optim.accumulate)
+    open_end = optim.schedule == "open_cosine"
+    return learning_rate_factor(step, total=total, warmup=warmup, floor=optim.lr_floor, open_end=open_end)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> None:

@@ -1,4 +1,4 @@
-"""Devices by name."""
+"""Devices by name, and the state of their random generators."""
 
 from __future__ import annotations
 
@@ -31,3 +31,23 @@ def find_device(name: str | torch.device) -> torch.device:
 def local_rank() -> int:
     """The rank of this process on its machine, which is the index of its accelerator."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    """The state of the generators that training draws from."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        state[device.type] = torch.get_device_module(device).get_rng_state(*_index(device))
+    return state
+
+
+def restore_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    """The inverse of `random_state`; a state of another kind of device is ignored."""
+    torch.set_rng_state(state["cpu"])
+    if device.type in state and device.type != "cpu":
+        torch.get_device_module(device).set_rng_state(state[device.type], *_index(device))
+
+
+def _index(device: torch.device) -> tuple[torch.device, ...]:
+    """There is only one Apple accelerator, and its functions take no device."""
+    return () if device.type == "mps" else (device,)

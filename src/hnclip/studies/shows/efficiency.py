@@ -19,7 +19,7 @@ from hnclip.studies.paper_rows import MISSING
 from hnclip.studies.parts import Shown, TablePart
 from hnclip.studies.plan import Place
 from hnclip.studies.step_time import StepTime, measure_steps
-from hnclip.train.run_views import needed_views
+from hnclip.train.data import needed_views
 from hnclip.util.device import find_device
 from hnclip.util.files import replace_file
 
