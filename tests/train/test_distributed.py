@@ -1,395 +1,354 @@
-"""Two and four real processes (gloo) against one: what is gathered, shared, averaged and agreed on."""
+"""Two and four real processes (gloo) against one: gathers, gradients of a step, and whole runs as ddp and fsdp."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import os
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
+import processes
 import pytest
-import together
 import torch
-import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
-from test_grad_cache import DUPLICATES, assert_same, gradients, small_data, small_encoder, whole_batch
+import torch.nn.functional as F
+from small import (
+    ExactTrainer,
+    Stop,
+    assert_same,
+    config_for,
+    options_for,
+    scenes,
+    small_batch,
+    small_encoder,
+    stop_at,
+    train_exactly,
+    weights,
+)
 
-import hnclip.train.distributed as distributed
-import hnclip.train.run_data as run_data
-from hnclip.config import OptimConfig
+from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, RunOptions, SpeedConfig, TrainConfig
 from hnclip.core import Embeddings, ViewEmbeddings
+from hnclip.data.records import DataSet
 from hnclip.losses import hard_negative_loss
 from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
+from hnclip.train.checkpoint import load_checkpoint
 from hnclip.train.distributed import (
-    agreement,
-    copy_from_first,
+    broadcast_object,
+    clip_gradients,
+    distribute,
+    encode_shared,
     gather_embeddings,
     gather_rows,
+    gather_tensors,
     is_distributed,
-    mean_over_processes,
     process_group,
     rank,
-    seed_of_process,
-    tell_everybody,
+    rank_seed,
+    sum_gradients,
     world_size,
 )
-from hnclip.train.grad_cache import BACKWARD, cached_backward, micro_backward
-from hnclip.train.gradients import GradientMean
-from hnclip.train.parallel import Replicated, Sharded, whole_tensor
-from hnclip.train.run_data import own_share
+from hnclip.train.log import read_metrics
+from hnclip.train.memory import PairMemory
+from hnclip.train.runs import resume, train
+from hnclip.train.step import backward, split_batch
 
-WORLDS = (2, 4)
 OBJECTIVE = HNClip(GlobalTerm(hard_negative_loss, frozen=True), {"token": 0.5})
 # Pairs in the batch and in a micro-batch: even, uneven, and fewer pairs than four processes.
 SIZES = ((8, 4), (11, 5), (11, 4), (3, 4), (2, 2))
 STEPS = [
     (mode, negatives, *size)
     for mode, sizes in (("ddp", SIZES), ("fsdp", SIZES[2:4]))
-    for negatives in BACKWARD
+    for negatives in ("micro", "batch", "memory")
     for size in sizes
 ]
 
 
-def work(number, batch, tokenizer):
-    distributed.GRACE = 0
+def optim(micro: int, negatives: str) -> OptimConfig:
+    return OptimConfig(micro_batch=micro, negatives=negatives, precision="fp32")  # type: ignore[arg-type]
+
+
+def memory_of(batch) -> PairMemory:
+    g = torch.Generator().manual_seed(9)
+    vectors = [ViewEmbeddings(F.normalize(torch.randn(5, 16, generator=g).double(), dim=1)) for _ in range(2)]
+    ids, margins = batch.ids[:5], batch.margin_text[:5]
+    return PairMemory(
+        7, Embeddings({"full": vectors[0]}, {"caption": vectors[1]}, torch.tensor(1.0), ids, margins), torch.arange(5)
+    )
+
+
+def one_step(batch, tokenizer, mode, negatives, pairs, micro):
+    """Gradients and losses of the first pairs of a batch, of which this process encodes its share."""
+    model = small_encoder(tokenizer)
+    distribute(model, mode)
+    rows, groups = split_batch(range(pairs), optim(micro, negatives), rank=rank(), world=world_size())
+    memory = memory_of(batch) if negatives == "memory" else None
+    result = backward(model, rows_of(batch, rows), OBJECTIVE, optim(micro, negatives), groups, memory)
+
+    def collect():
+        found = {name: p.grad for name, p in model.named_parameters()}
+        return {name: grad.clone() for name, grad in gather_tensors(found).items()}
+
+    grads = collect()
+    norm = clip_gradients(model, 0.01)
+    kept = None if memory is None else memory.negatives().text
+    return {
+        "grads": grads,
+        "terms": result.terms,
+        "infonce": result.infonce,
+        "norm": norm,
+        "clipped": collect(),
+        "memory": kept,
+    }
+
+
+def rows_of(batch, rows):
+    """Any rows of a batch."""
+    chosen, texts = torch.tensor(rows), batch.texts["caption"]
+    text = replace(texts, ids=texts.ids[chosen], lengths=texts.lengths[chosen])[0 : len(rows)]
+    images = {"full": batch.images["full"][chosen]}
+    return replace(
+        batch, images=images, texts={"caption": text}, ids=batch.ids[chosen], margin_text=batch.margin_text[chosen]
+    )
+
+
+def gathered_views(number):
+    """Two image views, one without tokens. Process n has n + 1 pairs, the last one none."""
+    last = number == world_size() - 1
+    count = 1 if last else number + 1
+    full, crop = torch.full((count, 3), float(number)), torch.full((count, 3), 20.0 + number)
+    tokens = torch.full((count, 2 + number, 3), 10.0 + number)
+    view = ViewEmbeddings(full, tokens, torch.ones(count, 2 + number, dtype=torch.bool))
+    ids = torch.full((count, 1), number)
+    here = Embeddings({"full": view, "crop": ViewEmbeddings(crop)}, {"caption": view}, torch.tensor(2.0), ids)
+    every, offset = gather_embeddings(here, 0 if last else count)
+    image = every.images["full"]
+    return image.vectors[:, 0], image.tokens[..., 0], image.mask, every.images["crop"], every.ids.flatten(), offset
+
+
+def sparse_gradients(number):
+    """Parameters of two dtypes: used by all processes, by process 0 only, by none, and frozen."""
+    model = torch.nn.ParameterList(torch.ones(2, dtype=dtype) for dtype in (torch.float64, torch.float32) * 2)
+    model[3].requires_grad_(False)
+    model[0].grad = torch.tensor([1.0, 2.0], dtype=torch.float64) * (number + 1)
+    if number == 0:
+        model[1].grad = torch.full((2,), 4.0)
+    sum_gradients(model)
+    return [parameter.grad for parameter in model]
+
+
+def work_on_steps(number, batch, tokenizer):
     with process_group("cpu"):
-        assert is_distributed()
         assert rank() == number
+        linear = torch.nn.Linear(2, 2)
+        torch.nn.init.constant_(linear.weight, float(number))
+        distribute(linear, "ddp")  # type: ignore[arg-type]
         found = {
-            "gathered": gathered_views(number),
+            "views": gathered_views(number),
             "sparse": sparse_gradients(number),
-            "agreed": agreed(number),
-            "values": values(number),
+            "rows": gather_rows(torch.tensor([[number]])).flatten().tolist(),
+            "shared": encode_shared(lambda rows: torch.tensor(rows)[:, None], 5).flatten().tolist(),
+            "object": broadcast_object(f"from {number}"),
+            "weight": linear.weight.unique().tolist(),
+            "seed": rank_seed(1, 2),
             "steps": {step: one_step(batch, tokenizer, *step) for step in STEPS},
-            "alone": local_negatives(batch, tokenizer),
         }
     assert not is_distributed()
     return found
 
 
-def one_step(batch, tokenizer, mode, negatives, pairs, micro):
-    """Gradients and numbers of the share that this process has of the first pairs of the batch, and what was sent."""
-    model = small_encoder(tokenizer)
-    parallel = (Replicated if mode == "ddp" else Sharded)(model)
-    share = own_share(list(range(pairs)), OptimConfig(micro_batch=micro, negatives=negatives))
-    local = rows_of(batch, share.rows)
-    with counting() as calls:
-        result = BACKWARD[negatives](
-            model, local, OBJECTIVE, chunk=1, gather=parallel.gather, sync=parallel.sync, share=share
-        )
-        parallel.finish()
-    grads = {name: None if p.grad is None else whole_tensor(p.grad).clone() for name, p in model.named_parameters()}
-    norm = parallel.clip(0.01)
-    clipped = {name: whole_tensor(p.grad).clone() for name, p in model.named_parameters()}
-    terms = dict(zip(result.terms, mean_over_processes(torch.stack(list(result.terms.values())))))
-    infonce = mean_over_processes(result.infonce)
-    return {"grads": grads, "terms": terms, "infonce": infonce, "norm": norm, "clipped": clipped, "calls": calls}
-
-
-def rows_of(batch, rows):
-    """Any rows of a batch, as the data would make them."""
-    texts = batch.texts["caption"]
-    chosen = torch.tensor(rows)
-    text = replace(texts, ids=texts.ids[chosen], lengths=texts.lengths[chosen])
-    return replace(
-        batch,
-        images={name: view[chosen] for name, view in batch.images.items()},
-        texts={"caption": text[0 : len(rows)]},
-        ids=batch.ids[chosen],
-        margin_text=batch.margin_text[chosen],
-    )
-
-
-@contextmanager
-def counting():
-    """Counts the collectives that carry gradients: those of `GradientMean`, which do not wait, and FSDP's."""
-    calls = {"mean": 0, "fsdp": 0}
-
-    def counted(name, original, **needed):
-        def call(*arguments, **options):
-            calls[name] += needed.items() <= options.items()
-            return original(*arguments, **options)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "all_reduce", counted("mean", dist.all_reduce, async_op=True))
-        for name in ("reduce_scatter_tensor", "reduce_scatter_single"):
-            if hasattr(dist, name):
-                patch.setattr(dist, name, counted("fsdp", getattr(dist, name)))
-        yield calls
-
-
-def local_negatives(batch, tokenizer):
-    """The control: without gathering, each process has only its own negatives."""
-    model = small_encoder(tokenizer)
-    half = 8 // world_size()
-    local = batch[rank() * half : (rank() + 1) * half]
-    mean = GradientMean(model.parameters())
-    grads, _ = gradients(model, lambda: (cached_backward(model, local, OBJECTIVE, chunk=2), mean.finish()))
-    return grads
-
-
-def gathered_views(number):
-    """Two image views, one without tokens; what arrives where, and whose gradient comes back. Process n has n + 1
-    pairs, the last one none."""
-    last = number == world_size() - 1
-    count = 1 if last else number + 1
-    full = torch.full((count, 3), float(number), dtype=torch.float64, requires_grad=True)
-    tokens = torch.full((count, 2 + number, 3), 10.0 + number, dtype=torch.float64, requires_grad=True)
-    crop = torch.full((count, 3), 20.0 + number, dtype=torch.float32)
-    view = ViewEmbeddings(full, tokens, torch.ones(count, 2 + number, dtype=torch.bool))
-    scale = torch.tensor(2.0, requires_grad=True)
-    ids = torch.full((count, 1), number)
-    here = Embeddings({"full": view, "crop": ViewEmbeddings(crop)}, {"caption": view}, scale, ids)
-    every = gather_embeddings(replace(here, rows=0) if last else here)
-    assert every.scale is scale
-    assert every.images["crop"].tokens is None
-    assert not every.images["crop"].vectors.requires_grad
-    image = every.images["full"]
-    ((1 + number) * image.vectors.sum() + image.tokens[0].sum()).backward()
-    return {
-        "vectors": image.vectors.detach(),
-        "tokens": image.tokens.detach()[..., 0],
-        "mask": image.mask,
-        "crop": every.images["crop"].vectors,
-        "ids": every.ids,
-        "rows": (every.offset, every.rows),
-        "vector grad": full.grad,
-        "token grad": tokens.grad[..., 0],
-    }
-
-
-def sparse_gradients(number):
-    """Six parameters of two dtypes: used by all, by process 0 only, by nobody, frozen, and one that gets its gradient
-    before the last backward pass; buckets of a few bytes, so that there are several."""
-    kinds = (torch.float64, torch.float32, torch.float64, torch.float32, torch.float64, torch.float32)
-    parameters = [torch.nn.Parameter(torch.ones(2, 2, dtype=dtype)) for dtype in kinds]
-    everybody, one, _, frozen, early, twice = parameters
-    frozen.requires_grad_(False)
-    mean = GradientMean(parameters, bucket=8)
-    for step in range(2):  # nothing is left over from the first
-        for parameter in parameters:
-            parameter.grad = None
-        with mean.exchange(False):
-            (early.sum() * (number + 1) + twice.sum()).backward()
-        with mean.exchange(True):
-            loss = (everybody * torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sum() * (number + step) + 3 * twice.sum()
-            (loss + 4 * one.sum() if number == 0 else loss).backward()
-        mean.finish()
-    return [parameter.grad for parameter in parameters]
-
-
-def agreed(number):
-    """How a block ends if nobody fails, if the last process does, and if all do."""
-    ends = []
-    for failing in ((), (world_size() - 1,), range(world_size())):
-        for patient in (False, True):
-            try:
-                with agreement(patient=patient):
-                    if number in failing:
-                        raise ValueError(f"from {number}")
-                ends.append("well")
-            except ValueError as error:
-                ends.append(str(error))
-            except SystemExit as exit:
-                ends.append(f"silent {exit.code}")
-    return ends
-
-
-def values(number):
-    model = torch.nn.Linear(2, 2)
-    with torch.no_grad():
-        model.weight.fill_(number)
-    copy_from_first(model)
-    return {
-        "mean": mean_over_processes(torch.tensor([number, 2.0 * number])).tolist(),
-        "rows": gather_rows(torch.tensor([[number]])).tolist(),
-        "told": tell_everybody(f"from {number}"),
-        "weight": model.weight.unique().tolist(),
-        "seed": seed_of_process(1, 2),
-    }
-
-
 @pytest.fixture(scope="module")
-def eleven_pairs():
-    """A batch and its tokenizer. The shortest captions come first, so the processes have unlike lengths."""
-    data, tokenizer = small_data()
-    batch = data.batch(range(11))
-    return replace(batch, ids=DUPLICATES, texts={"caption": batch.texts["caption"]}), tokenizer
+def batch_and_tokenizer():
+    """The shortest captions come first, so the processes have different lengths."""
+    return small_batch()
 
 
-@pytest.fixture(scope="module", params=WORLDS)
-def processes(request, eleven_pairs, tmp_path_factory):
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request, batch_and_tokenizer, tmp_path_factory):
     """What two and four real processes found."""
-    return together.run(request.param, work, tmp_path_factory.mktemp("processes"), *eleven_pairs)
+    return processes.run(request.param, work_on_steps, tmp_path_factory.mktemp("ranks"), *batch_and_tokenizer)
 
 
 @pytest.fixture(scope="module")
-def alone(eleven_pairs):
+def alone(batch_and_tokenizer):
     """What one process finds, by (negatives, pairs, micro-batch)."""
-    batch, tokenizer = eleven_pairs
-    model = small_encoder(tokenizer)
     return {
-        (negatives, *size): gradients(
-            model, lambda n=negatives, s=size: BACKWARD[n](model, batch[: s[0]], OBJECTIVE, chunk=s[1])
-        )
-        for negatives in BACKWARD
+        (negatives, *size): one_step(*batch_and_tokenizer, "ddp", negatives, *size)
+        for negatives in ("micro", "batch", "memory")
         for size in SIZES
     }
 
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
-def test_many_processes_are_one(processes, alone, step):
-    """Terms, InfoNCE and every gradient, the scale's included, in every process; clipped by the norm of all."""
+def test_many_processes_compute_the_step_of_one(ranks, alone, step):
+    """Terms, InfoNCE, the memory, and every gradient, that of the scale included; clipped by the norm of all."""
     mode, *case = step
-    grads, result = alone[tuple(case)]
-    norm = torch.stack([grad.norm() for grad in grads.values()]).norm()
-    for process in processes:
+    expected = alone[tuple(case)]
+    norm = torch.stack([grad.norm() for grad in expected["grads"].values()]).norm()
+    for number, process in enumerate(ranks):
         found = process["steps"][step]
-        assert_same(found["grads"], grads)
-        assert_same(found["terms"], result.terms)
-        torch.testing.assert_close(found["infonce"], result.infonce)
+        if mode == "ddp" or number == 0:  # whole tensors of a sharded model are gathered on rank 0
+            assert_same(found["grads"], expected["grads"])
+            assert_same(found["clipped"], {k: grad * 0.01 / (norm + 1e-6) for k, grad in expected["grads"].items()})
+        assert_same(found["terms"], expected["terms"])
+        torch.testing.assert_close(found["infonce"], expected["infonce"])
         torch.testing.assert_close(found["norm"], norm)
-        assert_same(found["clipped"], {name: grad * 0.01 / (norm + 1e-6) for name, grad in grads.items()})
-        # Once per step, however many chunks: all gradients fit into one bucket, or FSDP sends four blocks and the rest,
-        # and the scale alone.
-        assert found["calls"] == {"mean": 1, "fsdp": 5 if mode == "fsdp" else 0}
+        torch.testing.assert_close(found["memory"], expected["memory"])
 
 
-def test_whole_batch_is_the_reference(alone, eleven_pairs):
-    """The reference itself is right, and the two kinds of negatives differ."""
-    batch, tokenizer = eleven_pairs
-    model = small_encoder(tokenizer)
-    grads, terms = gradients(model, lambda: whole_batch(model, batch, OBJECTIVE))
-    assert_same(alone["batch", 11, 4][0], grads)
-    assert_same(alone["batch", 11, 4][1].terms, terms)
-    weight = "backbone.visual_projection.weight"
-    assert (alone["micro", 11, 4][0][weight] - grads[weight]).abs().max() > 1e-6
+def test_gathered_embeddings(ranks):
+    owners = [number for number in range(len(ranks) - 1) for _ in range(number + 1)]
+    longest = 1 + len(ranks)  # the filler of the last process counts nowhere, but its length does
+    for number, process in enumerate(ranks):
+        vectors, tokens, mask, crop, ids, offset = process["views"]
+        assert vectors.tolist() == ids.tolist() == owners
+        assert tokens.tolist() == [[10 + o] * (2 + o) + [0] * (longest - 2 - o) for o in owners]
+        assert mask.tolist() == [[True] * (2 + o) + [False] * (longest - 2 - o) for o in owners]
+        assert crop.vectors[:, 0].tolist() == [20 + o for o in owners]
+        assert crop.tokens is None
+        assert offset == (len(owners) if number == len(ranks) - 1 else owners.index(number))
 
 
-def test_without_gathering_negatives_stay_local(processes, eleven_pairs):
-    batch, tokenizer = eleven_pairs
-    model = small_encoder(tokenizer)
-    micro, _ = gradients(model, lambda: micro_backward(model, batch[:8], OBJECTIVE, chunk=8 // len(processes)))
-    whole, _ = gradients(model, lambda: whole_batch(model, batch[:8], OBJECTIVE))
-    for process in processes:
-        assert_same(process["alone"], micro)
-    weight = "backbone.visual_projection.weight"
-    assert (micro[weight] - whole[weight]).abs().max() > 1e-6
-
-
-def test_gathered_tensors_and_gradients(processes):
-    world = len(processes)
-    owners = [number for number in range(world - 1) for _ in range(number + 1)]
-    longest = 1 + world  # the pair of the last process counts nowhere, but its length does
-    total = sum(range(1, world + 1))
-    for number, process in enumerate(processes):
-        found = process["gathered"]
-        assert found["vectors"][:, 0].tolist() == owners
-        assert found["tokens"].tolist() == [[10 + o] * (2 + o) + [0] * (longest - 2 - o) for o in owners]
-        assert found["mask"].tolist() == [[True] * (2 + o) + [False] * (longest - 2 - o) for o in owners]
-        assert found["crop"][:, 0].tolist() == [20 + o for o in owners]
-        assert found["crop"].dtype == torch.float32
-        assert found["ids"].flatten().tolist() == owners
-        last = number == world - 1
-        assert found["rows"] == ((0, 1) if last else (owners.index(number), number + 1))
-        # Weight n + 1 in process n; all of them read the tokens of the first pair.
-        assert found["vector grad"].unique().tolist() == [0.0 if last else total]
-        expected = torch.zeros_like(found["token grad"])
-        if number == 0:
-            expected[0] = world
-        assert torch.equal(found["token grad"], expected)
-
-
-def test_gradients_are_averaged_wherever_they_come_from(processes):
-    world = len(processes)
-    middle = (world - 1) / 2
-    for process in processes:
-        everybody, one, nobody, frozen, early, twice = process["sparse"]
-        torch.testing.assert_close(everybody, torch.tensor([[1.0, 2], [3, 4]], dtype=torch.float64) * (middle + 1))
-        torch.testing.assert_close(one, torch.full((2, 2), 4.0 / world))
-        torch.testing.assert_close(early, torch.full((2, 2), middle + 1, dtype=torch.float64))
-        torch.testing.assert_close(twice, torch.full((2, 2), 4.0))
-        assert nobody is None
+def test_gradients_are_summed_over_the_processes_that_have_one(ranks):
+    total = sum(range(1, len(ranks) + 1))
+    for process in ranks:
+        everywhere, once, nowhere, frozen = process["sparse"]
+        torch.testing.assert_close(everywhere, torch.tensor([1.0, 2.0], dtype=torch.float64) * total)
+        torch.testing.assert_close(once, torch.full((2,), 4.0))
+        assert nowhere is None
         assert frozen is None
 
 
-def test_a_failure_ends_all_and_is_said_once(processes):
-    last = len(processes) - 1
-    for number, process in enumerate(processes):
-        one = f"from {last}" if number == last else "silent 1"
-        every = "from 0" if number == 0 else "silent 1"
-        assert process["agreed"] == ["well", "well", one, one, every, every]
+def test_values_of_all_processes(ranks):
+    for process in ranks:
+        assert process["rows"] == list(range(len(ranks)))
+        assert process["shared"] == list(range(5))
+        assert process["object"] == "from 0"
+        assert process["weight"] == [0]
+    assert len({process["seed"] for process in ranks}) == len(ranks)
 
 
-def test_values_of_all_processes(processes):
-    world = len(processes)
-    for process in processes:
-        found = process["values"]
-        assert found["mean"] == [(world - 1) / 2, world - 1]
-        assert found["rows"] == [[[number]] for number in range(world)]
-        assert found["told"] == "from 0"
-        assert found["weight"] == [0]
-    assert len({process["values"]["seed"] for process in processes}) == world
+# Runs ---------------------------------------------------------------------------------------------------------
+
+LIMIT = 27  # batches of 8, 8, 8 and 3: four processes cannot share the last one evenly
+LORA = AdaptConfig(method="lora", rank=2, projections=True)
+NO_BLOCK = AdaptConfig(freeze_image="all", freeze_text=2)  # only the norm, the projection and the scale train
+FROZEN_MARGIN = ObjectiveConfig(margin_source="frozen", token_weight=0.0)
+# By name: mode and configuration.
+RUNS = {
+    "ddp micro": ("ddp", {"probe_gradients": 2}),
+    "ddp batch lora": ("ddp", {"optim": {"negatives": "batch"}, "adapt": LORA}),
+    "ddp memory": ("ddp", {"optim": {"negatives": "memory", "memory": 16}, "objective": FROZEN_MARGIN, "cluster": 2}),
+    "fsdp batch": ("fsdp", {"optim": {"negatives": "batch"}, "probe_gradients": 2}),
+    "fsdp micro lora": ("fsdp", {"adapt": LORA}),
+    "fsdp micro frozen": ("fsdp", {"adapt": NO_BLOCK}),
+}
 
 
-@given(
-    count=st.integers(2, 60),
-    micro=st.integers(2, 9),
-    world=st.integers(2, 7),
-    negatives=st.sampled_from(["micro", "batch"]),
-)
-def test_shares_make_up_the_batch(count, micro, world, negatives):
-    """Every pair once, in order, in every evaluation; as many chunks in every process, none too large."""
-    batch = [100 + row for row in range(count)]
-    optim = OptimConfig(micro_batch=micro, negatives=negatives)
-    shares = []
-    with pytest.MonkeyPatch.context() as patch:
-        whole = own_share(batch, optim)
-        patch.setattr(run_data, "world_size", lambda: world)
-        for number in range(world):
-            patch.setattr(run_data, "rank", lambda number=number: number)
-            shares.append(own_share(batch, optim))
-    assert whole.rows == batch
-    assert not whole.idle
-    chunks = [
-        [[] if number in share.idle else list(share.rows[rows]) for number, rows in enumerate(share.slices)]
-        for share in shares
-    ]
-    assert len({len(parts) for parts in chunks}) == 1
-    for share, parts in zip(shares, chunks):
-        assert share.evaluations == whole.evaluations
-        assert share.pairs == count
-        assert [rows.stop - rows.start for rows in share.slices] == [max(1, len(part)) for part in parts]
-        assert len(share.rows) == share.slices[-1].stop
-        assert all(len(part) <= micro + (negatives == "micro") for part in parts)
-    if negatives == "batch":
-        assert [row for parts in chunks for part in parts for row in part] == batch
-    else:
-        for number, rows in enumerate(whole.slices):
-            assert [row for parts in chunks for row in parts[number]] == batch[rows]
+def run_of(name: str, model: Path, out: Path) -> tuple[TrainConfig, RunOptions]:
+    mode, changes = RUNS[name]
+    optim = {"epochs": 1, **changes.get("optim", {})}  # type: ignore[attr-defined]
+    config = config_for(model, limit=LIMIT, **{**changes, "optim": optim})  # type: ignore[dict-item]
+    return config, options_for(out, speed=SpeedConfig(parallel=mode))  # type: ignore[arg-type]
 
 
-def test_alone_nothing_changes(eleven_pairs, monkeypatch):
-    batch, tokenizer = eleven_pairs
-    for size in (None, "1"):
-        monkeypatch.delenv("WORLD_SIZE", raising=False)
-        if size:
-            monkeypatch.setenv("WORLD_SIZE", size)
-        with process_group():
-            assert not is_distributed()
-            assert (rank(), world_size()) == (0, 1)
-            embeddings = small_encoder(tokenizer)(batch)
-            assert gather_embeddings(embeddings) is embeddings
-            parameter = torch.nn.Parameter(torch.zeros(2))
-            parameter.grad = torch.ones(2)
-            mean = GradientMean([parameter])
-            with mean.exchange(True):
-                pass
-            mean.finish()
-            assert parameter.grad.tolist() == [1, 1]
-            with pytest.raises(ValueError, match="mine"), agreement():
-                raise ValueError("mine")
-            assert tell_everybody(3) == 3
-            assert gather_rows(torch.ones(2)).shape == (1, 2)
+def until(step: int, run) -> None:
+    with pytest.raises(Stop):
+        run(on_step=stop_at(step))
+
+
+def work_on_runs(number: int, folder: Path, model: Path) -> dict[str, str]:
+    world = int(os.environ["WORLD_SIZE"])
+    with process_group("cpu"):
+        for name in RUNS:
+            train_exactly(*run_of(name, model, folder / f"2 {name}"))
+        # Begun by one process, continued by two in either mode, and finished by one.
+        for mode in ("ddp", "fsdp"):
+            config, options = run_of("ddp micro", model, folder / f"via {mode}")
+            options = replace(options, speed=SpeedConfig(parallel=mode))  # type: ignore[arg-type]
+            until(3, partial(train_exactly, config, options))
+        # With dropout, in float32: stopped and continued by the same number of processes.
+        for mode in ("ddp", "fsdp"):
+            config = config_for(model, optim={"epochs": 1, "negatives": "batch"}, limit=LIMIT)
+            whole, stopped = (
+                options_for(folder / f"{what} {mode}", speed=SpeedConfig(parallel=mode))  # type: ignore[arg-type]
+                for what in ("whole", "stopped")
+            )
+            train(config, whole, data=scenes())
+            until(3, partial(train, config, stopped, data=scenes()))
+            resume(stopped.out, data=scenes())
+        errors = {}
+        cases = {
+            "taken": (run_of("ddp micro", model, folder / f"{world} ddp micro"), scenes()),
+            "other data": (
+                run_of("ddp micro", model, folder / "refused"),
+                DataSet("fewer", scenes().records[1:]) if number else scenes(),
+            ),
+        }
+        for name, (run, data) in cases.items():
+            try:
+                train(*run, data=data)
+            except ValueError as error:
+                errors[name] = str(error)
+    return errors
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> tuple[Path, list[dict[str, str]]]:
+    folder = tmp_path_factory.mktemp("runs")
+    for name in RUNS:
+        train_exactly(*run_of(name, model_directory, folder / f"1 {name}"))
+    for mode in ("ddp", "fsdp"):
+        until(2, partial(train_exactly, *run_of("ddp micro", model_directory, folder / f"via {mode}")))
+    errors = processes.run(2, work_on_runs, folder / "found", folder, model_directory)
+    for mode in ("ddp", "fsdp"):
+        train_exactly(*run_of("ddp micro", model_directory, folder / f"via {mode}"))
+    return folder, errors
+
+
+def assert_close_runs(found: Path, expected: Path) -> None:
+    """Every number that is logged, the evaluation, and the weights at the end."""
+    for kind in ("data", "step", "evaluation", "gradients"):
+        entries, others = read_metrics(found, kind), read_metrics(expected, kind)
+        assert len(entries) == len(others)
+        for entry, other in zip(entries, others):
+            assert entry.keys() == other.keys()
+            for key, value in other.items():
+                if key not in ("pairs_per_second", "waited"):
+                    assert entry[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
+    assert_same(weights(found), weights(expected), atol=1e-9)
+    assert (found / "result.json").exists()
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_of_two_processes_is_a_run_of_one(runs, name: str) -> None:
+    folder, _ = runs
+    assert_close_runs(folder / f"2 {name}", folder / f"1 {name}")
+    assert len(read_metrics(folder / f"1 {name}", "step")) == 4
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_run_continues_with_another_number_of_processes(runs, mode: str) -> None:
+    folder, _ = runs
+    assert_close_runs(folder / f"via {mode}", folder / "1 ddp micro")
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+def test_a_stopped_run_of_two_processes_continues_to_the_bit(runs, mode: str) -> None:
+    """Dropout included: every rank restores its own random state."""
+    folder, _ = runs
+    whole, stopped = folder / f"whole {mode}", folder / f"stopped {mode}"
+    for name, value in weights(whole).items():
+        assert torch.equal(weights(stopped)[name], value), name
+    states = load_checkpoint(whole)
+    assert states is not None
+    assert not torch.equal(states.random[0]["cpu"], states.random[1]["cpu"])
+
+
+def test_what_cannot_start_is_refused(runs, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, errors = runs
+    assert all("already holds a run" in error["taken"] for error in errors)
+    assert all("different data" in error["other data"] for error in errors)
+    assert not (folder / "refused" / "config.json").exists()
+    monkeypatch.setattr("hnclip.train.setup.world_size", lambda: 8)
+    with pytest.raises(ValueError, match="8 processes cannot share micro-batches of 4"):
+        ExactTrainer(*run_of("ddp micro", model_directory, folder / "narrow"))

@@ -91,6 +91,14 @@ def broadcast_object(value: Value) -> Value:
     return box[0]
 
 
+def gather_objects(value: Value) -> list[Value]:
+    """The values of all ranks."""
+    found: list[Any] = [value] * world_size()
+    if is_distributed():
+        dist.all_gather_object(found, value)
+    return found
+
+
 def gather_rows(local: Tensor, counts: Sequence[int] | None = None) -> Tensor:
     """[N_r, …] of every rank as [ΣN_r, …], without gradient.
 

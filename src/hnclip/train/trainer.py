@@ -45,6 +45,7 @@ from hnclip.train.distributed import (
     broadcast_object,
     distribute,
     encode_shared,
+    gather_objects,
     gather_tensors,
     is_distributed,
     rank,
@@ -153,7 +154,7 @@ class Trainer:
         self.base = BaseModel(**{spec.name: getattr(config, spec.name) for spec in fields(BaseModel)})
         if config.adapt.method != "full":
             self.base = self.base.located()  # where the adapters will look for it
-        self.model = load(**asdict(self.base)).to(self.device)
+        self.model = self.load_model().to(self.device)
         self.model.untrained_projections = False  # this run trains them
         choose_trainable(config, self.model)
         self.objective = build_objective(config.objective)
@@ -166,8 +167,8 @@ class Trainer:
         self.data: RunData = open_run_data(
             config, self.model, self.objective, self._given, batch=options.evaluate_batch
         )
-        if (first := broadcast_object(self.data.fingerprint)) != self.data.fingerprint:
-            raise ValueError(f"rank {rank()} has other data than rank 0: {self.data.fingerprint}, there {first}")
+        if len(found := set(gather_objects(self.data.fingerprint))) > 1:
+            raise ValueError(f"the ranks have different data: {'; '.join(sorted(found))}")
         self.epoch_steps = len(batch_sizes(len(self.data.pairs), config))
         self.total = config.optim.epochs * self.epoch_steps
         if (warmup := warmup_steps(self.total, config.optim)) >= self.total:
@@ -181,6 +182,10 @@ class Trainer:
             keep_positions(self.optimizer, self.model, config.adapt.freeze_positions)
         gamma = config.objective.gamma if config.objective.global_loss == "hn" else ObjectiveConfig().gamma
         self.probe = GradientProbe(self.model, config.optim, gamma=gamma)
+
+    def load_model(self) -> DualEncoder:
+        """The model that the run starts from."""
+        return load(**asdict(self.base))
 
     def _run(self) -> None:
         config = self.config
@@ -325,9 +330,10 @@ class Trainer:
         captions = pairs.texts["caption"]
         image, text = self._encode(pairs.images["full"].select(rows.tolist()), [captions[row] for row in chosen])
         margin_text = None if pairs.margin_text is None else pairs.margin_text[chosen].to(self.device)
+        dtype = self.model.dtype
         embeddings = Embeddings(
-            {"full": ViewEmbeddings(image)},
-            {"caption": ViewEmbeddings(text)},
+            {"full": ViewEmbeddings(image.to(dtype))},
+            {"caption": ViewEmbeddings(text.to(dtype))},
             self.model.scale.detach(),
             ids=pairs.ids[rows].to(self.device),
             margin_text=margin_text,
@@ -397,7 +403,7 @@ class Trainer:
         due = [
             name
             for name, found in (("best", self.best), ("last", self.last))
-            if found["epoch"] == epoch and _saved_epoch(self.out / name) != epoch
+            if found["epoch"] == epoch and _saved_epoch(self.out / name) != epoch and (epoch or name == "best")
         ]
         due = broadcast_object(due)
         if not due:

@@ -15,7 +15,7 @@ from typing import Any
 
 SECONDS = 600  # for all of a job; only to end a test that hangs
 _server = multiprocessing.get_context("forkserver")
-_server.set_forkserver_preload(["torch", "transformers.models.clip.modeling_clip", "hnclip.train.loop", "peft"])
+_server.set_forkserver_preload(["torch", "transformers.models.clip.modeling_clip", "hnclip.train.runs", "peft"])
 
 
 def start(world: int, work: Callable[..., Any], folder: Path, *arguments: Any, **settings: str) -> list[BaseProcess]:
@@ -42,7 +42,7 @@ def run(world: int, work: Callable[..., Any], folder: Path, *arguments: Any, **s
 
 
 def finish(processes: list[BaseProcess]) -> None:
-    """Wait for them; whoever is not done in time is killed, and the test fails."""
+    """Wait for them; those that are not done in time are killed, and the test fails."""
     deadline = time.monotonic() + SECONDS
     try:
         for process in processes:
