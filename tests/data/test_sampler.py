@@ -17,8 +17,8 @@ from hnclip.config import OptimConfig, TrainConfig
 from hnclip.data.batching import PairData, text_numbers
 from hnclip.data.sampler import choose_captions, cluster_order, cut_batches, epoch_order, nearest_captions, share
 from hnclip.data.texts import TokenizedTexts
-from hnclip.train.grad_cache import chunk_slices
-from hnclip.train.run_data import RunData
+from hnclip.train.data import RunData
+from hnclip.train.step import chunk_slices
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2**32 - 1), st.integers(0, 99))

@@ -1,4 +1,4 @@
-"""Terms over pairs that have a view, whole and in uneven shards; masks of chunks; Long-CLIP's principal part.
+"""Terms over pairs that have a view; masks of chunks; Long-CLIP's principal part.
 
 tests/objectives compares chunk_loss with its definition.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
 from loss_twins import assert_equal, make_pairs, value_and_grads
 
-from hnclip.losses import GLOBAL_LOSSES, clip_loss, hard_negative_loss
+from hnclip.losses import GLOBAL_LOSSES, clip_loss
 from hnclip.losses.partial import (
     chunk_loss,
     cosine_gap,
@@ -23,38 +21,17 @@ from hnclip.losses.partial import (
 
 IDS = torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2], [3, 0], [4, 4], [5, 5]])
 PRESENT = [[1, 0, 1, 1, 0, 1, 1], [0, 0, 0, 1, 1, 0, 1], [1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 1]]
-SHARDS = [[3, 4], [1, 2, 4], [5, 1, 1], [1] * 7]
-
-
-def over_processes(term, shards):
-    """The mean over processes of (W·R/N) times the term of each."""
-
-    def total(*leaves):
-        start, n, values = 0, sum(shards), []
-        for rows in shards:
-            values.append(len(shards) * rows / n * term(*leaves, offset=start, rows=rows))
-            start += rows
-        return torch.stack(values).mean()
-
-    return total
 
 
 def bools(values):
     return torch.tensor(values, dtype=torch.bool)
 
 
-@pytest.mark.parametrize("shards", SHARDS)
 @pytest.mark.parametrize("present", PRESENT)
-def test_mean_of_present(present, shards):
-    mask = bools(present)
-    values = torch.randn(7, dtype=torch.float64, requires_grad=True)
-
-    def term(v, offset=0, rows=7):
-        return mean_of_present(v[offset : offset + rows], mask, offset)
-
+def test_mean_of_present(present):
+    values, mask = torch.randn(7, dtype=torch.float64, requires_grad=True), bools(present)
     expected = value_and_grads(lambda v: v[mask].mean(), [values])
-    assert_equal(value_and_grads(term, [values]), expected)
-    assert_equal(value_and_grads(over_processes(term, shards), [values]), expected)
+    assert_equal(value_and_grads(lambda v: mean_of_present(v, mask), [values]), expected)
 
 
 def test_absent_rows_are_not_read():
@@ -65,36 +42,23 @@ def test_absent_rows_are_not_read():
     assert values.grad.tolist() == [0.5, 0, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("present", "shard"),
-    [([0] * 7, {}), ([0, 0, 1, 0, 0, 0, 0], {}), ([1, 1, 1, 0, 0, 1, 1], {"offset": 3, "rows": 2})],
-    ids=["none present", "one present", "no query present"],
-)
-def test_nothing_to_compare_is_zero_with_zero_gradients(present, shard):
-    got = value_and_grads(lambda *x: loss_of_present(clip_loss, *x, bools(present), **shard), make_pairs(7, 5))
+@pytest.mark.parametrize("present", [[0] * 7, [0, 0, 1, 0, 0, 0, 0]], ids=["none present", "one present"])
+def test_nothing_to_compare_is_zero_with_zero_gradients(present):
+    got = value_and_grads(lambda *x: loss_of_present(clip_loss, *x, bools(present)), make_pairs(7, 5))
     assert all((tensor == 0).all() for tensor in got)
 
 
+@pytest.mark.parametrize("name", GLOBAL_LOSSES)
 @pytest.mark.parametrize("ids", [None, IDS], ids=["no ids", "ids"])
 @pytest.mark.parametrize("present", PRESENT)
-def test_loss_of_present_is_the_loss_of_a_batch_of_them(present, ids):
-    leaves, mask = make_pairs(7, 5), bools(present)
+def test_loss_of_present_is_the_loss_of_a_batch_of_them(present, ids, name):
+    leaves, mask, loss = make_pairs(7, 5), bools(present), GLOBAL_LOSSES[name]
 
     def subset(image, text, scale):
-        return hard_negative_loss(image[mask], text[mask], scale, ids=None if ids is None else ids[mask])
+        return loss(image[mask], text[mask], scale, ids=None if ids is None else ids[mask])
 
-    got = value_and_grads(lambda *x: loss_of_present(hard_negative_loss, *x, mask, ids=ids), leaves)
+    got = value_and_grads(lambda *x: loss_of_present(loss, *x, mask, ids=ids), leaves)
     assert_equal(got, value_and_grads(subset, leaves))
-
-
-@given(st.lists(st.booleans(), min_size=7, max_size=7), st.sampled_from(SHARDS), st.sampled_from(sorted(GLOBAL_LOSSES)))
-def test_shards_of_any_loss_average_to_the_whole(present, shards, name):
-    leaves, mask = make_pairs(7, 5), bools(present)
-
-    def term(*x, **shard):
-        return loss_of_present(GLOBAL_LOSSES[name], *x, mask, ids=IDS, **shard)
-
-    assert_equal(value_and_grads(over_processes(term, shards), leaves), value_and_grads(term, leaves), 1e-10)
 
 
 def test_cosine_gap_is_computed_in_float32():

@@ -7,9 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from method_twins import SIZE, TWINS, gradients, make_embeddings, twin_terms
+from method_twins import TWINS, gradients, make_embeddings, twin_terms
 
-from hnclip.config import ObjectiveConfig
+from hnclip.config import ObjectiveConfig, OptimConfig
 from hnclip.core import ViewEmbeddings
 from hnclip.data.batching import prepare
 from hnclip.data.lexicon import word_list
@@ -21,7 +21,7 @@ from hnclip.objectives.base import TrainProgress
 from hnclip.objectives.long_clip import principal_note
 from hnclip.objectives.registry import METHODS, build_objective, build_readouts
 from hnclip.objectives.structxlip import weight_factors
-from hnclip.train.grad_cache import cached_backward, micro_backward
+from hnclip.train.step import backward
 
 FIDELITIES = ("official", "corrected")
 OTHERS = [method for method in METHODS if method != "hn_clip"]
@@ -51,20 +51,6 @@ def test_terms_equal_their_twins_in_value_and_every_gradient(method, fidelity, m
     embeddings, leaves = make_embeddings(method, missing=missing)
     terms = build_objective(config_of(method, fidelity))(embeddings)
     assert_same(terms, twin_terms(method, embeddings, fidelity == "official"), leaves)
-
-
-@pytest.mark.parametrize("sizes", [[3, 4], [1, 2, 4], [2, 1, 1, 2, 1]], ids=str)
-@pytest.mark.parametrize("method", METHODS)
-def test_weighted_shards_average_to_the_whole(method, sizes):
-    """As processes do it: (W·R / N)·term, averaged over W processes."""
-    embeddings, leaves = make_embeddings(method)
-    objective, n = build_objective(config_of(method, global_loss="hn")), SIZE[method]
-    sizes = [*sizes[:-1], n - sum(sizes[:-1])]
-    starts = [sum(sizes[:k]) for k in range(len(sizes))]
-    shards = [objective(replace(embeddings, offset=start, rows=rows)) for start, rows in zip(starts, sizes)]
-    whole = objective(embeddings)
-    means = {name: sum(rows / n * shard[name] for rows, shard in zip(sizes, shards)) for name in whole}
-    assert_same(means, whole, leaves)
 
 
 @pytest.mark.parametrize("name", GLOBAL_LOSSES)
@@ -254,9 +240,9 @@ def test_scenes_reach_all_terms_and_all_weights(small, method, fidelity):
 def test_gradient_caching_is_the_whole_batch(small, method):
     objective, batch = make_batch(small, config_of(method, global_loss="hn"))
     found = []
-    for backward, chunk in ((micro_backward, 8), (cached_backward, 3)):
+    for negatives, chunk in (("micro", 8), ("batch", 3)):
         small.zero_grad()
-        result = backward(small, batch, objective, chunk=chunk)
+        result = backward(small, batch, objective, OptimConfig(micro_batch=chunk, negatives=negatives))
         found.append((result.terms, {name: weight.grad.clone() for name, weight in small.named_parameters()}))
     (terms, whole), (cached_terms, cached) = found
     for name in terms:

@@ -8,17 +8,20 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from test_grad_cache import DUPLICATES, PAIRS, Toy, small_data, small_encoder, toy_batch
+from small import PAIRS, Toy, config_for, options_for, scenes, small_batch, small_encoder, toy_batch
 from torch import nn
 
-from hnclip.config import OptimConfig
+from hnclip.config import ObjectiveConfig, OptimConfig
 from hnclip.core import Batch, Embeddings, ViewEmbeddings
 from hnclip.losses import GLOBAL_LOSSES
 from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
+from hnclip.train.checkpoint import load_checkpoint
 from hnclip.train.gradient_probe import GradientProbe
+from hnclip.train.log import read_metrics
 from hnclip.train.optimizer import build_optimizer
-from hnclip.train.step import Stepper
+from hnclip.train.runs import train
+from hnclip.train.step import TrainStep
 
 KEYS = {
     *("infonce", "hn", "infonce_norm", "hn_norm", "cosine", "ratio", "infonce_saturated", "hn_saturated"),
@@ -28,13 +31,12 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def data():
-    return small_data()
+    return small_batch()
 
 
 @pytest.fixture
 def batch(data):
-    pairs = data[0].batch(range(PAIRS))
-    return replace(pairs, ids=DUPLICATES, texts={"caption": pairs.texts["caption"]})
+    return data[0]
 
 
 def literal(embeddings, ids, gamma):
@@ -112,12 +114,12 @@ def test_without_gamma_both_are_one(data, batch):
 def test_it_measures_what_the_step_to_come_does(data, batch, negatives, name):
     """Dropout included: the step that follows draws what the probe drew."""
     model = small_encoder(data[1], dropout=0.3)
-    optim = OptimConfig(micro_batch=4, negatives=negatives, clip_grad=0.0)
+    optim = OptimConfig(micro_batch=4, negatives=negatives, clip_grad=0.0, lr=1e-3, weight_decay=0.0)
     objective = HNClip(GlobalTerm(GLOBAL_LOSSES[name]))
-    optimizer = build_optimizer(model, lr=1e-3, scale_lr=1e-3, weight_decay=0.0, betas=(0.9, 0.98))
+    optimizer = build_optimizer(model, optim)
     torch.manual_seed(5)
     found = GradientProbe(model, optim).probe(batch)
-    step = Stepper(model, objective, optimizer, optim, total=10)(batch, 0).read()
+    step = TrainStep(model, objective, optimizer, optim, total=10)(batch, 0).read()
     assert found[name] == pytest.approx(step["global"], rel=1e-6)
     assert found[f"{name}_norm"] == pytest.approx(step["grad_norm"], rel=1e-6)
     assert GradientProbe(model, optim).probe(batch)[name] != pytest.approx(found[name], rel=1e-4)
@@ -129,7 +131,6 @@ class Counting(Toy):
     def __init__(self):
         super().__init__()
         self.norm = nn.BatchNorm1d(6).double()
-        self.device = torch.device("cpu")
 
     def text(self, texts, tokens):
         view = super().text(texts, tokens)
@@ -154,6 +155,35 @@ def test_it_leaves_no_trace():
     model(batch)  # the control: here is something to leave
     assert not torch.equal(torch.get_rng_state(), state)
     assert model.norm.num_batches_tracked == 2  # a caption and a short text
+
+
+@pytest.mark.parametrize(
+    "optim", [{}, {"negatives": "batch"}, {"negatives": "memory", "memory": 9}], ids=["micro", "batch", "memory"]
+)
+def test_measuring_changes_no_bit_of_a_run(optim, model_directory, tmp_path):
+    """Weights, optimiser, memory and random states, and every number of every step."""
+    config = config_for(model_directory, optim={"epochs": 1, **optim})
+    states, steps = [], []
+    for every in (0, 2):
+        out = train(replace(config, probe_gradients=every), options_for(tmp_path / str(every)), data=scenes()).out
+        states.append(load_checkpoint(out))
+        steps.append([{**entry, "pairs_per_second": 0, "waited": 0} for entry in read_metrics(out, "step")])
+    assert steps[0] == steps[1]
+    for part in ("model", "optimizer", "random", "memory", "best", "last"):
+        torch.testing.assert_close(*(getattr(state, part) for state in states), rtol=0, atol=0)
+    entries = read_metrics(tmp_path / "2", "gradients")
+    assert [entry["step"] for entry in entries] == [0, 2]
+    assert entries[0]["hn"] == pytest.approx(steps[0][0]["global"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("objective", "gamma"),
+    [(ObjectiveConfig(gamma=0.8), 0.8), (ObjectiveConfig(global_loss="infonce", gamma=0.8, token_weight=0.0), 0.5)],
+)
+def test_gamma_is_that_of_the_run_if_it_has_one(objective, gamma, model_directory, tmp_path):
+    config = config_for(model_directory, objective=objective, probe_gradients=3, limit=8, optim={"epochs": 1})
+    (entry,) = read_metrics(train(config, options_for(tmp_path / "run"), data=scenes()).out, "gradients")
+    assert (entry["gamma"], entry["step"]) == (gamma, 0)
 
 
 # Where floats end ---------------------------------------------------------------------------------------------

@@ -3,28 +3,24 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
-from test_grad_cache import Toy as ToyEncoder
-from test_grad_cache import toy_batch
 from torch import nn
 
 from hnclip.config import OptimConfig
-from hnclip.losses import clip_loss
 from hnclip.models.load import load
-from hnclip.objectives.base import GlobalTerm
-from hnclip.objectives.hn_clip import HNClip
 from hnclip.train.optimizer import (
     build_optimizer,
     clamp_scale,
     keep_positions,
     learning_rate_factor,
     parameter_groups,
+    schedule_factor,
     set_learning_rate,
     wrapped_factor,
 )
-from hnclip.train.step import Stepper
 
 
 class Toy(nn.Module):
@@ -36,7 +32,7 @@ class Toy(nn.Module):
 
 def test_only_matrices_are_decayed_and_everything_is_there_once() -> None:
     model = Toy()
-    matrices, vectors, scale = parameter_groups(model, lr=0.1, scale_lr=0.2, weight_decay=0.3)
+    matrices, vectors, scale = parameter_groups(model, OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3))
     assert [p.shape for p in matrices["params"]] == [(2, 3)]
     assert {id(p) for p in vectors["params"]} == {id(p) for p in (model.linear.bias, *model.norm.parameters())}
     assert [id(p) for p in scale["params"]] == [id(model.logit_scale)]
@@ -44,15 +40,8 @@ def test_only_matrices_are_decayed_and_everything_is_there_once() -> None:
     assert [group["lr"] for group in (matrices, vectors, scale)] == [0.1, 0.1, 0.2]
 
 
-def test_a_fixed_temperature_takes_no_gradient_at_all() -> None:
-    model = Toy()
-    groups = parameter_groups(model, lr=0.1, scale_lr=0.0, weight_decay=0.3)
-    assert len(groups) == 2
-    assert not model.logit_scale.requires_grad
-
-
 class ToyWithReadouts(Toy):
-    """Beside the model's own parameters those of a framework, under the name that the encoder gives them."""
+    """Also the parameters of a method, under the name that the encoder gives them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +51,7 @@ class ToyWithReadouts(Toy):
 
 def test_readouts_have_a_rate_of_their_own() -> None:
     model = ToyWithReadouts()
-    groups = parameter_groups(model, lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7)
+    groups = parameter_groups(model, OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7))
     found = {id(p): (group["lr"], group["peak_lr"], group["weight_decay"]) for group in groups for p in group["params"]}
     added = model.readouts["full"]
     assert found == {
@@ -77,18 +66,18 @@ def test_readouts_have_a_rate_of_their_own() -> None:
 
 
 def test_without_a_rate_of_their_own_readouts_have_the_models() -> None:
-    groups = parameter_groups(ToyWithReadouts(), lr=0.1, scale_lr=0.2, weight_decay=0.3)
+    groups = parameter_groups(ToyWithReadouts(), OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3))
     assert [group["lr"] for group in groups] == [0.1, 0.1, 0.1, 0.1, 0.2]
 
 
-@pytest.mark.parametrize("scale_lr", [0.2, 0.0])
-def test_all_can_be_decayed(scale_lr: float) -> None:
-    """As Long-CLIP's and FineLIP's trainers do it, biases, norms and the temperature too; what is fixed stays out."""
+@pytest.mark.parametrize("scale_trains", [True, False])
+def test_everything_can_decay(scale_trains: bool) -> None:
+    """As in Long-CLIP's and FineLIP's trainers, biases, norms and the scale too; frozen parameters are left out."""
     model = ToyWithReadouts()
-    rates = {"lr": 0.1, "scale_lr": scale_lr, "weight_decay": 0.3, "readout_lr": 0.7}
-    groups = parameter_groups(model, **rates, decay="all")
+    model.logit_scale.requires_grad_(scale_trains)
+    groups = parameter_groups(model, OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7, decay="all"))
     assert [group["weight_decay"] for group in groups] == [0.3] * len(groups)
-    assert [group["lr"] for group in groups] == [0.1, 0.7] + [scale_lr] * (scale_lr > 0)
+    assert [group["lr"] for group in groups] == [0.1, 0.7] + [0.2] * scale_trains
     trained = [p for p in model.parameters() if p.requires_grad]
     assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in trained}
 
@@ -133,50 +122,28 @@ def test_the_open_cosine_would_end_one_step_after_the_last() -> None:
     """As GOAL and StructXLIP were released: iteration t of T has the rate ½(1 + cos(π·t/T))."""
     factors = [learning_rate_factor(step, total=20, warmup=0, open_end=True) for step in range(21)]
     assert factors == pytest.approx([0.5 * (1 + math.cos(math.pi * step / 20)) for step in range(21)])
-    optim = OptimConfig(warmup=0, schedule="open_cosine", micro_batch=6, lr_floor=0.0)
-    assert rates_of(optim, 20, range(20)) == pytest.approx(factors[:20])
-
-
-class Encoder(ToyEncoder):
-    """What a stepper asks of a model: its device, its temperature, and views."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.device, self.backbone, self.scale = torch.device("cpu"), nn.Module(), torch.tensor(1.0)
-        self.backbone.logit_scale = nn.Parameter(torch.tensor(1.0))
-
-
-def rates_of(optim: OptimConfig, total: int, steps: range) -> list[float]:
-    """The rates that a run's steps have."""
-    model = Encoder()
-    optimizer = build_optimizer(model, lr=1.0, scale_lr=1.0, weight_decay=0.0, betas=(0.9, 0.98))
-    stepper = Stepper(model, HNClip(GlobalTerm(clip_loss)), optimizer, optim, total=total)
-    batch, found = toy_batch(), []
-    for step in steps:
-        stepper(batch, step)
-        assert {group["lr"] for group in optimizer.param_groups} == {stepper.rate}
-        found.append(stepper.rate)
-    return found
+    optim = OptimConfig(warmup=0, schedule="open_cosine", lr_floor=0.0)
+    assert [schedule_factor(step, 20, optim) for step in range(20)] == factors[:20]
 
 
 @pytest.mark.parametrize(("warmup", "steps"), [(4, 4), (4.0, 4), (0.25, 5), (0.1, 2), (1, 1), (0, 0)], ids=str)
 def test_warm_up_in_steps_or_as_a_share(warmup: float, steps: int) -> None:
-    found = rates_of(OptimConfig(warmup=warmup, micro_batch=6, lr_floor=0.0), 20, range(20))
-    assert found == pytest.approx([learning_rate_factor(s, total=20, warmup=steps) for s in range(20)])
+    optim = OptimConfig(warmup=warmup, lr_floor=0.0)
+    found = [schedule_factor(step, 20, optim) for step in range(20)]
+    assert found == [learning_rate_factor(step, total=20, warmup=steps) for step in range(20)]
     assert [rate < 1 for rate in found[: steps + 1]] == [True] * (steps - 1) + [False] * (1 if steps == 0 else 2)
 
 
 def test_a_run_can_follow_the_wrapped_schedule() -> None:
-    optim = OptimConfig(warmup=4, accumulate=3, schedule="wrapped", micro_batch=6, lr_floor=0.5)
-    found = rates_of(optim, 10, range(10))
-    assert found == pytest.approx([wrapped_factor(s, total=10, warmup=4, accumulate=3) for s in range(10)])
-    assert found[0] == 1
-    assert found[1] == 0.75  # micro-batch 2 of a warm-up of 4: (2 + 1) / 4
-    assert min(found) < 0.3  # the floor is not this schedule's
+    optim = OptimConfig(warmup=4, accumulate=3, schedule="wrapped", lr_floor=0.5)
+    found = [schedule_factor(step, 10, optim) for step in range(10)]
+    assert found == [wrapped_factor(step, total=10, warmup=4, accumulate=3) for step in range(10)]
+    assert found[:2] == [1, 0.75]  # micro-batch 2 of a warm-up of 4: (2 + 1) / 4
+    assert min(found) < 0.3  # this schedule has no floor
 
 
 def test_the_rate_of_a_step_scales_every_group() -> None:
-    optimizer = build_optimizer(Toy(), lr=0.1, scale_lr=0.4, weight_decay=0.0, betas=(0.9, 0.98))
+    optimizer = build_optimizer(Toy(), OptimConfig(lr=0.1, scale_lr=0.4))
     for factor in (0.5, 0.25):  # from the peak each time, not from the last rate
         set_learning_rate(optimizer, factor)
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1 * factor] * 2 + [0.4 * factor])
@@ -200,7 +167,7 @@ def test_one_kernel_does_what_the_literal_formula_does() -> None:
     """Decoupled decay, bias-corrected moments: three steps of AdamW written out."""
     torch.manual_seed(0)
     model = Toy().double()
-    optimizer = build_optimizer(model, lr=0.1, scale_lr=0.2, weight_decay=0.3, betas=(0.9, 0.98))
+    optimizer = build_optimizer(model, OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3))
     assert optimizer.defaults["fused"]
     rates = {id(p): (g["lr"], g["weight_decay"]) for g in optimizer.param_groups for p in g["params"]}
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -220,11 +187,11 @@ def test_one_kernel_does_what_the_literal_formula_does() -> None:
 
 
 @pytest.mark.parametrize("decay", ["matrices", "all"])
-def test_kept_positions_stay_to_the_bit(model_directory: Path, decay: str) -> None:
+def test_kept_positions_stay_to_the_bit(model_directory: Path, decay: Literal["matrices", "all"]) -> None:
     model = load(model_directory)
     table = model.backbone.text_model.embeddings.position_embedding.weight
     before = table.detach().clone()
-    optimizer = build_optimizer(model, lr=0.1, scale_lr=0.1, weight_decay=0.3, decay=decay, betas=(0.9, 0.98))
+    optimizer = build_optimizer(model, OptimConfig(lr=0.1, scale_lr=0.1, weight_decay=0.3, decay=decay))
     keep_positions(optimizer, model, 5)
     for _ in range(3):
         for parameter in model.parameters():
