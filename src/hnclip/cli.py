@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, get_args
 
 from hnclip.util.console import configure_logging, progress
+from hnclip.util.text import duration
 
 if TYPE_CHECKING:
     from hnclip.config import TrainConfig
@@ -108,9 +109,17 @@ def _train(arguments: Sequence[str]) -> None:
     elif (path := _value(arguments, "--config")) is not None:
         base = _apply_short_options(read_config(TrainConfig, Path(path)), arguments)
     else:
-        base = recipes.RECIPES[_value(arguments, "--recipe", "demo", recipes.RECIPES)]()
-        base = _apply_short_options(base, arguments)
+        recipe = _value(arguments, "--recipe", _default_recipe(arguments), recipes.RECIPES)
+        base = _apply_short_options(recipes.RECIPES[recipe](), arguments)
     options = _parse(Train, "train", arguments, default=Train(training=base, run=run))
+
+    chosen = options.training
+    named = any(_value(arguments, flag) is not None for flag in ("--model", "--config", "--resume"))
+    if chosen.model == "bundled" and not chosen.data.startswith("scenes") and not named:
+        raise ValueError(
+            "your own data need a --model: a directory or hub name of CLIP, Long-CLIP, SigLIP …, or a checkpoint file "
+            "(docs/models.md); --model bundled is the small model of the demo, for trials"
+        )
 
     from hnclip.command import eval_command
     from hnclip.train.log import METRICS, read_metrics
@@ -135,15 +144,28 @@ def _train(arguments: Sequence[str]) -> None:
     if options.output.json:
         print(json.dumps({**vars(result), "out": str(result.out)}))
         return
-    print(f"trained {result.steps} steps in {result.seconds:.0f} s")
+    print(f"trained {result.steps} steps in {duration(result.seconds)}")
     for name, found in (("best", result.best), ("last", result.last)):
         print(f"  {name}: epoch {found['epoch']}, validation R@1 {found['mean_R@1']:.1f}   {result.out / name}")
     if measured := read_metrics(result.out, "gradients"):
         from hnclip.analysis.gradient_dynamics import gradient_dynamics
 
         print(f"gradients, in {result.out / METRICS}:\n{gradient_dynamics(measured).to_text()}")
+    if result.best["epoch"] == 0:
+        print("no epoch was better on the validation split than the model before training (epoch 0), which is best/")
     has_test = read_metrics(result.out, "data")[0]["test_split"]
-    print(f"next: {eval_command(saved_config(result.out), result.out, split=None if has_test else 'validation')}")
+    out = shlex.quote(str(result.out))
+    print(f"evaluate: {eval_command(saved_config(result.out), result.out, split=None if has_test else 'validation')}")
+    print(f"search:   hnclip index IMAGES --model {out} --out images.hnc")
+    print(f"resume:   hnclip train --resume {out}   (after an interruption)")
+
+
+def _default_recipe(arguments: Sequence[str]) -> str:
+    """The demo's settings for the bundled model, the paper's for any other; adapters have their own."""
+    adapt = _value(arguments, "--adapt.method")
+    if adapt in ("lora", "dora"):
+        return adapt
+    return "demo" if _value(arguments, "--model", "bundled") == "bundled" else "paper"
 
 
 def _apply_short_options(base: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
@@ -507,12 +529,12 @@ def _parse(kind: type, command: str, arguments: Sequence[str], **extra: Any) -> 
 def _value(arguments: Sequence[str], flag: str, default: Any = None, allowed: Any = None) -> Any:
     """The value of a flag that determines the defaults of other options, and so is read before they are parsed. A value
     that is not allowed is ignored here; the parser reports it."""
+    found = default
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
-        if name == flag:
+        if name.replace("_", "-") == flag:  # the parser takes both spellings, and the last of several values
             found = value if equals else next(iter(arguments[index + 1 : index + 2]), default)
-            return found if allowed is None or found in allowed else default
-    return default
+    return found if allowed is None or found in allowed else default
 
 
 CONTINUE = {

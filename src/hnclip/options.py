@@ -47,9 +47,10 @@ class Train:
 
     training: Annotated[TrainConfig, tyro.conf.arg(name="")]
     run: Annotated[RunOptions, tyro.conf.arg(name="")]
-    recipe: Recipe = "demo"
-    """Base settings, which other options override. A recipe named after a method has its released hyper-parameters;
-    paper/… are the paper's settings with Long-CLIP-L and the training data of one of its benchmarks."""
+    recipe: Recipe | None = None
+    """Base settings, which other options override; if not given, demo for the bundled model, paper for any other, and
+    lora or dora with --adapt.method. A recipe named after a method has its released hyper-parameters; paper/… are the
+    paper's settings with Long-CLIP-L and the training data of one of its benchmarks."""
     objective: MethodChoice | None = None
     """Apply a method to the recipe: its terms and its own global loss, which --global replaces (docs/methods.md)."""
     global_loss: Annotated[GlobalLoss | None, tyro.conf.arg(name="global")] = None

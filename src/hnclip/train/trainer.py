@@ -26,6 +26,7 @@ from hnclip.evaluate.metrics import summarize
 from hnclip.evaluate.ranks import retrieval_ranks
 from hnclip.evaluate.retrieval import Gallery
 from hnclip.models.adapters import BaseModel, save_adapter
+from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import RUN_CONFIG, RUN_RESULT, load, save
 from hnclip.models.model_card import Training, read_training
 from hnclip.models.parameters import train_mode
