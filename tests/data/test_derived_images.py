@@ -86,7 +86,7 @@ def test_transparent_grey_and_unusual_images(tmp_path):
     assert array(EdgeImage(grey).load()).any()
     floats = save(tmp_path / "a.tiff", Image.fromarray(np.full((30, 40), 1e6, dtype=np.float32)))
     for derived in (CropImage(floats, BOX), EdgeImage(floats)):
-        with pytest.raises(InvalidImage, match=r"a\.tiff") as caught:
+        with pytest.raises(InvalidImage) as caught:
             derived.load()
         assert caught.value.kind == "unusual image"
 

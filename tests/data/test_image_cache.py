@@ -358,12 +358,6 @@ def test_full_disk_is_an_error_that_names_the_option_and_the_cache_stays_usable(
     assert torch.equal(load_images(images, SMALL, cache=tmp_path).pixels[:], twin(images))
 
 
-def test_too_little_space_is_a_warning_beforehand(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=3 * ROW - 1))
-    assert len(load_images(files(tmp_path / "images", 3), SMALL, cache=tmp_path).kept) == 3
-    assert "--read.cache" in caplog.text
-
-
 def test_read_only_cache_works_if_nothing_is_missing(tmp_path, monkeypatch):
     images = files(tmp_path / "images", 4)
     load_images(images[:3], SMALL, cache=tmp_path / "cache")
