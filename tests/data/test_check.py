@@ -82,7 +82,7 @@ def broken(tmp_path: Path) -> DataSet:
 
 def test_valid_data_are_ready(valid: DataSet, transform: TextTransform) -> None:
     result = check_data(valid, text_transform=transform, image_transform=ImageTransform(48))
-    assert (result.problems, result.left_out, result.unread) == ((), 0, 0)
+    assert (result.problems, result.left_out, result.unread) == ([], 0, 0)
     assert [result.total[name] for name in ("records", "captions", "images")] == [6, 12, 6]
     assert {name: (split["records"], split["captions"]) for name, split in result.splits.items()} == {
         "train": (4, 8),

@@ -13,7 +13,8 @@ from typing import Any, Literal, TypeAlias, get_args, overload
 import numpy as np
 
 CHUNK = 4096  # texts that are tokenised at once
-LONGEST_WORD = 32  # characters of words that are remembered as known to a tokenizer
+HEAD = 3  # words of a text that nearly always show whether a tokenizer can read it
+NO_WORD = "the tokenizer finds no word in it"
 
 # Printable ASCII and the white space that ftfy keeps, without "&": nothing to repair.
 _PLAIN = re.compile(r"[\t\n\f\r -%'-~]*")
@@ -107,13 +108,8 @@ class TextTransform:
     def _is_special(self, row: Sequence[int]) -> bool:
         return all(token in self._special for token in row)  # stops at the first word
 
-    @cached_property
-    def _known(self) -> dict[str, bool]:
-        """Words that were tokenised alone, and whether the tokenizer knows them."""
-        return {}
-
     def __call__(self, texts: Sequence[str]) -> TokenizedTexts:
-        """Token ids without padding. A text without a word is an error (`validate` finds all of them)."""
+        """Tokenise texts, in chunks. A text without a word is an error (`validate` finds all of them)."""
         if isinstance(texts, str):
             raise ValueError("texts is a single string: give a list of captions")
         before, after = self.edges
@@ -122,45 +118,37 @@ class TextTransform:
         parts, truncated = list[TokenizedTexts](), 0
         for first in range(0, len(texts), CHUNK):
             some = texts[first : first + CHUNK]
-            cleaned = [self.clean(text) if isinstance(text, str) else "" for text in some]
-            for number, (text, clean) in enumerate(zip(some, cleaned), first):
-                if reason := _reason(clean):
-                    raise ValueError(f"texts[{number}] is {text!r}: {reason}")
-            rows = self._encode(cleaned)
+            cleaned = [self._cleaned(text) for text in some]
+            reasons = [unreadable(text) for text in cleaned]
+            rows = self._encode([text if reason is None else "" for text, reason in zip(cleaned, reasons)])
             for number, row in enumerate(rows):
                 if len(row) > self.context:
                     truncated += 1
                     rows[number] = [*row[: self.context - after], *row[len(row) - after :]]
                 elif self._is_special(row):
-                    raise ValueError(f"texts[{first + number}] is {some[number]!r}: the tokenizer finds no word in it")
+                    raise ValueError(f"texts[{first + number}] is {some[number]!r}: {reasons[number] or NO_WORD}")
             parts.append(TokenizedTexts.join(rows))
-        if len(parts) == 1:
-            return TokenizedTexts(parts[0].tokens, parts[0].starts, truncated)
         offsets = np.cumsum([0, *(len(part.tokens) for part in parts)])
         starts = [np.zeros(1, np.int64), *(part.starts[1:] + offset for part, offset in zip(parts, offsets))]
         tokens = [np.empty(0, np.int32), *(part.tokens for part in parts)]
         return TokenizedTexts(np.concatenate(tokens), np.concatenate(starts), truncated)
 
     def validate(self, texts: Sequence[str]) -> list[str | None]:
-        """For each text why the model cannot read it, or None. Texts are not tokenised if one of their first words is
-        known to the tokenizer, which is remembered."""
-        return [self._validate(text) for text in texts]
+        """For each text why the model cannot read it, or None. Only its first words are tokenised, if they suffice."""
+        found = list[str | None]()
+        for first in range(0, len(texts), CHUNK):
+            cleaned = [self._cleaned(text) for text in texts[first : first + CHUNK]]
+            reasons = [unreadable(text) for text in cleaned]
+            heads = (text if reason is None else "" for text, reason in zip(cleaned, reasons))
+            rows = self._encode([" ".join(text.split(None, HEAD)[:HEAD]) for text in heads])
+            for text, reason, row in zip(cleaned, reasons, rows):
+                if reason is None and self._is_special(row) and self._is_special(self._encode([text])[0]):
+                    reason = NO_WORD
+                found.append(reason)
+        return found
 
-    def _validate(self, text: str) -> str | None:
-        cleaned = self.clean(text) if isinstance(text, str) else ""
-        if reason := _reason(cleaned):
-            return reason
-        if any(map(self._knows, cleaned.split(None, 8)[:8])) or self._knows(cleaned):
-            return None
-        return "the tokenizer finds no word in it"
-
-    def _knows(self, text: str) -> bool:
-        known = self._known.get(text)
-        if known is None:
-            known = not self._is_special(self._encode([text])[0])
-            if len(text) <= LONGEST_WORD:
-                self._known[text] = known
-        return known
+    def _cleaned(self, text: object) -> str:
+        return self.clean(text) if isinstance(text, str) else ""
 
     def offsets(self, texts: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
         """For each text the characters [start, stop) of its tokens in the cleaned text.
@@ -193,11 +181,12 @@ class TextTransform:
         return self.tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
 
 
-def _reason(cleaned: str) -> str | None:
-    if not cleaned.strip():
+def unreadable(text: str) -> str | None:
+    """Why no tokenizer can read a text, or None."""
+    if not text.strip():
         return "it is empty: a caption needs at least one word"
-    if not cleaned.isascii() and _SURROGATE.search(cleaned):
-        return "it holds half of a surrogate pair, which is no character"
+    if not text.isascii() and _SURROGATE.search(text):
+        return "it holds half of a surrogate pair, or a byte that is not UTF-8"
     return None
 
 
