@@ -18,7 +18,6 @@ import numpy as np
 from PIL import Image
 
 from hnclip.core import Box
-from hnclip.data.parts import scale_box
 from hnclip.util.optional import import_extra
 
 PROPOSERS = ("sam", "felzenszwalb", "grid", "felzenszwalb+grid")
@@ -140,6 +139,17 @@ def is_region(pixels: float, size: tuple[int, int]) -> bool:
 def is_usable(box: Box, size: tuple[int, int]) -> bool:
     """Whether the box can be cropped and is not the whole image, which is a candidate anyway."""
     return min(box[2] - box[0], box[3] - box[1]) >= SHORTEST and box != (0, 0, *size)
+
+
+def scale_box(box: Box, size: tuple[int, int], other: tuple[int, int]) -> Box:
+    """A box of an image of this width and height in the pixels of another size of it, rounded outwards."""
+    left, top, right, bottom = box
+    return (
+        left * other[0] // size[0],
+        top * other[1] // size[1],
+        -(-right * other[0] // size[0]),
+        -(-bottom * other[1] // size[1]),
+    )
 
 
 def area(box: Box) -> int:

@@ -16,7 +16,7 @@ from hnclip.command import differences
 from hnclip.config import ReadConfig
 from hnclip.core import Problem, Record
 from hnclip.data.decoding import in_order
-from hnclip.data.lexicon import CaptionFilter, load_filter
+from hnclip.data.lexicon import CaptionFilter, filter_version, load_filter
 from hnclip.data.sources import open_data
 from hnclip.options import PrepareRegions, PrepareText
 from hnclip.prepare.manifest import Kind, manifest_path, record_mark, write_manifest
@@ -85,7 +85,7 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
             opened = open_regions(options)
         else:
             filtering = partial(filter_captions, change=load_filter(options.filter), workers=options.workers)
-            opened = nullcontext((options.filter, {"filter": options.filter}, filtering))
+            opened = nullcontext((options.filter, {"filter": filter_version(options.filter)}, filtering))
         with (
             opened as (by, tool, make),
             write_manifest(path, kind, by=by, tool=tool, data=options.data, overwrite=options.replace) as manifest,
