@@ -282,9 +282,7 @@ def _check(arguments: Sequence[str]) -> int:
         from hnclip.models.load import load_transforms  # imports transformers, which takes seconds
 
         text_transform, image_transform = load_transforms(options.model, **vars(options.opening))
-    result = check_data(
-        data, text_transform=text_transform, image_transform=image_transform, images=options.images
-    )
+    result = check_data(data, text_transform=text_transform, image_transform=image_transform, images=options.images)
     print(json.dumps(result.to_dict()) if options.output.json else result.to_text(options.listed))
     return 1 if result.errors else 0
 

@@ -94,7 +94,7 @@ def load_transforms(
     activation: Activation | None = None,
     **stretching: Any,
 ) -> tuple[TextTransform, ImageTransform]:
-    """The preprocessing of a model, with the arguments of `load`. The weights of a Hugging Face directory are not read."""
+    """The preprocessing of a model, with the arguments of `load`; of a Hugging Face directory without its weights."""
     name = str(model)
     with as_file(files("hnclip.models") / BUNDLED) as bundled:
         directory = bundled if name == BUNDLED else Path(name)
