@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, TypeAlias, get_args, overload
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
@@ -49,17 +49,12 @@ class TokenizedTexts(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
-    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(index, slice):
-            return [self[row] for row in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index %= len(self)
-        return self.tokens[self.starts[index] : self.starts[index + 1]]
+    def __getitem__(self, index: Any) -> Any:
+        """One text, or with a slice a list of them."""
+        rows = range(len(self))[index]
+        if isinstance(rows, range):
+            return [self[row] for row in rows]
+        return self.tokens[self.starts[rows] : self.starts[rows + 1]]
 
     @property
     def lengths(self) -> np.ndarray:

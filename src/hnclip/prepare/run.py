@@ -6,7 +6,7 @@ import logging
 import shlex
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from hnclip.data.lexicon import CaptionFilter, filter_version, load_filter
 from hnclip.data.sources import open_data
 from hnclip.options import PrepareRegions, PrepareText
 from hnclip.prepare.manifest import Kind, manifest_path, record_mark, write_manifest
-from hnclip.prepare.regions import Made, open_regions
+from hnclip.prepare.regions import Made, Make, open_regions
 from hnclip.util.console import progress
 from hnclip.util.text import counted
 
@@ -81,6 +81,7 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
     wanted = [record for record in records if not (keep_own and record.regions)]
     done, problems, kept = list[tuple[Record, Any]](), list[Problem](), 0
     if wanted:
+        opened: AbstractContextManager[tuple[str, dict[str, Any], Make]]
         if isinstance(options, PrepareRegions):
             opened = open_regions(options)
         else:

@@ -57,7 +57,7 @@ class Caption:
 
 def describe(scene: Scene, wording: Wording, rng: random.Random) -> Caption:
     """Put a scene into words. The same scene and generator state give the same words."""
-    opening, sentences = _opening(scene, wording, rng), _thing_sentences(scene, wording, rng)
+    opening, sentences = _opening_and_things(scene, wording, rng)
     order = list(range(len(sentences)))
     if rng.random() < 0.5:
         rng.shuffle(order)  # people start where they look, not always at the top left
@@ -75,7 +75,8 @@ def describe(scene: Scene, wording: Wording, rng: random.Random) -> Caption:
 
 def describe_things(scene: Scene, wording: Wording, rng: random.Random) -> str:
     """The backdrop and the sentence of every thing, and nothing else."""
-    return " ".join((_opening(scene, wording, rng), *_thing_sentences(scene, wording, rng)))
+    opening, sentences = _opening_and_things(scene, wording, rng)
+    return " ".join((opening, *sentences))
 
 
 def _article(phrase: str) -> str:
@@ -86,16 +87,13 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _opening(scene: Scene, wording: Wording, rng: random.Random) -> str:
-    return _capital(rng.choice(wording.openings[scene.style]).format(**_backdrop(scene, wording, rng)))
+def _opening_and_things(scene: Scene, wording: Wording, rng: random.Random) -> tuple[str, tuple[str, ...]]:
+    opening = _capital(rng.choice(wording.openings[scene.style]).format(**_backdrop(scene, wording, rng)))
+    return opening, tuple(_thing_sentence(thing, wording, rng) for thing in scene.things)
 
 
 def _backdrop(scene: Scene, wording: Wording, rng: random.Random) -> dict[str, str]:
     return {name: rng.choice(wording.backdrop[name][value]) for name, value in scene.backdrop}
-
-
-def _thing_sentences(scene: Scene, wording: Wording, rng: random.Random) -> tuple[str, ...]:
-    return tuple(_thing_sentence(thing, wording, rng) for thing in scene.things)
 
 
 def _look(thing: Thing, wording: Wording, rng: random.Random) -> str:
