@@ -164,13 +164,12 @@ def test_sizes_of_images(tmp_path: Path) -> None:
 
 def test_text_names_problems_advice_and_verdict(broken: DataSet, valid: DataSet) -> None:
     text = check_data(broken).to_text()
-    for part in ("missing image", kinds.ADVICE["missing image"][:30], "2 records in 1 group", "Not ready", "1 row"):
+    for part in ("missing image", kinds.ADVICE["missing image"], "2 records in 1 group", "Not ready", "1 row"):
         assert part in text
     assert "Nothing to train on" in check_data(DataSet("none", ())).to_text()
     warned = replace(valid, problems=(Problem("garbled caption", "x.png", "no row"),))
     assert "look at the warnings" in check_data(warned).to_text()
     assert "as far as captions show" in check_data(valid, images=False).to_text()
-    assert set(kinds.ADVICE) == {*kinds.ERRORS, *kinds.WARNINGS}
 
 
 @pytest.mark.parametrize("listed", [0, 5, 9])

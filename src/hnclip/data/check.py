@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,7 @@ WIDTH = 110  # columns of the text; longer lines are cut
 AHEAD = 128  # images that are decoded ahead; no pixels are kept
 MEASURES = {"width": ",.0f", "height": ",.0f", "megapixels": ".2f"}
 STATISTICS = ("mean", "least", "5 %", "50 %", "95 %", "most")
-_KINDS = {**ERRORS, **WARNINGS}
-_ORDER = {kind: place for place, kind in enumerate(_KINDS)}
+_ORDER = {kind: place for place, kind in enumerate(ADVICE)}
 
 
 @dataclass(frozen=True)
@@ -93,23 +91,20 @@ class CheckResult:
     def to_text(self, listed: int = 5) -> str:
         """For a terminal, with the first `listed` problems of each kind."""
         counts = ", ".join(counted(self.total[f"{noun}s"], noun) for noun in ("record", "caption", "image"))
-        splits = ", ".join(f"{name} {counts['records']:,}" for name, counts in self.splits.items())
+        splits = "".join(f"; {name} {counts['records']:,}" for name, counts in self.splits.items())
         paragraphs = [
-            _printable(f"{self.name}: {counts}{f'; {splits}' if splits else ''}"),
+            _printable(f"{self.name}: {counts}{splits}"),
             *(self._kind_text("ERROR", kind, found, listed) for kind, found in self.errors.items()),
             *(self._kind_text("warning", kind, found, listed) for kind, found in self.warnings.items()),
             *(f"There may be more of {kind!r}: there is too much to compare." for kind in self.unfinished),
-            self._caption_table(),
-            self._image_table(),
-            self._verdict(),
         ]
-        return "\n\n".join(paragraphs)
+        return "\n\n".join([*paragraphs, self._caption_table(), self._image_table(), self._verdict()])
 
     def _kind_text(self, level: str, kind: str, problems: Sequence[Problem], listed: int) -> str:
         sizes = [len(group.ids) for group in self.groups if group.kind == kind]
         extent = f"{sum(sizes):,} records in {counted(len(sizes), 'group')}" if sizes else f"{len(problems):,}"
         lines = [f"{level}  {kind}: {extent}"]
-        lines += wrap(f"{_KINDS[kind]} → {ADVICE[kind]}", WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines.append(f"  {ADVICE[kind]}")
         for problem in problems[:listed]:
             line = _printable(f"    {problem.where}: {problem.detail}")
             lines.append(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…")
@@ -144,10 +139,8 @@ class CheckResult:
         if not self.errors:
             ready = "Ready to train, as far as captions show" if self.sizes is None else "Ready to train"
             return f"{ready}; look at the warnings first." if self.warnings else f"{ready}."
-        parts = [f"{self.left_out:,} of {counted(self.total['records'], 'record')} will be skipped in training"]
-        parts += [f"{counted(self.unread, 'row')} of the source cannot be used"] if self.unread else []
-        parts += ["images are in two splits"] if "shared image" in self.errors else []
-        return "\n".join(wrap(f"Not ready: {'; '.join(parts)}.", WIDTH))
+        records = f"{self.left_out:,} of {counted(self.total['records'], 'record')}"
+        return f"Not ready: {records} will be skipped in training, and {counted(self.unread, 'row')} of the source."
 
 
 def check_data(
