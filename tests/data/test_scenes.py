@@ -170,7 +170,7 @@ def test_the_domains_share_no_kind_colour_or_sentence():
     assert set(park.kinds).isdisjoint(shelf.kinds)
     assert set(park.colours).isdisjoint(shelf.colours)
     for part in ("thing_sentences", "closings", "shorts"):
-        assert set(getattr(WORDINGS["park"], part)).isdisjoint(getattr(WORDINGS["shelf"], part))
+        assert set(WORDINGS["park"][part]).isdisjoint(WORDINGS["shelf"][part])
 
 
 def test_the_stream_is_broad_but_lacks_what_is_special_to_a_domain(stream):

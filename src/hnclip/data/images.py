@@ -46,17 +46,11 @@ class ImageTransform:
     std: tuple[float, float, float] = OPENAI_STD
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size must be at least 1 pixel, got {self.size}")
-        if self.shortest is not None and self.shortest < self.size:
-            raise ValueError(f"shortest must be at least size, got shortest {self.shortest} and size {self.size}")
-        if self.resample not in get_args(Resample):
-            raise ValueError(f"resample must be one of {', '.join(get_args(Resample))}, got {self.resample!r}")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != 3 or not all(math.isfinite(value) for value in values):
-                raise ValueError(f"{name} must hold 3 finite numbers, one for each colour channel, got {values}")
-        if min(self.std) <= 0:
-            raise ValueError(f"std must be greater than 0 for each colour channel, got {self.std}")
+        colours = len(self.mean) == len(self.std) == 3 and all(map(math.isfinite, (*self.mean, *self.std)))
+        if not 1 <= self.size <= (self.shortest or self.size) or self.resample not in get_args(Resample):
+            raise ValueError(f"size must be positive, shortest at least size, resample one of Pillow's filters: {self}")
+        if not colours or min(self.std) <= 0:
+            raise ValueError(f"mean and std must hold 3 finite numbers each, and std be positive: {self}")
         if self.shortest == self.size:
             object.__setattr__(self, "shortest", None)  # equal transforms compare equal
 
