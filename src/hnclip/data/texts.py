@@ -42,9 +42,9 @@ class TokenizedTexts(Sequence[np.ndarray]):
     truncated: int
 
     @classmethod
-    def join(cls, rows: Sequence[Sequence[int]], truncated: int = 0) -> TokenizedTexts:
+    def join(cls, rows: Sequence[Sequence[int]]) -> TokenizedTexts:
         starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(starts[-1])), starts, truncated)
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32), starts, 0)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -110,7 +110,7 @@ class TextTransform:
         before, after = self.edges
         if self.context <= before + after:
             raise ValueError(f"a context of {self.context} has no room for a word with {before + after} special tokens")
-        parts, truncated = list[TokenizedTexts](), 0
+        tokens, lengths, truncated = [np.empty(0, np.int32)], [0], 0
         for first in range(0, len(texts), CHUNK):
             some = texts[first : first + CHUNK]
             cleaned = [self._cleaned(text) for text in some]
@@ -122,11 +122,9 @@ class TextTransform:
                     rows[number] = [*row[: self.context - after], *row[len(row) - after :]]
                 elif self._is_special(row):
                     raise ValueError(f"texts[{first + number}] is {some[number]!r}: {reasons[number] or NO_WORD}")
-            parts.append(TokenizedTexts.join(rows))
-        offsets = np.cumsum([0, *(len(part.tokens) for part in parts)])
-        starts = [np.zeros(1, np.int64), *(part.starts[1:] + offset for part, offset in zip(parts, offsets))]
-        tokens = [np.empty(0, np.int32), *(part.tokens for part in parts)]
-        return TokenizedTexts(np.concatenate(tokens), np.concatenate(starts), truncated)
+            lengths += map(len, rows)
+            tokens.append(np.fromiter(chain.from_iterable(rows), np.int32))
+        return TokenizedTexts(np.concatenate(tokens), np.cumsum(lengths, dtype=np.int64), truncated)
 
     def validate(self, texts: Sequence[str]) -> list[str | None]:
         """For each text why the model cannot read it, or None. Only its first words are tokenised, if they suffice."""
@@ -228,10 +226,13 @@ def sentence_spans(text: str, how: Splitting = "careful") -> list[tuple[int, int
         pieces = list(zip([0, *ends], [*ends, len(text)]))
     else:
         raise ValueError(f"sentences are split by one of {', '.join(SPLITTERS)}, not {how!r}")
-    stripped = [
-        (start + len(part) - len(part.lstrip()), part.strip()) for start, stop in pieces if (part := text[start:stop])
-    ]
-    return [(start, start + len(part)) for start, part in stripped if part]
+    found = []
+    for start, stop in pieces:
+        part = text[start:stop]
+        if word := part.strip():
+            start += part.index(word)
+            found.append((start, start + len(word)))
+    return found
 
 
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:

@@ -88,10 +88,14 @@ def check_share(lost: int, total: int, problems: Sequence[Problem], *, what: str
     if lost <= largest * total:
         return
     limit = f"more than {largest:.1%} (--read.max-bad)" if largest else "and none may be skipped"
-    lines = [f"{lost} of {total} {what} of {name} are invalid, {limit}:"]
-    lines += [f"  {problem.kind}: {problem.where}: {problem.detail}" for problem in problems[:SHOWN]]
-    lines += [f"  and {len(problems) - SHOWN} more"] * (len(problems) > SHOWN)
+    lines = [f"{lost} of {total} {what} of {name} are invalid, {limit}:", *list_problems(problems)]
     raise ValueError("\n".join([*lines, f"List all of them with: hnclip data check {name}"]))
+
+
+def list_problems(problems: Sequence[Problem]) -> list[str]:
+    """Lines of text with the first problems."""
+    lines = [f"  {problem.kind}: {problem.where}: {problem.detail}" for problem in problems[:SHOWN]]
+    return [*lines, *[f"  and {len(problems) - SHOWN:,} more"] * (len(problems) > SHOWN)]
 
 
 def check_rows(data: DataSet, *, largest: float) -> None:

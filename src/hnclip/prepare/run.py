@@ -18,6 +18,7 @@ from hnclip.core import Problem, Record
 from hnclip.data.decoding import in_order
 from hnclip.data.lexicon import CaptionFilter, filter_version, load_filter
 from hnclip.data.sources import open_data
+from hnclip.data.validate import list_problems
 from hnclip.options import PrepareRegions, PrepareText
 from hnclip.prepare.manifest import Kind, manifest_path, record_mark, write_manifest
 from hnclip.prepare.regions import Made, Make, open_regions
@@ -25,8 +26,6 @@ from hnclip.util.console import progress
 from hnclip.util.text import counted
 
 log = logging.getLogger(__name__)
-
-LISTED = 5  # problems in the text; the JSON has all
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class PrepareResult:
         if self.own:
             lines.append(f"  {self.own:,} have regions of their own; name a --proposer to find others")
         if self.problems:
-            lines += [f"  {len(self.problems):,} skipped:", *_list_problems(self.problems)]
+            lines += [f"  {len(self.problems):,} skipped:", *list_problems(self.problems)]
         if self.made or self.kept:
             counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
             lines += [f"  {self.made:,} prepared now, {self.kept:,} before: {counts}", f"manifest: {self.manifest}"]
@@ -103,7 +102,7 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
                     bar.advance()
             done = [(record, content) for record in wanted if (content := manifest.current(record)) is not None]
         if not done and len(wanted) == len(records):
-            raise ValueError("\n".join([f"nothing of {options.data} could be prepared:", *_list_problems(problems)]))
+            raise ValueError("\n".join([f"nothing of {options.data} could be prepared:", *list_problems(problems)]))
     if kind == "regions":
         counts = {"regions": sum(len(content) for _, content in done)}
     else:
@@ -145,8 +144,3 @@ def filter_captions(
         yield from in_order(pool, filtered, records, 4 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _list_problems(problems: Sequence[Problem]) -> list[str]:
-    lines = [f"    {found.kind}: {found.where}: {found.detail}" for found in problems[:LISTED]]
-    return [*lines, *[f"    and {len(problems) - LISTED:,} more, see --json"] * (len(problems) > LISTED)]
