@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 CHUNK = 4096  # texts that are tokenised at once
-HEAD = 3  # words of a text that nearly always show whether a tokenizer can read it
 NO_WORD = "the tokenizer finds no word in it"
 
 # Printable ASCII and the white space that ftfy keeps, without "&": nothing to repair.
@@ -127,15 +126,17 @@ class TextTransform:
         return TokenizedTexts(np.concatenate(tokens), np.cumsum(lengths, dtype=np.int64), truncated)
 
     def validate(self, texts: Sequence[str]) -> list[str | None]:
-        """For each text why the model cannot read it, or None. Only its first words are tokenised, if they suffice."""
+        """For each text why the model cannot read it, or None. A text is tokenised only if the tokenizer does not know
+        its first word; different first words are few."""
         found = list[str | None]()
         for first in range(0, len(texts), CHUNK):
             cleaned = [self._cleaned(text) for text in texts[first : first + CHUNK]]
             reasons = [unreadable(text) for text in cleaned]
-            heads = (text if reason is None else "" for text, reason in zip(cleaned, reasons))
-            rows = self._encode([" ".join(text.split(None, HEAD)[:HEAD]) for text in heads])
-            for text, reason, row in zip(cleaned, reasons, rows):
-                if reason is None and self._is_special(row) and self._is_special(self._encode([text])[0]):
+            heads = ["" if reason else text.split(None, 1)[0] for text, reason in zip(cleaned, reasons)]
+            words = list(dict.fromkeys(heads))
+            unknown = {word for word, row in zip(words, self._encode(words)) if self._is_special(row)}
+            for text, reason, head in zip(cleaned, reasons, heads):
+                if reason is None and head in unknown and self._is_special(self._encode([text])[0]):
                     reason = NO_WORD
                 found.append(reason)
         return found
