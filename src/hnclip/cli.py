@@ -298,17 +298,12 @@ def _check(arguments: Sequence[str]) -> int:
     from hnclip.data.sources import open_data
 
     data = open_data(options.data, options.read)
-    model = None
+    text_transform = image_transform = None
     if options.model is not None:
-        from hnclip.models.load import load  # imports transformers, which takes seconds
+        from hnclip.models.load import load_transforms  # imports transformers, which takes seconds
 
-        model = load(options.model, **vars(options.opening))
-    result = check_data(
-        data,
-        text_transform=None if model is None else model.text_transform,
-        image_transform=None if model is None else model.image_transform,
-        images=options.images,
-    )
+        text_transform, image_transform = load_transforms(options.model, **vars(options.opening))
+    result = check_data(data, text_transform=text_transform, image_transform=image_transform, images=options.images)
     print(json.dumps(result.to_dict()) if options.output.json else result.to_text(options.listed))
     return 1 if result.errors else 0
 

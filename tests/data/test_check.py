@@ -59,7 +59,7 @@ def broken(tmp_path: Path) -> DataSet:
         "blank",
         "partly",
         "torn",
-        "wordless",
+        "void",
         "long",
         "again",
         "tiny",
@@ -72,7 +72,7 @@ def broken(tmp_path: Path) -> DataSet:
     (tmp_path / "missing.png").unlink()
     captions: dict[str, tuple[str, ...]] = {name: (f"a caption of {name}",) for name in names}
     captions |= {"mute": (), "blank": (" ",), "partly": (" ", "a word"), "torn": ("a \ud83d",)}
-    captions |= {"wordless": ("<|endoftext|>",), "long": ("a very long caption about zebras and their stripes",)}
+    captions |= {"void": ("<|endoftext|>",), "long": ("a very long caption about zebras and their stripes",)}
     captions |= {"garbled": ("the dogâ€™s ball",)}
     records = [Record(name, images[name], captions[name], "train") for name in names]
     records[9] = replace(records[9], id="good")
@@ -82,7 +82,7 @@ def broken(tmp_path: Path) -> DataSet:
 
 def test_valid_data_are_ready(valid: DataSet, transform: TextTransform) -> None:
     result = check_data(valid, text_transform=transform, image_transform=ImageTransform(48))
-    assert (result.problems, result.left_out, result.unread) == ((), 0, 0)
+    assert (result.problems, result.left_out, result.unread) == ([], 0, 0)
     assert [result.total[name] for name in ("records", "captions", "images")] == [6, 12, 6]
     assert {name: (split["records"], split["captions"]) for name, split in result.splits.items()} == {
         "train": (4, 8),
@@ -98,7 +98,7 @@ def test_every_problem_is_found_once_and_in_order(broken: DataSet, transform: Te
         ("no caption", "mute"),
         ("empty caption", "blank"),
         ("empty caption", "partly"),
-        ("empty caption", "wordless"),
+        ("empty caption", "void"),
         ("bad text", "torn"),
         ("missing image", "missing"),
         ("truncated image", "half"),
@@ -162,36 +162,23 @@ def test_sizes_of_images(tmp_path: Path) -> None:
     assert (found["rotated"], found["small"]) == (1, 2)  # 40 pixels are enough for the crop, not for the resize
 
 
-def test_text_names_problems_advice_and_verdict(broken: DataSet, valid: DataSet, tmp_path: Path) -> None:
+def test_text_names_problems_advice_and_verdict(broken: DataSet, valid: DataSet) -> None:
     text = check_data(broken).to_text()
-    for part in ("missing image", kinds.ADVICE["missing image"][:30], "2 records in 1 group", "Not ready", "1 row"):
+    for part in ("missing image", kinds.ADVICE["missing image"], "2 records in 1 group", "Not ready", "1 row"):
         assert part in text
     assert "Nothing to train on" in check_data(DataSet("none", ())).to_text()
     warned = replace(valid, problems=(Problem("garbled caption", "x.png", "no row"),))
-    assert "Ready to train; look at the warnings" in check_data(warned).to_text()
+    assert "look at the warnings" in check_data(warned).to_text()
     assert "as far as captions show" in check_data(valid, images=False).to_text()
 
 
 @pytest.mark.parametrize("listed", [0, 5, 9])
-def test_only_the_first_problems_of_a_kind_are_listed(listed: int) -> None:
-    records = (Record(f"r{n}", FileImage(Path(f"nowhere{n}.png")), (f"caption {n}",), None) for n in range(7))
-    lines = check_data(DataSet("x", tuple(records))).to_text(listed).splitlines()
-    assert sum(line.startswith("    r") for line in lines) == min(listed, 7)
-    assert (f"    and {7 - listed} more" in lines) == (listed < 7)
-
-
-def test_lines_fit_a_terminal_and_are_escaped(tmp_path: Path) -> None:
-    captions = (f"a \x1b[31mdog {'very ' * 50}big", "a\ud83d")
-    records = (
-        Record("red\x1b[31m", save(tmp_path / "a.png", 1), captions, None),
-        Record("caf\udce9", save(tmp_path / "b.png", 2), captions, None),
-    )
-    data = DataSet("na\x1bme", records, (Problem("unreadable row", "x.csv:1", f"two\nlines, {'long ' * 50}"),))
-    text = check_data(data).to_text()
+def test_lines_are_few_short_and_escaped(listed: int) -> None:
+    text = f"a \x1b[31mdog {'very ' * 50}big \ud83d"
+    records = (Record(f"r{n}\x1b[31m\udce9", FileImage(Path(f"no{n}.png")), (f"{n} {text}",), None) for n in range(7))
+    text = check_data(DataSet("na\x1bme", tuple(records))).to_text(listed)
     text.encode()
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 110
-
-
-def test_every_kind_has_a_meaning_and_advice() -> None:
-    assert set(kinds.ADVICE) == {*kinds.ERRORS, *kinds.WARNINGS}
+    assert text.count("\n    r") == 2 * min(listed, 7)  # bad text and missing images
+    assert text.count(f"\n    and {7 - listed} more") == 2 * (listed < 7)

@@ -6,13 +6,10 @@ import io
 import logging
 import os
 import resource
-import struct
 import subprocess
 import sys
 import warnings
-import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,8 +68,8 @@ def test_directory_is_the_given_one_or_of_the_environment_or_at_home(monkeypatch
     assert cache_directory(None) == tmp_path / ".cache" / "hnclip"
 
 
-@pytest.mark.parametrize("rows", [[4, 0, 5, 5, 1]])
-def test_pixels_are_indexed_like_a_tensor(rows):
+def test_pixels_are_indexed_like_a_tensor():
+    rows = [4, 0, 5, 5, 1]
     array = NOISE.integers(0, 256, (6, 3, 4, 4), dtype=np.uint8)
     pixels, expected = CachedPixels(array, np.array(rows)), torch.from_numpy(array[rows])
     assert pixels.shape == expected.shape
@@ -107,13 +104,12 @@ def test_memory_and_disk_hold_the_preprocessed_images(tmp_path, transform):
 
 def test_large_caches_are_mapped_and_not_held_in_memory(tmp_path):
     """Half a terabyte, in a file of holes: the last image is far behind the others."""
-    images = files(tmp_path / "images", 2)
-    load_images(images[:1], ImageTransform(224), cache=tmp_path)
-    pixels, _ = store(tmp_path)
-    os.truncate(pixels, 3 * 224 * 224 * 3_500_000)
-    loaded = load_images(images, ImageTransform(224), cache=tmp_path)
+    images, transform = files(tmp_path / "images", 2), ImageTransform(224)
+    load_images(images[:1], transform, cache=tmp_path)
+    os.truncate(store(tmp_path)[0], 3 * 224 * 224 * 3_500_000)
+    loaded = load_images(images, transform, cache=tmp_path)
     assert loaded.pixels.rows.tolist() == [0, 3_500_000]
-    assert torch.equal(loaded.pixels[:], twin(images, ImageTransform(224)))
+    assert torch.equal(loaded.pixels[:], twin(images, transform))
 
 
 def test_one_decode_and_one_canny_for_all_views_of_a_file(tmp_path, monkeypatch, work):
@@ -154,18 +150,10 @@ def test_what_is_cached_is_not_read_again_and_a_changed_file_is(tmp_path, work):
     assert (sorted(work["read"]), work["decoded"]) == (["001.png", "002.png"], ["001.png"])
     assert torch.equal(loaded.pixels[:], twin(images))
     load_images(images, ImageTransform(8, mean=(0.5, 0.5, 0.5)), cache=tmp_path)  # colours are not part of the geometry
-    assert len(list_caches(tmp_path)) == 1
     for other in ({"size": 9}, {"shortest": 9}, {"squash": True}, {"resample": "nearest"}):
         transform = ImageTransform(**{"size": 8, **other})
         assert torch.equal(load_images(images, transform, cache=tmp_path).pixels[:], twin(images, transform))
     assert len({info.geometry for info in list_caches(tmp_path)}) == 5
-
-
-def bomb() -> bytes:
-    """The first bytes of a PNG of 100,000 × 100,000 pixels."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", 100_000, 100_000, 8, 2, 0, 0, 0)
-    header = struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
-    return b"\x89PNG\r\n\x1a\n" + header + struct.pack(">I", 1000) + b"IDAT" + bytes(1000)
 
 
 def raises(error: BaseException):
@@ -179,7 +167,7 @@ def raises(error: BaseException):
 def test_invalid_images_are_listed_and_the_others_kept_in_order(tmp_path, cached):
     floats = io.BytesIO()
     Image.fromarray(np.full((9, 9), 1e6, dtype=np.float32)).save(floats, "tiff")
-    good = files(tmp_path / "images", 9)
+    good = files(tmp_path / "images", 8)
     bad: list[tuple[str, ImageSource]] = [
         (kind, CellImage(f"cell {number}", "1", lambda content=content: content))
         for number, (kind, content) in enumerate(
@@ -187,7 +175,6 @@ def test_invalid_images_are_listed_and_the_others_kept_in_order(tmp_path, cached
                 ("corrupt image", b""),
                 ("truncated image", encoded((90, 90), "jpeg")[:900]),
                 ("corrupt image", b"<html>not found</html>"),
-                ("oversized image", bomb()),
                 ("unusual image", floats.getvalue()),
             ]
         )
@@ -200,7 +187,7 @@ def test_invalid_images_are_listed_and_the_others_kept_in_order(tmp_path, cached
     images = [good[0], *(image for pair in zip((image for _, image in bad), good[1:]) for image in pair)]
     for _ in range(2):
         loaded = load_images(images, SMALL, cache=tmp_path / "cache" if cached else None)
-        assert loaded.kept == tuple(range(0, 17, 2))
+        assert loaded.kept == tuple(range(0, 15, 2))
         assert torch.equal(loaded.pixels[:], twin(good))
         found = [(problem.kind, problem.where) for problem in loaded.problems.values()]
         assert found == [(kind, image.key) for kind, image in bad]
@@ -218,8 +205,6 @@ def test_other_errors_pass_through_and_end_the_work(tmp_path, error, cached):
     assert warnings.filters == before
     assert load_images(images[1:], SMALL, cache=tmp_path).kept == (0, 1, 2)
 
-
-# Interrupted writers, several processes
 
 CHILD = """
 import os, signal, sys
@@ -339,9 +324,6 @@ def test_damage_is_a_warning_and_only_what_it_hit_is_decoded_again(tmp_path, cap
     assert torch.equal(used[:], expected)
 
 
-# Disks
-
-
 def test_full_disk_is_an_error_that_names_the_option_and_the_cache_stays_usable(tmp_path, work):
     images = files(tmp_path / "images", 30)
     load_images(images[:5], SMALL, cache=tmp_path)
@@ -358,13 +340,7 @@ def test_full_disk_is_an_error_that_names_the_option_and_the_cache_stays_usable(
     assert torch.equal(load_images(images, SMALL, cache=tmp_path).pixels[:], twin(images))
 
 
-def test_too_little_space_is_a_warning_beforehand(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=3 * ROW - 1))
-    assert len(load_images(files(tmp_path / "images", 3), SMALL, cache=tmp_path).kept) == 3
-    assert "--read.cache" in caplog.text
-
-
-def test_read_only_cache_works_if_nothing_is_missing(tmp_path, monkeypatch):
+def test_a_directory_that_cannot_be_written_is_an_error_unless_nothing_is_missing(tmp_path, monkeypatch):
     images = files(tmp_path / "images", 4)
     load_images(images[:3], SMALL, cache=tmp_path / "cache")
 
@@ -375,9 +351,6 @@ def test_read_only_cache_works_if_nothing_is_missing(tmp_path, monkeypatch):
     assert torch.equal(load_images(images[:3], SMALL, cache=tmp_path / "cache").pixels[:], twin(images[:3]))
     with pytest.raises(OSError, match=r"--read\.cache"):
         load_images(images, SMALL, cache=tmp_path / "cache")
-    monkeypatch.undo()
-    with pytest.raises(OSError, match=r"--read\.cache"):
-        load_images(images, SMALL, cache=images[0].path)
 
 
 def test_caches_are_listed_and_deleted_unless_they_are_being_filled(tmp_path):

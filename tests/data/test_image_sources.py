@@ -20,11 +20,9 @@ from hnclip.data.image_sources import FORMATS, CellImage, FileImage, TarImage, d
 from hnclip.data.problems import ERRORS
 
 
-def encoded(kind: str = "PNG", size: tuple[int, int] = (40, 30), orientation: int = 1) -> bytes:
-    noise = np.random.default_rng(0).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    file, exif = io.BytesIO(), Image.Exif()
-    exif[0x0112] = orientation
-    Image.fromarray(noise).save(file, kind, **({} if orientation == 1 else {"exif": exif}))
+def encoded(kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(file, kind)
     return file.getvalue()
 
 
@@ -93,20 +91,16 @@ def test_damage_is_reported_with_its_place(content: bytes, kind: str) -> None:
     assert kind in ERRORS
 
 
-def test_formats_that_start_other_programs_are_not_decoded() -> None:
+def test_formats_that_start_other_programs_and_large_images_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = io.BytesIO()
     Image.new("RGB", (9, 9)).save(drawn, "EPS")  # Pillow would start Ghostscript
     with pytest.raises(InvalidImage, match="format"):
         CellImage("x", "1", drawn.getvalue).load()
-
-
-def test_a_large_image_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     content = encoded()
     monkeypatch.setattr(image_sources, "MAX_PIXELS", 1199)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    with pytest.raises(InvalidImage, match="1,199") as caught:
+    with pytest.raises(InvalidImage, match="1,199"):
         decode_image(content, "photo 7")
-    assert caught.value.kind == "oversized image"
 
 
 def test_missing_files_directories_and_pipes(tmp_path: Path) -> None:

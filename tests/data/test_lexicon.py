@@ -29,23 +29,17 @@ REPAIRED = {
 }
 
 
-@pytest.mark.parametrize("text", REPAIRED)
-def test_filter_with_repair(text):
-    assert filter_caption(text) == REPAIRED[text]
+BLUNT = {  # StructXLIP's released filter
+    "An orange tree beside a gold statue": "An tree beside a statue",
+    "A man in a white-striped shirt": "A man in a -striped shirt",
+    "The car is red, and the Dark Blue bus stops .": "The car is, and the bus stops.",
+    "A stainless steel sink, redwood": "A stainless steel sink, redwood",
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("An orange tree beside a gold statue", "An tree beside a statue"),
-        ("A man in a white-striped shirt", "A man in a -striped shirt"),
-        ("The car is red, and the Dark Blue bus stops .", "The car is, and the bus stops."),
-        ("A stainless steel sink, redwood", "A stainless steel sink, redwood"),
-    ],
-)
-def test_filter_without_repair_removes_words_only(text, expected):
-    """StructXLIP's released filter."""
-    assert filter_caption(text, ["colours"], repair=False) == expected
+def test_filter_with_and_without_repair():
+    assert {text: filter_caption(text) for text in REPAIRED} == REPAIRED
+    assert {text: filter_caption(text, ["colours"], repair=False) for text in BLUNT} == BLUNT
 
 
 def test_categories():

@@ -1,3 +1,5 @@
+"""`scenes`: the same in every process, every detail said and drawn, splits and variants as promised."""
+
 from __future__ import annotations
 
 import os
@@ -11,11 +13,13 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
+from hnclip.config import ReadConfig
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.scenes import FAMILIES, MEMBERS, STREAM_SHARE, scene_records, stream_records
+from hnclip.data.scenes import FAMILIES, MEMBERS, SMALL, STREAM_SHARE, scene_records, stream_records
 from hnclip.data.scenes.draw import SIDE, draw_scene, thing_box
 from hnclip.data.scenes.phrase import WORDINGS, WORDS, describe
-from hnclip.data.scenes.world import DOMAINS, PATTERNS, STREAM, TABLES, Scene, Thing, details_apart, sample_scene
+from hnclip.data.scenes.world import DOMAINS, PATTERNS, STREAM, TABLES, Scene, Thing, sample_scene
+from hnclip.data.sources import open_data, open_records
 
 # What each detail may be called, written down apart from the wording it checks.
 SIZE_WORDS = {
@@ -23,47 +27,29 @@ SIZE_WORDS = {
     "shelf": {"small": "tiny", "medium": "average", "large": "huge"},
 }
 PATTERN_WORDS = {
-    "park": {
-        "plain": "unpatterned|no pattern",
-        "striped": "pinstriped|stripes",
-        "dotted": "spotted|spots",
-        "checked": "chequered|chequers",
-    },
-    "shelf": {
-        "plain": "unadorned|no decoration",
-        "striped": "banded|bands",
-        "dotted": "speckled|speckles",
-        "checked": "tiled|tiles",
-    },
+    "park": dict(
+        zip(PATTERNS, ["unpatterned|no pattern", "pinstriped|stripes", "spotted|spots", "chequered|chequers"])
+    ),
+    "shelf": dict(zip(PATTERNS, ["unadorned|no decoration", "banded|bands", "speckled|speckles", "tiled|tiles"])),
 }
 COLUMN_WORDS = {
-    "park": {0: "left", 1: "centre|heart", 2: "right"},
-    "shelf": {0: "left", 1: "midway|between the ends", 2: "right"},
+    "park": dict(enumerate(["left", "centre|heart", "right"])),
+    "shelf": dict(enumerate(["left", "midway|between the ends", "right"])),
 }
 ROW_WORDS = {
-    "park": {0: "high up|upper", 1: "halfway|mid-height|very centre|heart", 2: "foreground|lower"},
-    "shelf": {0: "highest|first", 1: "second|next", 2: "lowest|last"},
+    "park": dict(enumerate(["high up|upper", "halfway|mid-height|very centre|heart", "foreground|lower"])),
+    "shelf": dict(enumerate(["highest|first", "second|next", "lowest|last"])),
 }
+HOURS = {"morning": "morning", "midday": "midday|middle of the day", "sunset": "sunset|sun sets", "night": "night"}
 BACKDROP_WORDS = {
     "ground": {"desert": "desert", "snowfield": "snow|snowfield", "heath": "heath"},
-    "hour": {
-        "morning": "morning",
-        "midday": "midday|middle of the day",
-        "sunset": "sunset|sun sets",
-        "night": "night",
-    },
-    "sky": {
-        "clear": "without a cloud|cloudless",
-        "one cloud": "one cloud|single cloud",
-        "three clouds": "three clouds",
-    },
+    "hour": HOURS,
+    "sky": {"clear": "without a cloud|cloudless", "one cloud": "(one|single) cloud", "three clouds": "three clouds"},
     "wall": {"mint": "mint", "lilac": "lilac", "peach": "peach"},
     "wood": {"oak": "oak", "walnut": "walnut", "painted white": "painted white"},
     "edge": {"a fringed cloth": "fringed cloth", "a row of hooks": "hooks", "nothing": "nothing hangs|bare"},
 }
-
-# A difference counts as visible in pixels that change by more than this many grey levels in some channel.
-VISIBLE = 24
+VISIBLE = 24  # grey levels in some channel by which a pixel must change for a visible difference
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +60,11 @@ def splits():
 @pytest.fixture(scope="module")
 def records(splits):
     return [record for split in splits.values() for record in split]
+
+
+@pytest.fixture(scope="module")
+def stream():
+    return [r for step in range(40) for r in stream_records(f"test/{step}", 96, members=2, long=step % 2 == 0)]
 
 
 def named(words, text):
@@ -112,96 +103,66 @@ PINNED = "0fed30a615fbb6f8 afc22fb60799b0cf"
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
 def test_words_and_pixels_are_the_same_in_every_process(hash_seed):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed}
-    found = subprocess.run(
-        [sys.executable, "-c", DIGEST], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
+    found = subprocess.run([sys.executable, "-c", DIGEST], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == PINNED
 
 
-def test_another_seed_gives_other_scenes():
-    first, second = (scene_records("park", "test", families=3, seed=seed) for seed in (0, 1))
-    assert {r.image.scene for r in first}.isdisjoint(r.image.scene for r in second)
-
-
-@pytest.mark.parametrize("style", DOMAINS)
-def test_fewer_families_are_a_prefix(splits, style):
-    few = scene_records(style, "validation", families=7)
-    assert few == splits[style, "validation"][: 7 * MEMBERS["validation"]]
-
-
-def test_splits_have_the_promised_sizes(splits):
-    for (_, split), members in splits.items():
+def test_splits_have_the_promised_sizes_and_share_nothing(splits, records, stream):
+    for (style, split), members in splits.items():
         assert len(members) == MEMBERS[split] * FAMILIES[split]
         assert {record.split for record in members} == {split}
-
-
-def test_no_scene_or_family_appears_twice(records):
-    assert len({record.id for record in records}) == len(records)
-    assert len({record.image.scene for record in records}) == len(records)
-    assert len({record.image.key for record in records}) == len(records)
-    assert len({record.captions[0] for record in records}) == len(records)
+        assert scene_records(style, split, families=7) == members[: 7 * MEMBERS[split]]
+    for unique in ("id", "scene", "key", "caption"):
+        found = [
+            {"id": r.id, "scene": r.image.scene, "key": r.image.key, "caption": r.captions[0]}[unique] for r in records
+        ]
+        assert len(set(found)) == len(records)
     assert len({record.group for record in records}) == len(DOMAINS) * sum(FAMILIES.values())
+    for others in (stream, scene_records("park", "test", families=3, seed=1)):
+        assert {r.image.scene for r in records}.isdisjoint(r.image.scene for r in others)
+        assert {r.captions[0] for r in records}.isdisjoint(r.captions[0] for r in others)
+    for wrong in (("city", "train"), ("park", "dev")):
+        with pytest.raises(ValueError, match="must be one of"):
+            scene_records(*wrong)
 
 
 def test_variants_are_one_to_three_details_from_their_base(records):
     families = defaultdict(list)
     for record in records:
+        things = record.image.scene.things
+        assert 3 <= len(things) <= 5
+        assert len({thing.cell for thing in things}) == len({thing.kind for thing in things}) == len(things)
         families[record.group].append(record.image.scene)
     counts = {1: 0, 2: 0, 3: 0}
     for base, *variants in families.values():
         assert len({base, *variants}) == 1 + len(variants)
         for variant in variants:
-            counts[details_apart(base, variant)] += 1
+            apart = len(set(base.backdrop) - set(variant.backdrop)) + len(set(base.things) - set(variant.things))
+            counts[apart] += 1
     assert min(counts.values()) > 0.1 * sum(counts.values())
 
 
-def test_scenes_keep_one_thing_per_cell_and_kind(records):
+def test_every_detail_is_told_in_captions_of_the_promised_length(records):
     for record in records:
-        things = record.image.scene.things
-        assert 3 <= len(things) <= 5
-        assert len({thing.cell for thing in things}) == len({thing.kind for thing in things}) == len(things)
-
-
-def test_captions_have_the_promised_length(records):
-    lengths = [len(record.captions[0].split()) for record in records]
-    assert min(lengths) >= WORDS[0] == 80
-    assert max(lengths) <= WORDS[1] == 150
-
-
-def test_short_captions_are_one_sentence_of_at_most_fifty_words(records):
-    # Fifty words leave room for the 77 tokens of an unstretched model; test_tokenizer counts the tokens.
-    for record in records:
-        assert record.short.count(".") == 1
-        assert 5 <= len(record.short.split()) <= 50 < len(record.captions[0].split())
-
-
-def test_every_thing_is_told_in_full_in_its_own_sentence(records):
-    for record in records:
-        scene = record.image.scene
+        text, scene = record.captions[0], record.image.scene
         style = DOMAINS[scene.style]
+        assert 80 == WORDS[0] <= len(text.split()) <= WORDS[1] == 150
+        # Fifty words leave room for the 77 tokens of an unstretched model.
+        assert (record.short.count("."), 5 <= len(record.short.split()) <= 50) == (1, True)
         assert len(record.regions) == len(scene.things)
         for thing, region in zip(scene.things, record.regions):
             said = region.sentence
-            assert said in record.captions[0]
+            assert said in text
             assert named(dict(zip(style.kinds, style.kinds)), said.lower()) == [thing.kind], said
             assert named(dict(zip(style.colours, style.colours)), said) == [thing.colour], said
             assert named(SIZE_WORDS[style.name], said.lower()) == [thing.size], said
             assert named(PATTERN_WORDS[style.name], said) == [thing.pattern], said
             assert named(COLUMN_WORDS[style.name], said.lower()) == [thing.column], said
             assert named(ROW_WORDS[style.name], said.lower()) == [thing.row], said
-
-
-def test_every_aspect_of_the_backdrop_is_told(records):
-    for record in records:
-        for aspect, value in record.image.scene.backdrop:
-            assert named(BACKDROP_WORDS[aspect], record.captions[0].lower()) == [value], record.captions[0]
-
-
-def test_articles_follow_the_sound_of_the_next_word(records):
-    for record in records:
-        for text in (record.captions[0], record.short):
-            for article, word in re.findall(r"\b(an?) (\w+)", text, flags=re.IGNORECASE):
-                assert (article.lower() == "an") == (word[0].lower() in "aeiou"), text
+        for aspect, value in scene.backdrop:
+            assert named(BACKDROP_WORDS[aspect], text.lower()) == [value], text
+        for article, word in re.findall(r"\b(an?) (\w+)", f"{text} {record.short}", flags=re.IGNORECASE):
+            assert (article.lower() == "an") == (word[0].lower() in "aeiou"), text
 
 
 def test_the_domains_share_no_kind_colour_or_sentence():
@@ -209,17 +170,7 @@ def test_the_domains_share_no_kind_colour_or_sentence():
     assert set(park.kinds).isdisjoint(shelf.kinds)
     assert set(park.colours).isdisjoint(shelf.colours)
     for part in ("thing_sentences", "closings", "shorts"):
-        assert set(getattr(WORDINGS["park"], part)).isdisjoint(getattr(WORDINGS["shelf"], part))
-
-
-@pytest.fixture(scope="module")
-def stream():
-    return [r for step in range(40) for r in stream_records(f"test/{step}", 96, members=2, long=step % 2 == 0)]
-
-
-def test_the_stream_shares_no_scene_or_caption_with_any_split(records, stream):
-    assert {r.image.scene for r in records}.isdisjoint(r.image.scene for r in stream)
-    assert {r.captions[0] for r in records}.isdisjoint(r.captions[0] for r in stream)
+        assert set(WORDINGS["park"][part]).isdisjoint(WORDINGS["shelf"][part])
 
 
 def test_the_stream_is_broad_but_lacks_what_is_special_to_a_domain(stream):
@@ -234,44 +185,30 @@ def test_the_stream_is_broad_but_lacks_what_is_special_to_a_domain(stream):
         aspect = "ground" if name == "park" else "wall"
         assert backdrops.isdisjoint((aspect, value) for value in domain.backdrop[aspect])
         assert not any(named({kind: kind for kind in unseen}, record.captions[0]) for record in stream)
-
-
-def test_few_captions_of_the_stream_have_the_words_of_a_domain(stream):
     worded = 0
     for record in stream:
         name = record.image.scene.style
         own = [*SIZE_WORDS[name].values(), *PATTERN_WORDS[name].values(), *ROW_WORDS[name].values()]
         worded += bool(re.search(rf"\b({'|'.join(own)})\b", record.captions[0].lower()))
     assert worded / len(stream) == pytest.approx(STREAM_SHARE, abs=0.02)
-
-
-def test_other_names_give_other_batches_of_the_stream():
     first, again, other = (stream_records(name, 6, members=3) for name in ("a", "a", "b"))
     assert first == again
     assert {r.image.scene for r in first}.isdisjoint(r.image.scene for r in other)
-    assert [len({r.image.scene.style for r in first[i : i + 3]}) for i in (0, 3)] == [1, 1]
 
 
 def test_regions_hold_all_pixels_of_their_thing(splits):
     for style in DOMAINS:
         for record in splits[style, "test"][: 160 : MEMBERS["test"]]:
-            scene = record.image.scene
-            whole = pixels(scene)
+            scene, drawn = record.image.scene, record.image.load()
+            assert (drawn.mode, drawn.size) == ("RGB", (SIDE, SIDE))
             for thing, region in zip(scene.things, record.regions):
                 left, top, right, bottom = region.box
                 assert 0 <= left < right <= SIDE
                 assert 0 <= top < bottom <= SIDE
                 others = tuple(other for other in scene.things if other != thing)
-                changed = (pixels(Scene(scene.style, scene.backdrop, others)) != whole).any(axis=2)  # [H, W]
+                changed = (pixels(Scene(scene.style, scene.backdrop, others)) != pixels(scene)).any(axis=2)  # [H, W]
                 inside = changed[top:bottom, left:right].sum()
-                assert inside == changed.sum()
-                assert inside > 0.25 * (right - left) * (bottom - top)
-
-
-def test_pictures_are_square_rgb(splits):
-    for style in DOMAINS:
-        picture = splits[style, "train"][0].image.load()
-        assert (picture.mode, picture.size) == ("RGB", (SIDE, SIDE))
+                assert inside == changed.sum() > 0.25 * (right - left) * (bottom - top)
 
 
 @pytest.mark.parametrize("style", DOMAINS)
@@ -282,9 +219,8 @@ def test_members_of_a_family_look_different(splits, style, split):
     for start in range(0, len(scenes), members):
         family = scenes[start : start + members]
         for side, least in ((SIDE, 30), (96, 8)):
-            drawn = [pixels(scene, side) for scene in family]
-            for i, j in combinations(range(members), 2):
-                assert visibly_different(drawn[i], drawn[j]).sum() >= least, (side, family[i], family[j])
+            for one, other in combinations([pixels(scene, side) for scene in family], 2):
+                assert visibly_different(one, other).sum() >= least, (side, family)
 
 
 @pytest.mark.parametrize("style", DOMAINS)
@@ -292,10 +228,9 @@ def test_colour_and_pattern_show_on_the_smallest_things(style):
     domain = DOMAINS[style]
     backdrop = tuple((name, options[0]) for name, options in domain.backdrop.items())
     for kind in domain.kinds:
-        looks = product(domain.colours, PATTERNS)
         drawn = {
             look: pixels(Scene(style, backdrop, (Thing(kind, *look, "small", 1, 1),)), side=96)[32:64, 32:64]
-            for look in looks
+            for look in product(domain.colours, PATTERNS)
         }
         for a, b in combinations(drawn, 2):
             if a[0] == b[0] or a[1] == b[1]:
@@ -312,21 +247,14 @@ def plain_backdrops():
         yield "shelf", (("wall", wall), ("wood", "oak"), ("edge", "nothing")), 1
 
 
-@pytest.mark.parametrize(("style", "backdrop", "row"), list(plain_backdrops()))
-def test_every_thing_stands_out_from_every_backdrop(style, backdrop, row):
-    empty = pixels(Scene(style, backdrop, ()))
-    for kind, colour in product(DOMAINS[style].kinds, DOMAINS[style].colours):
-        thing = Thing(kind, colour, "plain", "small", 1, row)
-        left, top, right, bottom = thing_box(thing)
-        seen = visibly_different(pixels(Scene(style, backdrop, (thing,))), empty)
-        assert seen.sum() > 0.2 * (right - left) * (bottom - top), (kind, colour)
-
-
-def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="domain must be one of park, shelf, not 'city'"):
-        scene_records("city", "train")
-    with pytest.raises(ValueError, match="split must be one of train, validation, test, not 'dev'"):
-        scene_records("park", "dev", families=1)
+def test_every_thing_stands_out_from_every_backdrop():
+    for style, backdrop, row in plain_backdrops():
+        empty = pixels(Scene(style, backdrop, ()))
+        for kind, colour in product(DOMAINS[style].kinds, DOMAINS[style].colours):
+            thing = Thing(kind, colour, "plain", "small", 1, row)
+            left, top, right, bottom = thing_box(thing)
+            seen = visibly_different(pixels(Scene(style, backdrop, (thing,))), empty)
+            assert seen.sum() > 0.2 * (right - left) * (bottom - top), (backdrop, kind, colour)
 
 
 class Unlucky(random.Random):
@@ -347,3 +275,26 @@ def test_captions_get_long_enough_by_comparisons_when_nothing_else_is_left(style
     for seed in range(300):
         scene = sample_scene(DOMAINS[style], random.Random(seed), things=(3, 3))
         assert len(describe(scene, WORDINGS[style], Unlucky(seed)).text.split()) >= WORDS[0]
+
+
+@pytest.mark.parametrize("style", DOMAINS)
+def test_small_scenes_are_the_first_families(style, splits):
+    for split in FAMILIES:
+        whole, small = splits[style, split], open_records(f"scenes/{style}/small", split)
+        assert small == whole[: SMALL.get(split, len(whole)) * MEMBERS[split]]
+    counts = open_data(f"scenes/{style}/small", ReadConfig()).splits()
+    assert counts == {"train": 384, "validation": 200, "test": 1000}
+
+
+def test_every_second_family_of_doubles_has_one_caption():
+    small, doubled = open_records("scenes/park/small", "train"), open_records("scenes/park/doubles", "train")
+    assert [(record.image, record.id) for record in small] == [(record.image, record.id) for record in doubled]
+    for first in range(0, len(small), 2):
+        family, other = doubled[first : first + 2], small[first : first + 2]
+        if first % 4 == 0:
+            assert family == other
+        else:
+            assert {(record.captions, record.short) for record in family} == {(other[0].captions, other[0].short)}
+            assert [bool(record.regions) for record in family] == [True, False]
+    for split in ("validation", "test"):
+        assert open_records("scenes/park/doubles", split) == open_records("scenes/park/small", split)

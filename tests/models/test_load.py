@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from hnclip.models.load import is_hub_name, load, save
+from hnclip.models.load import is_hub_name, load, load_transforms, save
 from hnclip.models.long_context import stretch
 from small_families import PHRASE, WRITERS
 
@@ -213,6 +213,19 @@ def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
 def bases(tmp_path_factory, model_directory):
     root = tmp_path_factory.mktemp("bases")
     return {"clip": model_directory, **{kind: write(root / kind) for kind, write in WRITERS.items()}}
+
+
+@pytest.mark.parametrize("kind", ["clip", *WRITERS, "bundled"])
+def test_transforms_are_read_without_the_weights(kind, bases, tmp_path):
+    model = load(bases.get(kind, kind))
+    text, image = load_transforms(bases.get(kind, kind), context=model.context + 5)
+    assert (text.context, text.clean, image) == (model.context + 5, model.text_transform.clean, model.image_transform)
+    assert text(["a red dog"]).tokens.tolist() == model.text_transform(["a red dog"]).tokens.tolist()
+    if kind in bases:
+        copy = shutil.copytree(bases[kind], tmp_path / "copy", ignore=shutil.ignore_patterns("*.safetensors"))
+        assert load_transforms(copy)[0].context == model.context
+    with pytest.raises(ValueError, match="nowhere"):
+        load_transforms("nowhere")
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

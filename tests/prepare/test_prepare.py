@@ -88,13 +88,10 @@ def test_matches_are_those_of_the_literal_twin(model: DualEncoder, batch: int) -
     assert shared
 
 
-def test_of_equal_candidates_the_whole_image_wins(model: DualEncoder) -> None:
+def test_of_equal_candidates_the_whole_image_wins_and_thin_crops_are_dropped(model: DualEncoder) -> None:
     boxes, pixels = crop_candidates(Image.new("RGB", (64, 64), "green"), [(0, 0, 64, 64)], model.image_transform)
     assert torch.equal(pixels[0], pixels[1])
     assert match_sentences(model, boxes, pixels, ["a small tree", "a car"]) == []
-
-
-def test_crops_hold_their_box_and_thin_ones_are_dropped(model: DualEncoder) -> None:
     wide = speckled(Image.new("RGB", (80_000, 64)), 0)  # one row would be resized to 80,000 · 48 pixels
     square = (10, 2, 70, 60)
     boxes, pixels = crop_candidates(wide, [(0, 0, 80_000, 1), square], model.image_transform)
@@ -214,6 +211,10 @@ def test_filters(
     assert shipped["counts"] == {"captions": IMAGES, "changed": IMAGES}
     assert shipped["next"].endswith(f"--data {folder} --read.prepared {tmp_path / 'a'}")
     assert run(capsys, "text", str(folder), "--read.prepared", str(tmp_path / "a"))["kept"] == IMAGES
+    with monkeypatch.context() as patch:
+        patch.setattr("hnclip.data.lexicon.FORMAT", 99)  # the shipped filter gives other results
+        assert main(["prepare", "text", str(folder), "--out", str(tmp_path / "a")]) == 1
+        assert "--replace" in capsys.readouterr().err
     code = "calls = []\ndef strict(caption):\n    calls.append(caption)\n"
     code += "    if len(calls) == 4: raise RuntimeError('busy')\n    return caption.upper()\n"
     (tmp_path / "own_filters.py").write_text(f"{code}def wrong(caption): return 3\n")

@@ -157,10 +157,6 @@ def prepare(
     """
     if not records:
         raise ValueError("records is empty: there is nothing to train or evaluate on")
-    for views, known, kind in ((image_views, IMAGE_VIEWS, "image"), (text_views, TEXT_VIEWS, "text")):
-        for name in views:
-            if name not in known:
-                raise ValueError(f"unknown {kind} view {name!r}; known: {', '.join(known)}")
     texts = {name: _view_texts(records, name, text_transform) for name in dict.fromkeys(("caption", *text_views))}
     tokenized = {
         name: text_transform([FILLER if text is None else text for text in found]) for name, found in texts.items()
@@ -201,7 +197,8 @@ def _view_texts(records: Sequence[Record], view: str, transform: TextTransform) 
         texts += found
     if view == "caption":
         return texts
-    return [None if text is None or transform.validate([text])[0] else text for text in texts]
+    reasons = transform.validate([text or "" for text in texts])
+    return [text if reason is None else None for text, reason in zip(texts, reasons)]
 
 
 def _view_images(
@@ -209,23 +206,22 @@ def _view_images(
 ) -> tuple[dict[str, CachedPixels], dict[str, Tensor], np.ndarray]:
     """Per view the images [N, 3, H, W] and where there is none [N], and the sizes [N, 2] of the whole images, which
     stand where a view is absent."""
-    sources: dict[tuple[str, int], ImageSource] = {}
+    places, sources = list[tuple[str, int]](), list[ImageSource]()
     for view in dict.fromkeys(("full", *views)) if views else ():
         for row, record in enumerate(records):
             if (source := IMAGE_VIEWS[view](record)) is not None:
-                sources[view, row] = source
-    loaded = load_images(list(sources.values()), transform, cache=cache, progress=progress)
-    loaded_rows = {index: row for row, index in enumerate(loaded.kept)}
-    rows = {place: loaded_rows[index] for index, place in enumerate(sources) if index in loaded_rows}
-    for index, (view, _) in enumerate(sources):
-        if view == "full" and index in loaded.problems:
-            problem = loaded.problems[index]
+                places.append((view, row))
+                sources.append(source)
+    loaded = load_images(sources, transform, cache=cache, progress=progress)
+    for index, problem in loaded.problems.items():
+        if places[index][0] == "full":
             raise ValueError(f"{problem.kind}: {problem.detail}")
-    whole = [rows["full", row] for row in range(len(records))] if views else []
+    found = {places[index]: row for row, index in enumerate(loaded.kept)}
+    whole = [found["full", row] for row in range(len(records))] if views else []
     images, absent = {}, {}
     for view in views:
-        absent[view] = torch.tensor([(view, row) not in rows for row in range(len(records))])
-        images[view] = loaded.pixels.select([rows.get((view, row), full) for row, full in enumerate(whole)])
+        absent[view] = torch.tensor([(view, row) not in found for row in range(len(records))])
+        images[view] = loaded.pixels.select([found.get((view, row), full) for row, full in enumerate(whole)])
     return images, absent, loaded.sizes[np.array(whole, dtype=np.int64)]
 
 

@@ -5,33 +5,31 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
-from hnclip.core import ImageSource, InvalidImage, Problem, Record, orientation
+from hnclip.core import ImageSource, InvalidImage, Problem, orientation, upright_shape
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
-from hnclip.data.duplicates import THUMBNAIL, DuplicateGroup, ImageInfo, find_duplicates, image_fingerprint
-from hnclip.data.images import ImageTransform, checked_size, preprocess_image
+from hnclip.data.duplicates import THUMBNAIL, DuplicateGroup, find_duplicates, image_fingerprint
+from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.problems import ADVICE, ERRORS, WARNINGS
-from hnclip.data.readers.columns import invalid_text
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
+from hnclip.data.validate import readable_captions
 from hnclip.tables import text_table
 from hnclip.util.console import progress
 from hnclip.util.text import counted
 
 WIDTH = 110  # columns of the text; longer lines are cut
 AHEAD = 128  # images that are decoded ahead; no pixels are kept
-MEASURES = ("width", "height", "megapixels")
+MEASURES = {"width": ",.0f", "height": ",.0f", "megapixels": ".2f"}
 STATISTICS = ("mean", "least", "5 %", "50 %", "95 %", "most")
-_KINDS = {**ERRORS, **WARNINGS}
-_ORDER = {kind: place for place, kind in enumerate(_KINDS)}
+_ORDER = {kind: place for place, kind in enumerate(ADVICE)}
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,9 @@ class CheckResult:
     total: Mapping[str, Any]
     splits: Mapping[str, Mapping[str, Any]]
     sizes: Mapping[str, Any] | None
-    problems: tuple[Problem, ...]
-    groups: tuple[DuplicateGroup, ...]
-    unfinished: tuple[str, ...]
+    problems: Sequence[Problem]
+    groups: Sequence[DuplicateGroup]
+    unfinished: Sequence[str]
     left_out: int
     unread: int
     context: int | None
@@ -71,50 +69,52 @@ class CheckResult:
     def warnings(self) -> dict[str, list[Problem]]:
         return self._by_kind(WARNINGS)
 
-    def _by_kind(self, kinds: Iterable[str]) -> dict[str, list[Problem]]:
-        found = {kind: [problem for problem in self.problems if problem.kind == kind] for kind in kinds}
-        return {kind: problems for kind, problems in found.items() if problems}
+    def _by_kind(self, kinds: Mapping[str, str]) -> dict[str, list[Problem]]:
+        found: dict[str, list[Problem]] = {}
+        for problem in self.problems:
+            if problem.kind in kinds:
+                found.setdefault(problem.kind, []).append(problem)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with complete lists."""
-        found = {name: value for name, value in vars(self).items() if name != "problems"}
-        for name in ("errors", "warnings"):
-            found[name] = {
+        levels = {
+            level: {
                 kind: [{"where": problem.where, "detail": problem.detail} for problem in problems]
-                for kind, problems in getattr(self, name).items()
+                for kind, problems in found.items()
             }
-        return {**found, "groups": [asdict(group) for group in self.groups]}
+            for level, found in (("errors", self.errors), ("warnings", self.warnings))
+        }
+        others = {name: value for name, value in vars(self).items() if name != "problems"}
+        return {**others, **levels, "groups": [asdict(group) for group in self.groups]}
 
     def to_text(self, listed: int = 5) -> str:
         """For a terminal, with the first `listed` problems of each kind."""
         counts = ", ".join(counted(self.total[f"{noun}s"], noun) for noun in ("record", "caption", "image"))
-        splits = ", ".join(f"{name} {counts['records']:,}" for name, counts in self.splits.items())
+        splits = "".join(f"; {name} {counts['records']:,}" for name, counts in self.splits.items())
         paragraphs = [
-            _printable(f"{self.name}: {counts}{f'; {splits}' if splits else ''}"),
+            _printable(f"{self.name}: {counts}{splits}"),
             *(self._kind_text("ERROR", kind, found, listed) for kind, found in self.errors.items()),
             *(self._kind_text("warning", kind, found, listed) for kind, found in self.warnings.items()),
             *(f"There may be more of {kind!r}: there is too much to compare." for kind in self.unfinished),
-            self._caption_table(),
-            self._image_table(),
-            self._verdict(),
         ]
-        return "\n\n".join(paragraphs)
+        return "\n\n".join([*paragraphs, self._caption_table(), self._image_table(), self._verdict()])
 
     def _kind_text(self, level: str, kind: str, problems: Sequence[Problem], listed: int) -> str:
         sizes = [len(group.ids) for group in self.groups if group.kind == kind]
         extent = f"{sum(sizes):,} records in {counted(len(sizes), 'group')}" if sizes else f"{len(problems):,}"
         lines = [f"{level}  {kind}: {extent}"]
-        lines += wrap(f"{_KINDS[kind]} → {ADVICE[kind]}", WIDTH, initial_indent="  ", subsequent_indent="  ")
+        lines.append(f"  {ADVICE[kind]}")
         for problem in problems[:listed]:
             line = _printable(f"    {problem.where}: {problem.detail}")
             lines.append(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…")
-        return "\n".join([*lines, *([f"    and {len(problems) - listed:,} more"] if len(problems) > listed else [])])
+        return "\n".join([*lines, *[f"    and {len(problems) - listed:,} more"] * (len(problems) > listed)])
 
     def _caption_table(self) -> str:
         parts = {**(self.splits if len(self.splits) > 1 else {}), "all": self.total}
         rows = [
             [f"{unit}, {_printable(name)}", f"{counts['captions']:,}", *_cells(counts[unit])]
-            for unit in ("words", *(["tokens"] if self.context else []))
+            for unit in ("words", "tokens")[: 1 if self.context is None else 2]
             for name, counts in parts.items()
         ]
         table = text_table(["captions", "number", *STATISTICS], rows)
@@ -124,11 +124,9 @@ class CheckResult:
         return f"{table}\n{cut:,} longer than the model's {self.context} tokens ({cut / captions:.1%})"
 
     def _image_table(self) -> str:
-        if self.sizes is None:
-            return "The images were not decoded."
-        if self.sizes["width"] is None:
-            return "No image could be decoded."
-        rows = [[name, *_cells(self.sizes[name], ".2f" if name == "megapixels" else ",.0f")] for name in MEASURES]
+        if self.sizes is None or self.sizes["width"] is None:
+            return "The images were not decoded." if self.sizes is None else "No image could be decoded."
+        rows = [[name, *_cells(self.sizes[name], form)] for name, form in MEASURES.items()]
         tallies = {**self.sizes["formats"], **self.sizes["modes"]}
         notes = [", ".join(f"{name} {count:,}" for name, count in tallies.items())]
         notes += [f"{self.sizes['rotated']:,} rotated by EXIF"] if self.sizes["rotated"] else []
@@ -141,12 +139,8 @@ class CheckResult:
         if not self.errors:
             ready = "Ready to train, as far as captions show" if self.sizes is None else "Ready to train"
             return f"{ready}; look at the warnings first." if self.warnings else f"{ready}."
-        records = f"{self.left_out:,} of {counted(self.total['records'], 'record')} will be skipped in training"
-        parts = [records if self.left_out else "every record can be used, but not everything in it"]
-        parts += [f"{counted(self.unread, 'row')} of the source cannot be used"] if self.unread else []
-        if "shared image" in self.errors:
-            parts.append("images are in two splits, so results would look better than they are")
-        return "\n".join(wrap(f"Not ready: {'; '.join(parts)}.", WIDTH))
+        records = f"{self.left_out:,} of {counted(self.total['records'], 'record')}"
+        return f"Not ready: {records} will be skipped in training, and {counted(self.unread, 'row')} of the source."
 
 
 def check_data(
@@ -165,7 +159,21 @@ def check_data(
     records = data.records
     context = None if text_transform is None else text_transform.context
     side = None if image_transform is None else image_transform.shortest or image_transform.size
-    captions, problems = _read_captions(records, text_transform)
+    readable, problems = readable_captions(records, text_transform)
+    captions = [(row, number, records[row].captions[number]) for row, kept in enumerate(readable) for number in kept]
+    texts = [text for *_, text in captions]
+    words = np.array([len(text.split()) for text in texts])  # [T]
+    # Without a model no caption is cut.
+    tokens = words * 0 if text_transform is None else replace(text_transform, context=sys.maxsize)(texts).lengths
+    for (row, number, text), length in zip(captions, tokens.tolist()):
+        which = f"caption {number + 1}: " if len(records[row].captions) > 1 else ""
+        if (place := _garbled(text)) is not None:
+            detail = f"{which}… {text[max(0, place - 20) : place + 20]} …"
+            problems.append(Problem("garbled caption", records[row].id, detail))
+        if context is not None and length > context:
+            detail = f"{which}{length} tokens, of which the model reads {context}"
+            problems.append(Problem("cut caption", records[row].id, detail))
+
     keys = [record.image.key for record in records]
     sources = {key: record.image for key, record in zip(keys, records)}
     found = dict(zip(sources, inspect_images(list(sources.values()), image_transform))) if images else {}
@@ -174,106 +182,79 @@ def check_data(
         info = found.get(key)
         if isinstance(info, Problem):
             problems.append(replace(info, where=record.id))
-        elif info is not None and side is not None and info.shortest < side:
-            detail = f"{info.width} × {info.height} pixels, the model takes {side}"
+        elif info is not None and side is not None and min(info.size) < side:
+            detail = "{} × {} pixels, the model takes {}".format(*info.size, side)
             problems.append(Problem("small image", record.id, detail))
     ids = Counter(record.id for record in records)
     problems += [Problem("repeated id", id, f"{count} records have this id") for id, count in ids.items() if count > 1]
-    groups, unfinished = find_duplicates(records, valid, [(index, text) for index, text, _ in captions])
+    groups, unfinished = find_duplicates(
+        records,
+        {key: info.content for key, info in valid.items()},
+        {info.content: info.fingerprint for info in valid.values() if info.fingerprint is not None},
+        [(row, text) for row, _, text in captions],
+    )
     problems += [group.to_problem() for group in groups]
-    readable = {index for index, _, _ in captions}
-    usable = [index in readable and (not images or key in valid) for index, key in enumerate(keys)]
-    names = dict.fromkeys(record.split for record in records if record.split is not None)
-    captions_of = {name: [caption for caption in captions if records[caption[0]].split == name] for name in names}
+
+    splits = np.array([record.split for record in records], dtype=object)  # [N]
+    owner = np.array([row for row, *_ in captions], dtype=np.int64)  # [T]
+
+    def counts(chosen: np.ndarray) -> dict[str, Any]:
+        own = chosen[owner]  # [T]
+        return {
+            "records": int(chosen.sum()),
+            "captions": int(own.sum()),
+            "images": len({keys[row] for row in np.flatnonzero(chosen)}),
+            "words": _statistics(words[own]),
+            "tokens": None if context is None else _statistics(tokens[own]),
+            "cut": None if context is None else int((tokens[own] > context).sum()),
+        }
+
     return CheckResult(
         name=data.name,
-        total=_counts(records, captions, context),
-        splits={
-            name: _counts([record for record in records if record.split == name], captions_of[name], context)
-            for name in names
-        },
+        total=counts(np.ones(len(records), dtype=bool)),
+        splits={name: counts(splits == name) for name in dict.fromkeys(splits.tolist()) if name is not None},
         sizes=_sizes(list(valid.values()), side) if images else None,
-        problems=tuple(sorted([*data.problems, *problems], key=lambda problem: _ORDER[problem.kind])),
-        groups=tuple(sorted(groups, key=lambda group: _ORDER[group.kind])),
+        problems=sorted([*data.problems, *problems], key=lambda problem: _ORDER[problem.kind]),
+        groups=sorted(groups, key=lambda group: _ORDER[group.kind]),
         unfinished=unfinished,
-        left_out=usable.count(False),
+        left_out=sum(not kept or (images and key not in valid) for kept, key in zip(readable, keys)),
         unread=sum(problem.kind in ERRORS for problem in data.problems),
         context=context,
         side=side,
     )
 
 
+@dataclass(frozen=True)
+class ImageInfo:
+    """A valid image without its pixels: hash of its bytes, fingerprint (None: too plain), size when upright."""
+
+    content: bytes
+    fingerprint: bytes | None
+    size: tuple[int, int]
+    format: str
+    mode: str
+    rotated: bool
+
+
 def inspect_images(sources: Sequence[ImageSource], transform: ImageTransform | None) -> list[ImageInfo | Problem]:
     """Decode all of these in threads; a model's transform may refuse images that are valid otherwise."""
-    inspect = partial(_inspect, transform=transform)
-    with decoding_threads(cpu_count()) as pool, progress("reading images", len(sources)) as bar:
-        found = []
-        for info in in_order(pool, inspect, sources, AHEAD):
-            found.append(info)
-            bar.advance()
-        return found
+    with decoding_threads(cpu_count()) as pool, progress("reading images") as bar:
+        found = in_order(pool, partial(_inspect, transform=transform), sources, AHEAD)
+        return [info for info, _ in zip(found, bar.iterate(sources), strict=True)]
 
 
 def _inspect(source: ImageSource, transform: ImageTransform | None) -> ImageInfo | Problem:
     try:
         content = source.read()
         image = source.decode(content)
+        thumbnail = preprocess_image(image, THUMBNAIL).numpy()
+        size, turned = upright_shape(image), orientation(image) > 1
+        if transform is not None:
+            transform.resized(*size)
     except InvalidImage as error:
         return Problem(error.kind, source.key, str(error))
-    try:
-        thumbnail = preprocess_image(image, THUMBNAIL).numpy()
-        if transform is not None:
-            checked_size(*image.size, transform)
-    except ValueError as error:
-        return Problem("unusual image", source.key, f"{source.key}: {error}")
-    turned = orientation(image)
-    return ImageInfo(
-        sha256(content).digest(),
-        image_fingerprint(thumbnail),
-        *(image.size if turned < 5 else image.size[::-1]),
-        image.format or "no format",
-        image.mode,
-        turned > 1,
-    )
-
-
-def _read_captions(
-    records: Sequence[Record], transform: TextTransform | None
-) -> tuple[list[tuple[int, str, int]], list[Problem]]:
-    """The captions that a model can read, as (index of the record, text, tokens before cutting), and the problems."""
-    uncut = None if transform is None else replace(transform, context=sys.maxsize)
-    captions: list[tuple[int, str, int]] = []
-    problems: list[Problem] = []
-    for index, record in enumerate(records):
-        if not record.captions:
-            problems.append(Problem("no caption", record.id, "the record has no caption"))
-        for number, text in enumerate(record.captions, 1):
-            which = f"caption {number}: " if len(record.captions) > 1 else ""
-            if bad := invalid_text(text):
-                problems.append(Problem("bad text", record.id, f"{which}{text!r} {bad}"))
-                continue
-            tokens = _count_tokens(text, uncut)
-            if not tokens:
-                problems.append(Problem("empty caption", record.id, f"{which}there is no word in {text!r}"))
-                continue
-            captions.append((index, text, tokens))
-            if (place := _garbled(text)) is not None:
-                detail = f"{which}… {text[max(0, place - 20) : place + 20]} …"
-                problems.append(Problem("garbled caption", record.id, detail))
-            if transform is not None and tokens > transform.context:
-                detail = f"{which}{tokens} tokens, of which the model reads {transform.context}"
-                problems.append(Problem("cut caption", record.id, detail))
-    return captions, problems
-
-
-def _count_tokens(text: str, uncut: TextTransform | None) -> int:
-    """0 if the tokenizer finds no word; without one, the number of words."""
-    if uncut is None:
-        return len(text.split())
-    try:
-        return len(uncut([text])[0])
-    except ValueError:
-        return 0
+    fingerprint = image_fingerprint(thumbnail)
+    return ImageInfo(sha256(content).digest(), fingerprint, size, image.format or "no format", image.mode, turned)
 
 
 def _garbled(text: str) -> int | None:
@@ -286,31 +267,21 @@ def _garbled(text: str) -> int | None:
     return found and found.start()
 
 
-def _counts(records: Sequence[Record], captions: Sequence[tuple[int, str, int]], context: int | None) -> dict[str, Any]:
-    tokens = [count for _, _, count in captions]
-    return {
-        "records": len(records),
-        "captions": len(captions),
-        "images": len({record.image.key for record in records}),
-        "words": _statistics([len(text.split()) for _, text, _ in captions]),
-        "tokens": None if context is None else _statistics(tokens),
-        "cut": None if context is None else sum(count > context for count in tokens),
-    }
-
-
 def _sizes(images: Sequence[ImageInfo], side: int | None) -> dict[str, Any]:
+    sizes = np.array([image.size for image in images]).reshape(-1, 2)  # [N, 2]
+    measures = (*sizes.T, sizes.prod(1) / 1e6)
     return {
-        **{name: _statistics([getattr(image, name) for image in images]) for name in MEASURES},
+        **{name: _statistics(values) for name, values in zip(MEASURES, measures, strict=True)},
         "formats": dict(Counter(image.format for image in images).most_common()),
         "modes": dict(Counter(image.mode for image in images).most_common()),
         "rotated": sum(image.rotated for image in images),
-        "small": None if side is None else sum(image.shortest < side for image in images),
+        "small": None if side is None else int((sizes.min(1) < side).sum()),
     }
 
 
-def _statistics(values: Sequence[float]) -> dict[str, float] | None:
+def _statistics(values: np.ndarray) -> dict[str, float] | None:
     """Mean, least, three percentiles and greatest; None if there are no values."""
-    if not values:
+    if not len(values):
         return None
     return dict(zip(STATISTICS, [float(np.mean(values)), *np.quantile(values, [0, 0.05, 0.5, 0.95, 1]).tolist()]))
 

@@ -52,28 +52,22 @@ def decode_all(
         files.setdefault(root(source).key, []).append((name, source))
 
     def decode(group: list[tuple[bytes, ImageSource]]) -> list[tuple[bytes, Decoded | Problem]]:
-        base = root(group[0][1])
-        try:
-            content = base.read()
-        except InvalidImage as error:
-            return [(name, Problem(error.kind, source.key, str(error))) for name, source in group]
+        base, content = root(group[0][1]), None
         done: dict[str, Image.Image] = {}
-        return [(name, decode_one(source, base, content, done)) for name, source in group]
-
-    def decode_one(
-        source: ImageSource, base: ImageSource, content: bytes, done: dict[str, Image.Image]
-    ) -> Decoded | Problem:
-        digest = hash_bytes(content + source.key.removeprefix(base.key).encode())
-        if digest in known:
-            return Decoded(digest, np.empty(0, np.uint8), (0, 0))
-        try:
-            image = render(source, content, done)
-        except InvalidImage as error:
-            return Problem(error.kind, source.key, str(error))
-        try:
-            return Decoded(digest, preprocess_image(image, transform).numpy(), upright_shape(image))
-        except ValueError as error:
-            return Problem("unusual image", source.key, str(error))
+        results: list[tuple[bytes, Decoded | Problem]] = []
+        for name, source in group:
+            try:
+                content = base.read() if content is None else content
+                digest = hash_bytes(content + source.key.removeprefix(base.key).encode())
+                if digest in known:
+                    results.append((name, Decoded(digest, np.empty(0, np.uint8), (0, 0))))
+                    continue
+                image = render(source, content, done)
+                pixels = preprocess_image(image, transform).numpy()
+                results.append((name, Decoded(digest, pixels, upright_shape(image))))
+            except InvalidImage as error:
+                results.append((name, Problem(error.kind, source.key, str(error))))
+        return results
 
     with decoding_threads(workers) as pool:
         for _, results in zip(progress(range(len(files))), in_order(pool, decode, files.values(), AHEAD)):

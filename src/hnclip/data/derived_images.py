@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from hnclip.core import Box, ImageSource, InvalidImage
+from hnclip.data.images import to_rgb
 from hnclip.util.optional import import_extra
 
 
@@ -48,19 +49,13 @@ def render(source: ImageSource, content: bytes, done: dict[str, Image.Image]) ->
     """Decode an image, and of a derived one its bases and what they share with other images only once.
 
     Args:
-        content: the bytes of the first base, which is a file.
-        done: images of the same first base by key; filled on the way.
+        content: the bytes of `root(source)`.
+        done: images with the same root by key; filled on the way.
     """
-    from hnclip.data.images import to_rgb
-
     if source.key not in done:
         if isinstance(source, DerivedImage):
             base = render(source.base, content, done)
-            try:
-                flat = base if isinstance(source.base, DerivedImage) else to_rgb(base)
-            except ValueError as error:
-                raise InvalidImage("unusual image", f"{source.base.key}: {error}") from error
-            done[source.key] = source.apply(flat)
+            done[source.key] = source.apply(base if isinstance(source.base, DerivedImage) else to_rgb(base))
         else:
             done[source.key] = source.decode(content)
     return done[source.key]
@@ -87,10 +82,8 @@ class CropImage(DerivedImage):
         left, top, right, bottom = self.box
         inside = (max(0, left), max(0, top), min(right, image.width), min(bottom, image.height))
         if inside[0] >= inside[2] or inside[1] >= inside[3]:
-            raise InvalidImage(
-                "missing image",
-                f"{self.base.key}: the box {self.box} has no area in an image of {image.width} × {image.height} pixels",
-            )
+            size = f"{image.width} × {image.height} pixels"
+            raise InvalidImage("missing image", f"{self.base.key}: the box {self.box} has no area in {size}")
         return image.crop(inside)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,8 +19,6 @@ import numpy as np
 from hnclip.core import Problem, Record
 from hnclip.data.images import ImageTransform
 
-_IN_TWO_SPLITS = {"same image": "shared image", "same caption": "shared caption"}
-
 MOST_CAPTIONS = 200_000  # more are not searched
 MOST_CAPTION_PAIRS = 20_000_000  # a limit for captions that all share their runs: about a minute
 MOST_IMAGE_PAIRS = 1_000_000_000
@@ -28,7 +26,6 @@ MOST_IMAGE_PAIRS = 1_000_000_000
 # Scripts without spaces between words (kana, Han) are read letter by letter.
 _LETTER = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
 _WORD = re.compile(rf"[{_LETTER}]|[^\W{_LETTER}]+")
-_WORD_BITS = 21  # three words in 63 bits; only beyond two million different words do some share a number
 _ROUNDING = 1e-9
 
 SIDE = 32
@@ -41,27 +38,6 @@ _STEPS = np.arange(SIDE)
 _WAVES = np.cos(np.pi / SIDE * _STEPS[:, None] * (_STEPS + 0.5)) * 2**0.5 / SIDE  # [wave, pixel]
 _SLOWEST = np.array(sorted(np.ndindex(SIDE, SIDE), key=lambda wave: (sum(wave), wave))[1:65])  # [64, 2]
 _SPEED = _SLOWEST.sum(1)  # [64]
-
-
-@dataclass(frozen=True)
-class ImageInfo:
-    """A valid image without its pixels: hash of its bytes, fingerprint (None: too plain), size when upright."""
-
-    content: bytes
-    fingerprint: bytes | None
-    width: int
-    height: int
-    format: str
-    mode: str
-    rotated: bool
-
-    @property
-    def shortest(self) -> int:
-        return min(self.width, self.height)
-
-    @property
-    def megapixels(self) -> float:
-        return self.width * self.height / 1e6
 
 
 @dataclass(frozen=True)
@@ -83,8 +59,11 @@ class DuplicateGroup:
 
 
 def find_duplicates(
-    records: Sequence[Record], images: Mapping[str, ImageInfo], captions: Sequence[tuple[int, str]]
-) -> tuple[list[DuplicateGroup], tuple[str, ...]]:
+    records: Sequence[Record],
+    contents: Mapping[str, bytes],
+    fingerprints: Mapping[bytes, bytes],
+    captions: Iterable[tuple[int, str]],
+) -> tuple[list[DuplicateGroup], list[str]]:
     """Records with the same or nearly the same image or caption, and the kinds of which there may be more.
 
     Records that name one image by one key are its captions, no duplicates, unless they are in two splits. Equal
@@ -92,58 +71,47 @@ def find_duplicates(
     itself, by one `group`, do not count.
 
     Args:
-        images: valid ones by their key; others are known by their key alone.
+        contents: hash of the bytes of each valid image by its key; others are known by their key alone.
+        fingerprints: by those hashes, of images that are not too plain.
         captions: valid ones, with the index of their record.
     """
-    keys = [record.image.key for record in records]
-    identity = [images[key].content if key in images else key for key in keys]
-    by_image, by_text = defaultdict[bytes | str, list[int]](list), defaultdict[str, list[int]](list)
-    for index, image in enumerate(identity):
+    by_image, by_text = defaultdict[Hashable, list[int]](list), defaultdict[str, list[int]](list)
+    image_of = [contents.get(record.image.key, record.image.key) for record in records]
+    for index, image in enumerate(image_of):
         by_image[image].append(index)
     texts: dict[str, str] = {}
     for index, text in captions:
         normal = " ".join(text.split()).casefold()
         by_text[normal].append(index)
         texts.setdefault(normal, text)
-    prints = {info.content: info.fingerprint for info in images.values() if info.fingerprint is not None}
-    contents, normals = list(prints), list(texts)
-    similar_images, all_images = near_duplicate_images(list(prints.values()))
-    similar_texts, all_texts = near_duplicate_captions(normals)
+    groups: list[DuplicateGroup] = []
 
-    groups = [
-        _group("same image", members, records) for members in by_image.values() if _differ(members, keys, records)
-    ]
-    for numbers in similar_images:
-        members = [index for number in numbers for index in by_image[contents[number]]]
-        groups += [_group("similar image", members, records)] if _undeclared(members, records) else []
+    def report(kind: str, found: Iterable[int], differ: Sequence[Hashable], example: str | None = None) -> None:
+        """Add a group, if its members differ in this respect and the source does not declare it."""
+        members = sorted(set(found))
+        splits = tuple(dict.fromkeys(split for index in members if (split := records[index].split) is not None))
+        declared = {records[index].group for index in members}
+        if kind.startswith("similar") and len(declared) == 1 and None not in declared:
+            return
+        if len({differ[index] for index in members}) > 1 or (kind == "same image" and len(splits) > 1):
+            kind = kind.replace("same", "shared") if len(splits) > 1 else kind
+            groups.append(DuplicateGroup(kind, tuple(records[index].id for index in members), splits, example))
+
+    keys = [record.image.key for record in records]
+    for members in by_image.values():
+        report("same image", members, keys)
+    similar, all_images = near_duplicate_images(list(fingerprints.values()))
+    hashes, normals = list(fingerprints), list(texts)
+    for numbers in similar:
+        report("similar image", (index for number in numbers for index in by_image[hashes[number]]), image_of)
     for normal, members in by_text.items():
-        if len({identity[index] for index in members}) > 1:
-            groups.append(_group("same caption", members, records, texts[normal]))
-    for numbers in similar_texts:
-        members = [index for number in numbers for index in by_text[normals[number]]]
-        if len({identity[index] for index in members}) > 1 and _undeclared(members, records):
-            groups.append(_group("similar caption", members, records, texts[normals[numbers[0]]]))
+        report("same caption", members, image_of, texts[normal])
+    similar, all_texts = near_duplicate_captions(normals)
+    for numbers in similar:
+        found = (index for number in numbers for index in by_text[normals[number]])
+        report("similar caption", found, image_of, texts[normals[numbers[0]]])
     groups.sort(key=lambda group: (len(group.splits) < 2, -len(group.ids)))  # leaks between splits, then large groups
-    return groups, ("similar image",) * (not all_images) + ("similar caption",) * (not all_texts)
-
-
-def _group(kind: str, members: Iterable[int], records: Sequence[Record], example: str | None = None) -> DuplicateGroup:
-    found = [records[index] for index in sorted(set(members))]
-    splits = tuple(dict.fromkeys(record.split for record in found if record.split is not None))
-    kind = _IN_TWO_SPLITS.get(kind, kind) if len(splits) > 1 else kind
-    return DuplicateGroup(kind, tuple(record.id for record in found), splits, example)
-
-
-def _differ(members: Sequence[int], keys: Sequence[str], records: Sequence[Record]) -> bool:
-    """Whether an image has two keys or is in two declared splits."""
-    splits = {records[index].split for index in members} - {None}
-    return len(splits) > 1 or len({keys[index] for index in members}) > 1
-
-
-def _undeclared(members: Sequence[int], records: Sequence[Record]) -> bool:
-    """Whether the source does not declare these records as near-duplicates."""
-    names = {records[index].group for index in members}
-    return len(names) > 1 or None in names
+    return groups, ["similar image"] * (not all_images) + ["similar caption"] * (not all_texts)
 
 
 class _Groups:
@@ -169,7 +137,7 @@ class _Groups:
         return [members for members in found.values() if len(members) > 1]
 
 
-def near_duplicate_captions(texts: Sequence[str], threshold: float = 0.8) -> tuple[list[list[int]], bool]:
+def near_duplicate_captions(texts: Collection[str], threshold: float = 0.8) -> tuple[list[list[int]], bool]:
     """Groups of captions, and whether the search is complete: above 200,000 captions there is none.
 
     Args:
@@ -180,21 +148,21 @@ def near_duplicate_captions(texts: Sequence[str], threshold: float = 0.8) -> tup
         Two sets that reach the threshold t share at least t·n of the n runs of each. In one order of all runs, rare
         ones first, they therefore share one of the first n - t·n + 1 (prefix filter).
     """
-    if len(texts) > MOST_CAPTIONS:
-        return [], False
-    runs, common = _ranked_runs(texts)
-    groups = _Groups(len(texts))
-    index: dict[int, list[int]] = defaultdict(list)
-    pairs = 0
-    for number in sorted(range(len(texts)), key=lambda number: len(runs[number])):
-        least = threshold * len(runs[number]) - _ROUNDING
-        prefix = [run for run in runs[number][: len(runs[number]) - math.ceil(least) + 1].tolist() if run >= common]
+    if not 0 < len(texts) <= MOST_CAPTIONS:
+        return [], not texts
+    runs = [_runs(text) for text in texts]
+    _, inverse, counts = np.unique(np.concatenate(runs), return_inverse=True, return_counts=True)
+    frequency = np.split(counts[inverse], np.cumsum([len(own) for own in runs])[:-1])
+    groups, index, pairs = _Groups(len(runs)), defaultdict[int, list[int]](list), 0
+    for number in sorted(range(len(runs)), key=lambda number: len(runs[number])):
+        own, often = set(runs[number].tolist()), frequency[number]
+        least = threshold * len(own) - _ROUNDING
+        rare = np.argsort(often, kind="stable")[: len(own) - math.ceil(least) + 1]
+        prefix = runs[number][rare[often[rare] > 1]].tolist()  # without runs of this text alone
         pairs += sum(len(index[run]) for run in prefix)
         if pairs > MOST_CAPTION_PAIRS:
             return groups.lists(), False
-        candidates = {other for run in prefix for other in index[run] if len(runs[other]) >= least}
-        own = set(runs[number].tolist()) if candidates else set()
-        for other in candidates:
+        for other in {other for run in prefix for other in index[run] if len(runs[other]) >= least}:
             if groups.find(other) != groups.find(number):
                 shared = len(own.intersection(runs[other].tolist()))
                 if shared / (len(own) + len(runs[other]) - shared) >= threshold:
@@ -204,23 +172,11 @@ def near_duplicate_captions(texts: Sequence[str], threshold: float = 0.8) -> tup
     return groups.lists(), True
 
 
-def _ranked_runs(texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
-    """The runs of three words of each text as ascending numbers, rare runs first, and the first number of a run that
-    several texts have. Case and punctuation do not count. Two empty words stand before and after a text, so that every
-    word is in three runs."""
-    numbers: dict[str, int] = {}
-    most = (1 << _WORD_BITS) - 1
-    sets = []
-    for text in texts:
-        words = [numbers.setdefault(word, len(numbers) % most + 1) for word in _WORD.findall(text.casefold())]
-        padded = np.array([0, 0, *words, 0, 0] if words else [0, 0], np.int64)
-        sets.append(np.unique((padded[:-2] << 2 * _WORD_BITS) | (padded[1:-1] << _WORD_BITS) | padded[2:]))
-    flat = np.concatenate([np.zeros(0, np.int64), *sets])
-    _, inverse, counts = np.unique(flat, return_inverse=True, return_counts=True)
-    rank = np.empty(len(counts), np.int64)
-    rank[np.argsort(counts, kind="stable")] = np.arange(len(counts))
-    ranked = np.split(rank[inverse], np.cumsum([len(runs) for runs in sets])[:-1]) if sets else []
-    return [np.sort(runs) for runs in ranked], int((counts == 1).sum())
+def _runs(text: str) -> np.ndarray:
+    """Hashes of the runs of three words of a text, ascending. Case and punctuation do not count. Two empty words stand
+    before and after, so that every word is in three runs."""
+    words = ["", "", *_WORD.findall(text.casefold()), "", ""]
+    return np.unique(np.array([hash(run) for run in zip(words, words[1:], words[2:]) if any(run)], np.int64))
 
 
 def image_fingerprint(thumbnail: np.ndarray) -> bytes | None:
@@ -242,7 +198,7 @@ def near_duplicate_images(fingerprints: Sequence[bytes], bits: int = 4) -> tuple
 
     Compression, another size, other light or a small mark change 0 to 4 of the 64 signs, a crop by 2 % about 4; two
     photographs differ in 32 on average. Signs alone would not tell drawings on one background apart, so the strengths
-    must correlate as well.
+    must correlate as well; images have more of the slow waves, so fast ones have more weight.
 
     Args:
         bits: most signs in which two near-duplicates differ. Divided into `bits` + 1 parts, the signs of two
@@ -250,8 +206,9 @@ def near_duplicate_images(fingerprints: Sequence[bytes], bits: int = 4) -> tuple
     """
     waves = np.frombuffer(b"".join(fingerprints), np.float16).reshape(-1, 64).astype(np.float32)  # [N, 64]
     positive = waves > 0
-    groups = _Groups(len(waves))
-    pairs = 0
+    waves *= np.sqrt(_SPEED)
+    waves /= np.linalg.norm(waves, axis=1, keepdims=True)
+    groups, pairs = _Groups(len(waves)), 0
     for start, end in pairwise(64 * part // (bits + 1) for part in range(bits + 2)):
         buckets = defaultdict(list)
         for number, part in enumerate(np.packbits(positive[:, start:end], axis=1)):
@@ -263,11 +220,6 @@ def near_duplicate_images(fingerprints: Sequence[bytes], bits: int = 4) -> tuple
             for place, one in enumerate(members[:-1].tolist()):
                 others = members[place + 1 :]
                 others = others[(positive[others] != positive[one]).sum(1) <= bits]
-                for other in others[_correlation(waves[one], waves[others]) >= _CORRELATION].tolist():
+                for other in others[waves[others] @ waves[one] >= _CORRELATION].tolist():
                     groups.join(one, other)
     return groups.lists(), True
-
-
-def _correlation(one: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """[P] of waves [64] with waves [P, 64]; images have more of the slow waves, so fast ones have more weight."""
-    return (one * others) @ _SPEED / np.sqrt((one**2 @ _SPEED) * (others**2 @ _SPEED))

@@ -13,14 +13,14 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
 import numpy as np
 import torch
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from hnclip.core import ImageSource, InvalidImage, Problem
@@ -28,7 +28,6 @@ from hnclip.data.decoding import Decoded, cpu_count, decode_all, hash_bytes
 from hnclip.data.images import ImageTransform
 from hnclip.util.console import Iterate
 from hnclip.util.files import exclusive_lock, replace_file
-from hnclip.util.text import readable_size
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ FORMAT = 3  # of the files and of the preprocessing; raise it when either change
 FLUSHED = 64  # rows between two flushes to disk; fewer than are verified
 CHECKED = 256  # rows whose checksums are verified when a cache is opened
 INDEX, PIXELS, LOCK = "index.bin", "pixels.u8", "lock"
-OLD_INDEX = "index.sqlite"  # of formats 1 and 2
+Facts = tuple[int, ...]  # row, width, height and checksum of an image
 
 # `source` is a hash of key and stamp, `content` of the bytes; `crc` is the checksum of the row, `check` of the entry.
 ENTRY = np.dtype(
@@ -122,7 +121,6 @@ def load_images(
     Raises:
         OSError: the cache cannot be written.
     """
-    store: _Memory | _Store
     store = _Memory(transform) if cache is None else _Store(cache / "images" / _cache_name(transform), transform)
     problems: dict[int, Problem] = {}
     names: dict[int, bytes] = {}
@@ -132,11 +130,11 @@ def load_images(
         except InvalidImage as error:
             problems[index] = Problem(error.kind, source.key, str(error))
     missing = {name: sources[index] for index, name in names.items() if name not in store.entries}
-    failed = store.add(missing, workers or cpu_count(), progress) if missing else {}
+    failed = store.fill(missing, workers or cpu_count(), progress) if missing else {}
     problems |= {index: failed[name] for index, name in names.items() if name in failed}
     kept = tuple(index for index in names if index not in problems)
-    found = np.array([store.entries[names[index]] for index in kept], dtype=np.int64).reshape(-1, 3)
-    return LoadedImages(store.pixels(found[:, 0]), kept, found[:, 1:], dict(sorted(problems.items())))
+    found = np.array([store.entries[names[index]] for index in kept], dtype=np.int64).reshape(-1, 4)
+    return LoadedImages(store.pixels(found[:, 0]), kept, found[:, 1:3], dict(sorted(problems.items())))
 
 
 class _Memory:
@@ -144,34 +142,46 @@ class _Memory:
 
     def __init__(self, transform: ImageTransform) -> None:
         self._transform = transform
-        self.entries: dict[bytes, tuple[int, ...]] = {}  # row, width and height by source
-        self._rows: dict[bytes, np.ndarray] = {}  # by content
+        self._shape = (3, transform.size, transform.size)
+        self.entries: dict[bytes, Facts] = {}  # by source
+        self.known: dict[bytes, Facts] = {}  # by content
+        self._rows: list[np.ndarray] = []
 
-    def add(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Iterate) -> dict[bytes, Problem]:
+    def fill(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Iterate) -> dict[bytes, Problem]:
+        """Decode images and add each as soon as it is ready. Returns the problems of those that are invalid."""
         problems: dict[bytes, Problem] = {}
-        numbers: dict[bytes, int] = {}
-        for name, result in decode_all(wanted, self._transform, (), workers, progress):
-            if isinstance(result, Problem):
-                problems[name] = result
-            else:
-                self._rows[result.content] = result.pixels
-                self.entries[name] = (numbers.setdefault(result.content, len(numbers)), *result.size)
+        with self._writing():
+            missing = {name: source for name, source in wanted.items() if name not in self.entries}
+            with closing(decode_all(missing, self._transform, self.known, workers, progress)) as results:
+                for name, result in results:
+                    if isinstance(result, Problem):
+                        problems[name] = result
+                    else:
+                        self._add(name, result)
         return problems
 
+    def _writing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _add(self, name: bytes, image: Decoded) -> None:
+        if image.content not in self.known:
+            self.known[image.content] = (len(self._rows), *image.size, 0)
+            self._rows.append(image.pixels)
+        self.entries[name] = self.known[image.content]
+
     def pixels(self, rows: np.ndarray) -> CachedPixels:
-        shape = (3, self._transform.size, self._transform.size)
-        return CachedPixels(np.stack([*self._rows.values()]) if len(rows) else np.empty((0, *shape), np.uint8), rows)
+        return CachedPixels(np.stack(self._rows) if self._rows else np.empty((0, *self._shape), np.uint8), rows)
 
 
-class _Store:
+class _Store(_Memory):
     """The cache of one geometry on disk."""
 
     def __init__(self, directory: Path, transform: ImageTransform) -> None:
-        self._directory, self._transform = directory, transform
+        super().__init__(transform)
+        self._directory = directory
         self._pixels, self._index = directory / PIXELS, directory / INDEX
         self._row_bytes = 3 * transform.size**2
-        valid, _ = self._read()
-        self.entries = _facts(valid, "source")  # row, width and height by source
+        self._read()
 
     def _read(self) -> tuple[np.ndarray, int]:
         """The valid entries of the index, and the number of damaged ones."""
@@ -180,94 +190,71 @@ class _Store:
         rows = self._pixels.stat().st_size // self._row_bytes if self._pixels.exists() else 0
         valid = every[(every["check"] == _checksums(every)) & (every["row"] < rows)]
         valid = valid[~np.isin(valid["row"], self._damaged_rows(valid))]
+        columns = (valid[name].tolist() for name in ("row", "width", "height", "crc"))
+        facts = list(zip(*columns, strict=True))
+        self.entries = dict(zip(valid["source"].tolist(), facts, strict=True))
+        self.known = dict(zip(valid["content"].tolist(), facts, strict=True))
         return valid, len(every) - len(valid)
 
     def _damaged_rows(self, entries: np.ndarray) -> list[int]:
         """Rows with wrong checksums: none if those written last, which a power cut may have lost, and some others are
         right."""
         rows, first = np.unique(entries["row"], return_index=True)
-        crcs = entries["crc"][first]
-        last = range(len(rows))[-CHECKED // 2 :]
-        sample = np.union1d(last, np.arange(0, len(rows), len(rows) // (CHECKED // 2) + 1)).astype(int)
-
-        def damaged(file: FileIO, chosen: np.ndarray | slice) -> Iterator[int]:
-            for row, crc in zip(rows[chosen].tolist(), crcs[chosen].tolist(), strict=True):
-                file.seek(row * self._row_bytes)
-                if zlib.crc32(file.read(self._row_bytes)) != crc:
-                    yield row
-
-        if not len(rows):
+        if not len(rows):  # a file without bytes cannot be mapped
             return []
-        with self._pixels.open("rb", buffering=0) as file:
-            return [] if next(damaged(file, sample), None) is None else list(damaged(file, slice(None)))
+        pixels = np.memmap(self._pixels, np.uint8, "r", shape=(int(rows[-1]) + 1, self._row_bytes))
+        spread = range(0, len(rows), len(rows) // (CHECKED // 2) + 1)
+        wrong: list[int] = []
+        for chosen in ({*spread, *range(len(rows))[-CHECKED // 2 :]}, range(len(rows))):
+            wrong = [int(rows[at]) for at in chosen if zlib.crc32(pixels[rows[at]]) != entries["crc"][first[at]]]
+            if not wrong:
+                break
+        return wrong
 
     def pixels(self, rows: np.ndarray) -> CachedPixels:
-        shape = (int(rows.max(initial=-1)) + 1, 3, self._transform.size, self._transform.size)
-        if not len(rows):  # a file without bytes cannot be mapped
-            return CachedPixels(np.empty(shape, np.uint8), rows)
+        if not len(rows):
+            return super().pixels(rows)
+        shape = (int(rows.max()) + 1, *self._shape)
         return CachedPixels(np.memmap(self._pixels, np.uint8, "r", shape=shape), rows)
 
-    def add(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Iterate) -> dict[bytes, Problem]:
-        """Decode and append images, each as soon as it is ready. Returns the problems of those that are invalid."""
-        problems: dict[bytes, Problem] = {}
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Lock the cache, repair it, and open its files."""
         with ExitStack() as stack:
             with self._explained():
                 self._directory.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(_waiting(FileLock(self._directory / LOCK)))
-                valid = self._repaired()  # also finds what another process wrote in the meantime
-                pixels = stack.enter_context(self._pixels.open("ab", buffering=0))
-                index = stack.enter_context(self._index.open("ab", buffering=0))
-                pixels.truncate(pixels.tell() // self._row_bytes * self._row_bytes)  # of an interrupted writer
-                index.truncate(index.tell() // ENTRY.itemsize * ENTRY.itemsize)
-            self.entries, known = _facts(valid, "source"), _facts(valid, "content", "crc")
-            missing = {name: source for name, source in wanted.items() if name not in self.entries}
-            self._warn_of_space(len(missing))
-            results = decode_all(missing, self._transform, known, workers, progress)
-            for name, result in stack.enter_context(closing(results)):
-                if isinstance(result, Problem):
-                    problems[name] = result
-                    continue
-                with self._explained():
-                    if result.content not in known:
-                        known[result.content] = self._append_row(result, pixels)
-                    self._append_entry(name, result.content, known[result.content], index)
-            os.fsync(pixels.fileno())
-        return problems
+                stack.callback(_acquire(self._directory / LOCK).release)
+                self._repair()  # also finds what another process wrote in the meantime
+                self._pixel_file = stack.enter_context(self._pixels.open("ab", buffering=0))
+                self._index_file = stack.enter_context(self._index.open("ab", buffering=0))
+                for file, size in ((self._pixel_file, self._row_bytes), (self._index_file, ENTRY.itemsize)):
+                    file.truncate(file.tell() // size * size)  # of an interrupted writer
+            yield
+            os.fsync(self._pixel_file.fileno())
 
-    def _repaired(self) -> np.ndarray:
-        """The valid entries; a damaged index is replaced by them. Readers keep the pixels that they have mapped."""
+    def _repair(self) -> None:
+        """Replace a damaged index by its valid entries. Readers keep the pixels that they have mapped."""
         valid, lost = self._read()
         if lost:
-            log.warning(
-                f"the image cache {self._directory} is damaged: {lost} of {lost + len(valid)} images are decoded again"
-            )
+            every = lost + len(valid)
+            log.warning(f"the image cache {self._directory} is damaged: {lost} of {every} images are decoded again")
             with replace_file(self._index) as partial:
                 partial.write_bytes(valid.tobytes())
         if not len(valid):
             self._pixels.unlink(missing_ok=True)
-        return valid
 
-    def _warn_of_space(self, images: int) -> None:
-        needed, free = images * self._row_bytes, shutil.disk_usage(self._directory).free
-        if needed > free:
-            log.warning(
-                f"the image cache {self._directory} may need {readable_size(needed)}, and {readable_size(free)} are "
-                "free: --read.cache or HNCLIP_CACHE chooses another directory"
-            )
-
-    def _append_row(self, image: Decoded, pixels: FileIO) -> tuple[int, ...]:
-        row = os.fstat(pixels.fileno()).st_size // self._row_bytes
-        content = image.pixels.tobytes()
-        _write(pixels, content)
-        if not row % FLUSHED:
-            os.fsync(pixels.fileno())
-        return row, *image.size, zlib.crc32(content)
-
-    def _append_entry(self, name: bytes, content: bytes, facts: tuple[int, ...], index: FileIO) -> None:
-        entry = np.array([(name, content, *facts, 0)], ENTRY)
-        entry["check"] = _checksums(entry)
-        _write(index, entry.tobytes())
-        self.entries[name] = facts[:3]
+    def _add(self, name: bytes, image: Decoded) -> None:
+        with self._explained():
+            if image.content not in self.known:
+                row, content = self._pixel_file.tell() // self._row_bytes, image.pixels.tobytes()
+                _write(self._pixel_file, content)
+                if not row % FLUSHED:
+                    os.fsync(self._pixel_file.fileno())
+                self.known[image.content] = (row, *image.size, zlib.crc32(content))
+            entry = np.array([(name, image.content, *self.known[image.content], 0)], ENTRY)
+            entry["check"] = _checksums(entry)
+            _write(self._index_file, entry.tobytes())
+            self.entries[name] = self.known[image.content]
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -280,15 +267,8 @@ class _Store:
             ) from error
 
 
-def _facts(entries: np.ndarray, key: str, *more: str) -> dict[bytes, tuple[int, ...]]:
-    """Row, width and height, and more fields, by a key."""
-    columns = [entries[name].tolist() for name in ("row", "width", "height", *more)]
-    return dict(zip(entries[key].tolist(), zip(*columns, strict=True), strict=True))
-
-
 def _write(file: FileIO, content: bytes) -> None:
-    written = file.write(content)
-    if written != len(content):
+    if file.write(content) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -298,17 +278,14 @@ def _checksums(entries: np.ndarray) -> np.ndarray:
     return np.bitwise_xor.reduce(words, axis=1) ^ np.uint32(0x9E3779B9)
 
 
-@contextmanager
-def _waiting(lock: BaseFileLock) -> Iterator[None]:
+def _acquire(path: Path) -> FileLock:
+    lock = FileLock(path)
     try:
         lock.acquire(timeout=1)
     except Timeout:
         log.info("waiting for another process that fills the image cache")
         lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+    return lock
 
 
 def _cache_name(transform: ImageTransform) -> str:
@@ -332,13 +309,12 @@ def list_caches(cache: Path) -> list[CacheInfo]:
     """All image caches in the cache directory, with the images that they know and their sizes on disk."""
     found = []
     for path in sorted((cache / "images").glob("*/")):
-        if not ((path / INDEX).exists() or (path / OLD_INDEX).exists()):
-            continue  # something else
-        number, _, geometry = path.name.partition("-")
-        current = number == str(FORMAT)
-        images = (path / INDEX).stat().st_size // ENTRY.itemsize if current else 0
-        size = sum(file.stat().st_size for file in path.iterdir())
-        found.append(CacheInfo(path, geometry.replace("-", ", ") if current else "", images, size))
+        if any(path.glob("index.*")):
+            number, _, geometry = path.name.partition("-")
+            current = number == str(FORMAT)
+            images = (path / INDEX).stat().st_size // ENTRY.itemsize if current else 0
+            size = sum(file.stat().st_size for file in path.iterdir())
+            found.append(CacheInfo(path, geometry.replace("-", ", ") if current else "", images, size))
     return found
 
 

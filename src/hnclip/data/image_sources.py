@@ -6,17 +6,15 @@ import io
 import os
 import stat
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import IO, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
 from hnclip.core import ImageSource, InvalidImage
-
-Result = TypeVar("Result")
 
 # Twice the size from which Pillow warns, where Pillow itself refuses: 0.5 GB as RGB.
 MAX_PIXELS = 178_956_970
@@ -47,33 +45,23 @@ def is_image_name(name: str) -> bool:
 
 def decode_image(content: bytes, where: str) -> Image.Image:
     """The image in these bytes, fully decoded. Raises InvalidImage, which names `where`."""
-    image = _open(io.BytesIO(content), where)
-    try:
-        image.load()
-    except Exception as error:  # Pillow's plugins raise many types for damaged data
-        raise InvalidImage(_damage(error), f"{where} cannot be decoded: {error}") from error
-    return image
-
-
-def _open(file: IO[bytes], where: str) -> Image.Image:
-    """The image in a file, not decoded yet."""
-    if not file.read(1):
+    if not content:
         raise InvalidImage("corrupt image", f"{where} is empty")
-    file.seek(0)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked below
-            image = Image.open(file, formats=_formats())
+            image = Image.open(io.BytesIO(content), formats=_formats())
+        if image.width * image.height > MAX_PIXELS:
+            size = f"{image.width} × {image.height} pixels; at most {MAX_PIXELS:,} are decoded"
+            raise Image.DecompressionBombError(size)
+        image.load()
     except Image.DecompressionBombError as error:
         raise InvalidImage("oversized image", f"{where}: {error}") from error
     except UnidentifiedImageError as error:
         raise InvalidImage("corrupt image", f"{where} is not in an image format that Pillow reads") from error
-    except Exception as error:  # Pillow's plugins raise many types for damaged headers
-        raise InvalidImage(_damage(error), f"{where} cannot be opened: {error}") from error
-    if image.width * image.height > MAX_PIXELS:
-        raise InvalidImage(
-            "oversized image", f"{where} has {image.width} × {image.height} pixels; at most {MAX_PIXELS:,} are decoded"
-        )
+    except Exception as error:  # Pillow's plugins raise many types for damaged data
+        kind = "truncated image" if "truncated" in str(error).lower() else "corrupt image"
+        raise InvalidImage(kind, f"{where} cannot be decoded: {error}") from error
     return image
 
 
@@ -84,12 +72,17 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def _damage(error: Exception) -> str:
-    return "truncated image" if "truncated" in str(error).lower() else "corrupt image"
+class EncodedImage(ImageSource):
+    """An image whose bytes are those of an image file."""
+
+    __slots__ = ()
+
+    def decode(self, content: bytes) -> Image.Image:
+        return decode_image(content, self.key)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FileImage(ImageSource):
+class FileImage(EncodedImage):
     """An image file: `name` below `base`. Readers pass an absolute, normalised `base` that many images share."""
 
     name: str | Path
@@ -110,19 +103,16 @@ class FileImage(ImageSource):
         return os.path.join(self.base, self.name) if self.base else os.path.abspath(self.name)
 
     def stamp(self) -> str:
-        found = _stat(self.path)
-        return f"{found.st_size}-{found.st_mtime_ns}"
+        return _stamp(self.path)
 
     def read(self) -> bytes:
-        _stat(self.path)
-        return _reading(self.path, self.path.read_bytes)
-
-    def decode(self, content: bytes) -> Image.Image:
-        return decode_image(content, str(self.path))
+        _stamp(self.path)  # opening a pipe would block until something is written to it
+        with _reading(self.path):
+            return self.path.read_bytes()
 
 
 @dataclass(frozen=True, slots=True)
-class TarImage(ImageSource):
+class TarImage(EncodedImage):
     """An image inside an uncompressed tar file, read in place: `size` bytes from `offset` on."""
 
     tar: Path
@@ -135,23 +125,16 @@ class TarImage(ImageSource):
         return f"{os.path.abspath(self.tar)}!{self.name}"
 
     def stamp(self) -> str:
-        found = _stat(self.tar)
-        return f"{found.st_size}-{found.st_mtime_ns}-{self.offset}-{self.size}"
+        return f"{_stamp(self.tar)}-{self.offset}-{self.size}"
 
     def read(self) -> bytes:
-        def read_part() -> bytes:
-            with open(self.tar, "rb") as file:
-                file.seek(self.offset)
-                return file.read(self.size)
-
-        return _reading(self.tar, read_part)
-
-    def decode(self, content: bytes) -> Image.Image:
-        return decode_image(content, f"{self.tar}!{self.name}")
+        with _reading(self.tar), open(self.tar, "rb") as file:
+            file.seek(self.offset)
+            return file.read(self.size)
 
 
 @dataclass(frozen=True, slots=True)
-class CellImage(ImageSource):
+class CellImage(EncodedImage):
     """An image in a cell of a table, encoded as a file would be.
 
     Args:
@@ -174,26 +157,21 @@ class CellImage(ImageSource):
     def read(self) -> bytes:
         return self.get()
 
-    def decode(self, content: bytes) -> Image.Image:
-        return decode_image(content, self.name)
 
-
-def _stat(path: Path) -> os.stat_result:
-    """Status of a regular file. Opening a pipe would block until something is written to it."""
-    found = _reading(path, path.stat)
+def _stamp(path: Path) -> str:
+    """Size and time of a regular file."""
+    with _reading(path):
+        found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise InvalidImage("missing image", f"{path} is not a file")
-    return found
+    return f"{found.st_size}-{found.st_mtime_ns}"
 
 
-def _reading(path: Path, action: Callable[[], Result]) -> Result:
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        return action()
+        yield
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InvalidImage("missing image", f"{path} does not exist") from error
-    except OSError as error:
-        raise InvalidImage("missing image", f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # a null character in the path
-        if isinstance(error, InvalidImage):
-            raise
-        raise InvalidImage("missing image", f"{str(path)!r} cannot be the path of a file") from error
+    except (OSError, ValueError) as error:  # ValueError: a null character in the path
+        raise InvalidImage("missing image", f"{str(path)!r} cannot be read: {error}") from error

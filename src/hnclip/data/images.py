@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from hnclip.core import orientation
+from hnclip.core import InvalidImage, orientation
 
 # Mean and standard deviation of each colour channel in the training data of OpenAI's CLIP.
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -46,31 +46,31 @@ class ImageTransform:
     std: tuple[float, float, float] = OPENAI_STD
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ValueError(f"size must be at least 1 pixel, got {self.size}")
-        if self.shortest is not None and self.shortest < self.size:
-            raise ValueError(f"shortest must be at least size, got shortest {self.shortest} and size {self.size}")
-        if self.resample not in get_args(Resample):
-            raise ValueError(f"resample must be one of {', '.join(get_args(Resample))}, got {self.resample!r}")
-        for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != 3 or not all(math.isfinite(value) for value in values):
-                raise ValueError(f"{name} must hold 3 finite numbers, one for each colour channel, got {values}")
-        if min(self.std) <= 0:
-            raise ValueError(f"std must be greater than 0 for each colour channel, got {self.std}")
+        colours = len(self.mean) == len(self.std) == 3 and all(map(math.isfinite, (*self.mean, *self.std)))
+        if not 1 <= self.size <= (self.shortest or self.size) or self.resample not in get_args(Resample):
+            raise ValueError(f"size must be positive, shortest at least size, resample one of Pillow's filters: {self}")
+        if not colours or min(self.std) <= 0:
+            raise ValueError(f"mean and std must hold 3 finite numbers each, and std be positive: {self}")
         if self.shortest == self.size:
             object.__setattr__(self, "shortest", None)  # equal transforms compare equal
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height of an image after resizing, before the crop."""
+        """Width and height of an image after resizing, before the crop. InvalidImage if that is huge: very thin images
+        become very long ones."""
         side = self.shortest or self.size
         if self.squash:
             return side, side
         short = min(width, height)
-        return int(side * width / short), int(side * height / short)  # rounded down, as transformers does
+        columns, rows = int(side * width / short), int(side * height / short)  # rounded down, as transformers does
+        if columns * rows > LARGEST:
+            raise InvalidImage(
+                "unusual image", f"the image is too thin: {width} × {height} would be resized to {columns} × {rows}"
+            )
+        return columns, rows
 
 
 def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
-    """The square of an image that a model sees, as RGB bytes.
+    """The square of an image that a model sees, as RGB bytes; InvalidImage if there is none.
 
     The values are those of transformers' `CLIPImageProcessorPil`, `SiglipImageProcessorPil`, `BitImageProcessorPil` and
     `ViTImageProcessorPil` before they rescale and normalise, to the bit.
@@ -90,33 +90,24 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
     Shape:
         returns [3, size, size] uint8
     """
-    if 0 in image.size:
-        raise ValueError(f"the image has no pixels: it is {image.width} × {image.height}")
-    image = flatten_image(_upright(image))
-    resized = image.resize(checked_size(*image.size, transform), Image.Resampling[transform.resample.upper()])
+    image = _flatten(image)
+    resized = image.resize(transform.resized(*image.size), Image.Resampling[transform.resample.upper()])
     left, top = (resized.width - transform.size) // 2, (resized.height - transform.size) // 2
     square = resized.crop((left, top, left + transform.size, top + transform.size)).convert("RGB")
     return torch.from_numpy(np.array(np.asarray(square).transpose(2, 0, 1), order="C"))  # [3, size, size]
 
 
-def checked_size(width: int, height: int, transform: ImageTransform) -> tuple[int, int]:
-    """`transform.resized`, or ValueError if that is huge: very thin images become very long ones."""
-    columns, rows = transform.resized(width, height)
-    if columns * rows > LARGEST:
-        raise ValueError(
-            f"the image is too thin: {width} × {height} would be resized to {columns} × {rows} pixels before the crop; "
-            "crop it first"
-        )
-    return columns, rows
-
-
 def to_rgb(image: Image.Image) -> Image.Image:
     """A copy of the image, upright, as 8-bit RGB on a white background."""
-    return flatten_image(_upright(image)).convert("RGB")
+    return _flatten(image).convert("RGB")
 
 
-def flatten_image(image: Image.Image) -> Image.Image:
-    """The image in 8 bits without transparency: RGB, or L, which resizes to the same values in less time."""
+def _flatten(image: Image.Image) -> Image.Image:
+    """The image upright in 8 bits without transparency: RGB, or L, which resizes to the same values in less time."""
+    if 0 in image.size:
+        raise InvalidImage("unusual image", f"the image has no pixels: it is {image.width} × {image.height}")
+    if orientation(image) > 1:  # exif_transpose copies images that are upright already
+        image = ImageOps.exif_transpose(image)
     if image.mode in ("RGB", "L") and "transparency" not in image.info:
         return image
     if image.mode.startswith("I;16"):
@@ -127,9 +118,10 @@ def flatten_image(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         values = np.asarray(image)
         if not (values.min() >= 0 and values.max() <= 255):  # also rejects NaN
-            raise ValueError(
+            raise InvalidImage(
+                "unusual image",
                 f"the image has mode {image.mode} and values from {values.min()} to {values.max()}; only 0 to 255 is "
-                "supported: convert it to 8 bits first"
+                "supported: convert it to 8 bits first",
             )
         return image.convert("L")
     if image.has_transparency_data:
@@ -138,8 +130,3 @@ def flatten_image(image: Image.Image) -> Image.Image:
         white.paste(clear, mask=clear)
         return white
     return image.convert("RGB")
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    # exif_transpose copies images that are upright already
-    return ImageOps.exif_transpose(image) if orientation(image) > 1 else image

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from itertools import islice, repeat
+from itertools import repeat
 from operator import itemgetter
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from hnclip.core import Box, Record
 from hnclip.data.images import ImageTransform
@@ -134,17 +135,6 @@ def official_patches(box: Box, size: int, patch: int, side: int) -> tuple[range,
     return chosen[0], chosen[1]
 
 
-def scale_box(box: Box, size: tuple[int, int], other: tuple[int, int]) -> Box:
-    """A box of an image of this width and height in the pixels of another size of it, rounded outwards."""
-    left, top, right, bottom = box
-    return (
-        left * other[0] // size[0],
-        top * other[1] // size[1],
-        -(-right * other[0] // size[0]),
-        -(-bottom * other[1] // size[1]),
-    )
-
-
 def _sentences(context: PartContext, *, official: bool) -> Tensor:
     """[rows, 1, 2]: the tokens of each caption that are the sentence of its record's best region."""
     transform, found = context.text_transform, list[list[Span]]()
@@ -158,8 +148,7 @@ def _sentences(context: PartContext, *, official: bool) -> Tensor:
         sentence, caption = transform.clean(regions[0].sentence).strip(), transform.clean(caption)
         start = find_sentence(caption, sentence)
         if official:
-            before = "" if start is None else caption[:start]
-            found.append([late_span(before, sentence, transform, found=start is not None)])
+            found.append([late_span(None if start is None else caption[:start], sentence, transform)])
         else:
             found.append([] if start is None else [token_span(offsets, start, start + len(sentence), transform)])
     return _padded(found)
@@ -195,7 +184,7 @@ def token_span(
     return before + first, before + min(last, room)
 
 
-def late_span(before: str, sentence: str, transform: TextTransform, *, found: bool) -> Span:
+def late_span(before: str | None, sentence: str, transform: TextTransform) -> Span:
     """The tokens of a sentence as GOAL's released code counts them: after those of the text before it including its
     special tokens, so one late with a start and an end token; the last position of the context is never included.
 
@@ -203,43 +192,33 @@ def late_span(before: str, sentence: str, transform: TextTransform, *, found: bo
     sentence that is not in the caption, where the released code fails, take the first positions after the start token.
 
     Args:
-        before: the caption up to the sentence.
+        before: the caption up to the sentence; None if it is not in the caption.
     """
     special, last = sum(transform.edges), transform.context - 1
-    counts = [len(ids) for ids in transform.tokenizer([before, sentence], verbose=False)["input_ids"]]
+    counts = [len(ids) for ids in transform.tokenizer([before or "", sentence], verbose=False)["input_ids"]]
     start, length = counts[0], max(1, counts[1] - special)
-    if start > last:
-        start, stop = max(1, last - length), last
-    else:
-        stop = min(start + length, last)
-    return (start, stop) if found and start < stop else (1, min(1 + length, transform.context))
+    start, stop = (max(1, last - length), last) if start > last else (start, min(start + length, last))
+    return (start, stop) if before is not None and start < stop else (1, min(1 + length, transform.context))
 
 
-def _chunks(context: PartContext) -> Tensor:
-    """[rows, S, 2]: the chunks of each text of the view."""
-    return _padded(_chunk_spans(context.texts, context.text_transform))
+def _chunks(context: PartContext, *, official: bool) -> Tensor:
+    """[rows, S, 2]: the chunks of each filtered caption; those that the context truncates are dropped, as in the
+    released code.
 
-
-def _misaligned_chunks(context: PartContext) -> Tensor:
-    """[rows, S, 2]: the chunks of each filtered caption, read from the whole caption, where they are other words."""
-    texts = [text for record in context.records for text in TEXT_VIEWS["filtered"].texts(record)]
-    return _padded(_chunk_spans(texts, context.text_transform))
-
-
-def _chunk_spans(texts: Sequence[str | None], transform: TextTransform) -> list[list[Span]]:
-    """Spans of whole chunks: truncated ones are dropped, as in the released code."""
-    offsets, found = transform.offsets([text for text in texts if text is not None]), list[list[Span]]()
-    for text in texts:
-        spans: Iterable[Span] = ()
-        if text is not None:
-            own = next(offsets)
-            windows = chunk_windows(transform.clean(text))
-            spans = (token_span(own, start, stop, transform, whole=True) for start, stop in windows)
+    Args:
+        official: the view is the whole caption, in which the same spans are other words.
+    """
+    filtered = (text for record in context.records for text in TEXT_VIEWS["filtered"].texts(record))
+    texts = [text or "" for text in (filtered if official else context.texts)]
+    transform, found = context.text_transform, list[list[Span]]()
+    for text, offsets in zip(texts, transform.offsets(texts)):
+        windows = chunk_windows(transform.clean(text))
+        spans = (token_span(offsets, start, stop, transform, whole=True) for start, stop in windows)
         found.append([span for span in spans if span != NOTHING])
-    return found
+    return _padded(found)
 
 
-def chunk_windows(text: str) -> Iterator[Span]:
+def chunk_windows(text: str) -> list[Span]:
     """The chunks of a text as characters: windows of a few words that slide through each clause, word by word, at most
     64. A clause of one word has none.
 
@@ -247,25 +226,18 @@ def chunk_windows(text: str) -> Iterator[Span]:
         StructXLIP's spans: clauses end at [.,;!?]; 2 words of a clause of up to 4, 3 up to 10, 4 up to 20, 5 up to 40,
         then 6.
     """
-    return islice(_windows(text), CHUNKS)
-
-
-def _windows(text: str) -> Iterator[Span]:
+    found = []
     for clause in _CLAUSE.finditer(text):
-        words = [(clause.start() + word.start(), clause.start() + word.end()) for word in _WORD.finditer(clause[0])]
+        words = list(_WORD.finditer(text, *clause.span()))
         window = 2 + sum(len(words) > limit for limit in (4, 10, 20, 40))
-        for first in range(len(words) - window + 1):
-            yield words[first][0], words[first + window - 1][1]
+        found += [(first.start(), last.end()) for first, last in zip(words, words[window - 1 :])]
+    return found[:CHUNKS]
 
 
 def _padded(found: Sequence[Sequence[Span]]) -> Tensor:
-    """[rows, K, 2] int16, with empty spans where a row has fewer than the longest; K is at least 1."""
-    width = max([1, *(len(spans) for spans in found)])
-    padded = torch.zeros(len(found), width, 2, dtype=torch.int16)
-    for row, spans in enumerate(found):
-        if spans:
-            padded[row, : len(spans)] = torch.tensor(spans, dtype=torch.int16)
-    return padded
+    """[rows, K, 2] int16, with empty spans where a row has fewer than the longest."""
+    rows = [torch.tensor(spans or [NOTHING], dtype=torch.int16) for spans in found]
+    return pad_sequence(rows, batch_first=True)
 
 
 PARTS: dict[str, Part] = {
@@ -273,6 +245,6 @@ PARTS: dict[str, Part] = {
     "region_official": Part("full", partial(_regions, official=True)),
     "sentence_span": Part("caption", partial(_sentences, official=False)),
     "sentence_span_official": Part("caption", partial(_sentences, official=True)),
-    "chunk_spans": Part("filtered", _chunks),
-    "chunk_spans_official": Part("caption", _misaligned_chunks),
+    "chunk_spans": Part("filtered", partial(_chunks, official=False)),
+    "chunk_spans_official": Part("caption", partial(_chunks, official=True)),
 }

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any, Literal, TypeAlias, get_args, overload
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 CHUNK = 4096  # texts that are tokenised at once
-LONGEST_WORD = 32  # characters of words that are remembered as known to a tokenizer
+NO_WORD = "the tokenizer finds no word in it"
 
 # Printable ASCII and the white space that ftfy keeps, without "&": nothing to repair.
 _PLAIN = re.compile(r"[\t\n\f\r -%'-~]*")
@@ -41,24 +41,19 @@ class TokenizedTexts(Sequence[np.ndarray]):
     truncated: int
 
     @classmethod
-    def join(cls, rows: Sequence[Sequence[int]], truncated: int = 0) -> TokenizedTexts:
+    def join(cls, rows: Sequence[Sequence[int]]) -> TokenizedTexts:
         starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        return cls(np.fromiter(chain.from_iterable(rows), np.int32, int(starts[-1])), starts, truncated)
+        return cls(np.fromiter(chain.from_iterable(rows), np.int32), starts, 0)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> np.ndarray: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
-    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(index, slice):
-            return [self[row] for row in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index %= len(self)
-        return self.tokens[self.starts[index] : self.starts[index + 1]]
+    def __getitem__(self, index: Any) -> Any:
+        """One text, or with a slice a list of them."""
+        rows = range(len(self))[index]
+        if isinstance(rows, range):
+            return [self[row] for row in rows]
+        return self.tokens[self.starts[rows] : self.starts[rows + 1]]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -107,60 +102,47 @@ class TextTransform:
     def _is_special(self, row: Sequence[int]) -> bool:
         return all(token in self._special for token in row)  # stops at the first word
 
-    @cached_property
-    def _known(self) -> dict[str, bool]:
-        """Words that were tokenised alone, and whether the tokenizer knows them."""
-        return {}
-
     def __call__(self, texts: Sequence[str]) -> TokenizedTexts:
-        """Token ids without padding. A text without a word is an error (`validate` finds all of them)."""
+        """Tokenise texts, in chunks. A text without a word is an error (`validate` finds all of them)."""
         if isinstance(texts, str):
             raise ValueError("texts is a single string: give a list of captions")
         before, after = self.edges
         if self.context <= before + after:
             raise ValueError(f"a context of {self.context} has no room for a word with {before + after} special tokens")
-        parts, truncated = list[TokenizedTexts](), 0
+        tokens, lengths, truncated = [np.empty(0, np.int32)], [0], 0
         for first in range(0, len(texts), CHUNK):
             some = texts[first : first + CHUNK]
-            cleaned = [self.clean(text) if isinstance(text, str) else "" for text in some]
-            for number, (text, clean) in enumerate(zip(some, cleaned), first):
-                if reason := _reason(clean):
-                    raise ValueError(f"texts[{number}] is {text!r}: {reason}")
-            rows = self._encode(cleaned)
+            cleaned = [self._cleaned(text) for text in some]
+            reasons = [unreadable(text) for text in cleaned]
+            rows = self._encode([text if reason is None else "" for text, reason in zip(cleaned, reasons)])
             for number, row in enumerate(rows):
                 if len(row) > self.context:
                     truncated += 1
                     rows[number] = [*row[: self.context - after], *row[len(row) - after :]]
                 elif self._is_special(row):
-                    raise ValueError(f"texts[{first + number}] is {some[number]!r}: the tokenizer finds no word in it")
-            parts.append(TokenizedTexts.join(rows))
-        if len(parts) == 1:
-            return TokenizedTexts(parts[0].tokens, parts[0].starts, truncated)
-        offsets = np.cumsum([0, *(len(part.tokens) for part in parts)])
-        starts = [np.zeros(1, np.int64), *(part.starts[1:] + offset for part, offset in zip(parts, offsets))]
-        tokens = [np.empty(0, np.int32), *(part.tokens for part in parts)]
-        return TokenizedTexts(np.concatenate(tokens), np.concatenate(starts), truncated)
+                    raise ValueError(f"texts[{first + number}] is {some[number]!r}: {reasons[number] or NO_WORD}")
+            lengths += map(len, rows)
+            tokens.append(np.fromiter(chain.from_iterable(rows), np.int32))
+        return TokenizedTexts(np.concatenate(tokens), np.cumsum(lengths, dtype=np.int64), truncated)
 
     def validate(self, texts: Sequence[str]) -> list[str | None]:
-        """For each text why the model cannot read it, or None. Texts are not tokenised if one of their first words is
-        known to the tokenizer, which is remembered."""
-        return [self._validate(text) for text in texts]
+        """For each text why the model cannot read it, or None. A text is tokenised only if the tokenizer does not know
+        its first word; different first words are few."""
+        found = list[str | None]()
+        for first in range(0, len(texts), CHUNK):
+            cleaned = [self._cleaned(text) for text in texts[first : first + CHUNK]]
+            reasons = [unreadable(text) for text in cleaned]
+            heads = ["" if reason else text.split(None, 1)[0] for text, reason in zip(cleaned, reasons)]
+            words = list(dict.fromkeys(heads))
+            unknown = {word for word, row in zip(words, self._encode(words)) if self._is_special(row)}
+            for text, reason, head in zip(cleaned, reasons, heads):
+                if reason is None and head in unknown and self._is_special(self._encode([text])[0]):
+                    reason = NO_WORD
+                found.append(reason)
+        return found
 
-    def _validate(self, text: str) -> str | None:
-        cleaned = self.clean(text) if isinstance(text, str) else ""
-        if reason := _reason(cleaned):
-            return reason
-        if any(map(self._knows, cleaned.split(None, 8)[:8])) or self._knows(cleaned):
-            return None
-        return "the tokenizer finds no word in it"
-
-    def _knows(self, text: str) -> bool:
-        known = self._known.get(text)
-        if known is None:
-            known = not self._is_special(self._encode([text])[0])
-            if len(text) <= LONGEST_WORD:
-                self._known[text] = known
-        return known
+    def _cleaned(self, text: object) -> str:
+        return self.clean(text) if isinstance(text, str) else ""
 
     def offsets(self, texts: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
         """For each text the characters [start, stop) of its tokens in the cleaned text.
@@ -193,11 +175,12 @@ class TextTransform:
         return self.tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
 
 
-def _reason(cleaned: str) -> str | None:
-    if not cleaned.strip():
+def unreadable(text: str) -> str | None:
+    """Why no tokenizer can read a text, or None."""
+    if not text.strip():
         return "it is empty: a caption needs at least one word"
-    if not cleaned.isascii() and _SURROGATE.search(cleaned):
-        return "it holds half of a surrogate pair, which is no character"
+    if not text.isascii() and _SURROGATE.search(text):
+        return "it holds half of a surrogate pair, or a byte that is not UTF-8"
     return None
 
 
@@ -244,10 +227,13 @@ def sentence_spans(text: str, how: Splitting = "careful") -> list[tuple[int, int
         pieces = list(zip([0, *ends], [*ends, len(text)]))
     else:
         raise ValueError(f"sentences are split by one of {', '.join(SPLITTERS)}, not {how!r}")
-    stripped = [
-        (start + len(part) - len(part.lstrip()), part.strip()) for start, stop in pieces if (part := text[start:stop])
-    ]
-    return [(start, start + len(part)) for start, part in stripped if part]
+    found = []
+    for start, stop in pieces:
+        part = text[start:stop]
+        if word := part.strip():
+            start += part.index(word)
+            found.append((start, start + len(word)))
+    return found
 
 
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:

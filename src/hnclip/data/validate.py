@@ -1,17 +1,18 @@
-"""Problems of data: their kinds, invalid records skipped and listed, and limits on their share."""
+"""Invalid records are skipped and listed, and their share is limited."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from hnclip.core import Problem, Record
 from hnclip.data.image_cache import load_images
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
-from hnclip.data.texts import TextTransform
+from hnclip.data.texts import TextTransform, unreadable
 from hnclip.util.console import Iterate
 from hnclip.util.files import replace_file
 
@@ -40,8 +41,6 @@ def drop_invalid(
     A record keeps its other captions when one is invalid. The images are in the cache afterwards.
     """
     readable, problems = drop_unreadable(records, text_transform)
-    if not readable:
-        return ValidRecords((), tuple(problems))
     loaded = load_images([record.image for record in readable], image_transform, cache=cache, progress=progress)
     problems += [replace(problem, where=readable[index].id) for index, problem in loaded.problems.items()]
     return ValidRecords(tuple(readable[index] for index in loaded.kept), tuple(problems))
@@ -49,24 +48,38 @@ def drop_invalid(
 
 def drop_unreadable(records: Sequence[Record], text_transform: TextTransform) -> tuple[list[Record], list[Problem]]:
     """Records with those of their captions that hold a word; a record without any is skipped."""
-    readable: list[Record] = []
+    readable, problems = readable_captions(records, text_transform)
+    found = []
+    for record, kept in zip(records, readable, strict=True):
+        if len(kept) < len(record.captions):
+            captions = tuple(record.captions[number] for number in kept)
+            filtered = tuple(record.filtered[number] for number in kept) if record.filtered else ()
+            record = replace(record, captions=captions, filtered=filtered)
+        found += [record] if kept else []
+    return found, problems
+
+
+def readable_captions(
+    records: Sequence[Record], text_transform: TextTransform | None
+) -> tuple[list[list[int]], list[Problem]]:
+    """For each record the numbers of the captions that the model can read, or that hold any text if there is no model;
+    and the problems of the others."""
+    captions = [caption for record in records for caption in record.captions]
+    reasons = iter(map(unreadable, captions) if text_transform is None else text_transform.validate(captions))
+    readable: list[list[int]] = []
     problems: list[Problem] = []
     for record in records:
-        reasons = text_transform.validate(record.captions)
-        for caption, reason in zip(record.captions, reasons, strict=True):
-            if reason:
+        kept = []
+        for number, reason in enumerate(islice(reasons, len(record.captions))):
+            if reason is None:
+                kept.append(number)
+            else:
                 kind = "bad text" if "surrogate" in reason else "empty caption"
-                problems.append(Problem(kind, record.id, f"the caption is {caption!r}: {reason}"))
-        if not any(reasons) and record.captions:
-            readable.append(record)
-            continue
-        kept = [index for index, reason in enumerate(reasons) if reason is None]
-        if kept:
-            captions = tuple(record.captions[index] for index in kept)
-            filtered = tuple(record.filtered[index] for index in kept) if record.filtered else ()
-            readable.append(replace(record, captions=captions, filtered=filtered))
-        elif not reasons:
+                detail = f"the caption is {record.captions[number]!r}: {reason}"
+                problems.append(Problem(kind, record.id, detail))
+        if not record.captions:
             problems.append(Problem("no caption", record.id, "the record has no caption"))
+        readable.append(kept)
     return readable, problems
 
 
@@ -75,10 +88,14 @@ def check_share(lost: int, total: int, problems: Sequence[Problem], *, what: str
     if lost <= largest * total:
         return
     limit = f"more than {largest:.1%} (--read.max-bad)" if largest else "and none may be skipped"
-    lines = [f"{lost} of {total} {what} of {name} are invalid, {limit}:"]
-    lines += [f"  {problem.kind}: {problem.where}: {problem.detail}" for problem in problems[:SHOWN]]
-    lines += [f"  and {len(problems) - SHOWN} more"] * (len(problems) > SHOWN)
+    lines = [f"{lost} of {total} {what} of {name} are invalid, {limit}:", *list_problems(problems)]
     raise ValueError("\n".join([*lines, f"List all of them with: hnclip data check {name}"]))
+
+
+def list_problems(problems: Sequence[Problem]) -> list[str]:
+    """Lines of text with the first problems."""
+    lines = [f"  {problem.kind}: {problem.where}: {problem.detail}" for problem in problems[:SHOWN]]
+    return [*lines, *[f"  and {len(problems) - SHOWN:,} more"] * (len(problems) > SHOWN)]
 
 
 def check_rows(data: DataSet, *, largest: float) -> None:

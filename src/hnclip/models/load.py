@@ -9,8 +9,10 @@ import json
 import re
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -114,6 +116,34 @@ def models_of(path: str) -> list[tuple[str, str]]:
     ]
 
 
+def load_transforms(
+    model: str | Path = BUNDLED,
+    *,
+    context: int | None = None,
+    tokenizer: str | Path | None = None,
+    activation: Activation | None = None,
+    **stretching: Any,
+) -> tuple[TextTransform, ImageTransform]:
+    """The preprocessing of a model, with the arguments of `load`; of a Hugging Face directory without its weights."""
+    name = str(model)
+    with as_file(files("hnclip.models") / BUNDLED) as bundled:
+        directory = bundled if name == BUNDLED else Path(name)
+        if not directory.exists() and "+" not in name:
+            directory = _find_directory(name)
+        if (directory / "config.json").is_file() and not (directory / CONFIG).is_file():
+            from transformers import AutoConfig
+
+            family = _read_family(directory)
+            with silence_transformers():
+                config = AutoConfig.from_pretrained(directory, local_files_only=True)
+            text = _text_transform(family, config.text_config, open_tokenizer(Path(tokenizer or directory)))
+            size = family.image_size(SimpleNamespace(config=config))
+            image = read_image_transform(directory, family.kind, size)
+            return replace(text, context=max(context or 0, text.context)), image
+    opened = load(model, context=context, tokenizer=tokenizer, activation=activation, **stretching)
+    return opened.text_transform, opened.image_transform
+
+
 def _open(name: str, tokenizer: Any, activation: Activation | None) -> DualEncoder:
     if name == BUNDLED:
         with as_file(files("hnclip.models") / BUNDLED) as directory:
@@ -144,11 +174,15 @@ def _open_checkpoint(file: Path, tokenizer: Any, activation: Activation | None) 
     return model
 
 
-def _open_directory(directory: Path, tokenizer: Any) -> DualEncoder:
+def _read_family(directory: Path) -> Family:
     settings = read_json(directory / "config.json")
     if "optim" in settings:
         raise ValueError(f"{directory} is a training run: use one of its models, {directory / 'best'} or last")
-    family = family_of(settings.get("model_type"))
+    return family_of(settings.get("model_type"))
+
+
+def _open_directory(directory: Path, tokenizer: Any) -> DualEncoder:
+    family = _read_family(directory)
     backbone = open_backbone(directory, family.backbone_class())
     image = read_image_transform(directory, family.kind, family.image_size(backbone))
     model = wrap(backbone, tokenizer or open_tokenizer(directory), image)

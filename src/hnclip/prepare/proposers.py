@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from hnclip.core import Box
-from hnclip.data.parts import scale_box
 from hnclip.util.optional import import_extra
 
 PROPOSERS = ("sam", "felzenszwalb", "grid", "felzenszwalb+grid")
@@ -56,11 +56,8 @@ def open_proposer(
         yield union(sam), {"sam": {"weights": weights_hash(weights.expanduser()), **sam.settings}}
         return
     settings = {part: SETTINGS[part] for part in name.split("+")}
-    if name == "grid":
-        yield union(grid_cells), settings
-        return
-    with segment_workers(workers) as segments:
-        yield union(segments, grid_cells) if "grid" in settings else union(segments), settings
+    with segment_workers(workers) if "felzenszwalb" in settings else nullcontext() as segments:
+        yield union(*filter(None, (segments, grid_cells if "grid" in settings else None))), settings
 
 
 def union(*functions: FindBoxes) -> FindBoxes:
@@ -118,44 +115,20 @@ def _segments(pixels: np.ndarray, size: tuple[int, int]) -> list[Box]:
 
 @contextmanager
 def segment_workers(count: int) -> Iterator[FindBoxes]:
-    """`felzenszwalb` in `count` processes, to be called by as many threads: it holds the interpreter lock.
-
-    A worker ends when its pipe is closed, which happens too if this process is killed.
-    """
+    """`felzenszwalb` in `count` processes, to be called by as many threads: it holds the interpreter lock."""
     import_extra("skimage", "regions of felzenszwalb", "views")
     if count == 1:
         yield felzenszwalb
         return
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-    idle: SimpleQueue[Connection] = SimpleQueue()
-    for _ in range(count):
-        ours, theirs = context.Pipe()
-        context.Process(target=_serve_segments, args=(theirs,), daemon=True).start()
-        theirs.close()
-        idle.put(ours)
-
-    def segments(image: Image.Image) -> list[Box]:
-        connection = idle.get()
-        try:
-            connection.send((_shrink(image), image.size))
-            return connection.recv()
-        except (EOFError, OSError) as error:
-            raise RuntimeError("a segmentation process has ended; if memory is short, use fewer --workers") from error
-        finally:
-            idle.put(connection)
-
-    yield segments
-    for _ in range(count):
-        idle.get().close()
+    with ProcessPoolExecutor(count, context, _start_worker) as pool:
+        yield lambda image: pool.submit(_segments, _shrink(image), image.size).result()
 
 
-def _serve_segments(connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
-    try:
-        while True:
-            connection.send(_segments(*connection.recv()))
-    except (EOFError, OSError):
-        return
+def _start_worker() -> None:
+    """Leave Ctrl-C to the parent, and end when it ends, also if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()  # type: ignore[union-attr]
 
 
 def is_region(pixels: float, size: tuple[int, int]) -> bool:
@@ -166,6 +139,17 @@ def is_region(pixels: float, size: tuple[int, int]) -> bool:
 def is_usable(box: Box, size: tuple[int, int]) -> bool:
     """Whether the box can be cropped and is not the whole image, which is a candidate anyway."""
     return min(box[2] - box[0], box[3] - box[1]) >= SHORTEST and box != (0, 0, *size)
+
+
+def scale_box(box: Box, size: tuple[int, int], other: tuple[int, int]) -> Box:
+    """A box of an image of this width and height in the pixels of another size of it, rounded outwards."""
+    left, top, right, bottom = box
+    return (
+        left * other[0] // size[0],
+        top * other[1] // size[1],
+        -(-right * other[0] // size[0]),
+        -(-bottom * other[1] // size[1]),
+    )
 
 
 def area(box: Box) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor
 from hnclip.core import Box, InvalidImage, Problem, Record
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
-from hnclip.data.texts import Splitting, split_sentences
+from hnclip.data.texts import split_sentences
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, models_of
@@ -64,22 +64,21 @@ def find_regions(
             return mark, *crop_candidates(image, find_boxes(image), model.image_transform)
         except InvalidImage as error:
             return Problem(error.kind, record.id, str(error))
-        except ValueError as error:
-            return Problem("unusual image", record.id, str(error))
 
     workers = options.workers or cpu_count()
     with decoding_threads(workers) as pool:
-        ahead = workers + 2  # each may hold a large image
-        for record, found in zip(records, in_order(pool, candidates, records, ahead)):
-            texts = sentences_of(record, options.sentences)
-            texts = [text for text, reason in zip(texts, model.text_transform.validate(texts)) if reason is None]
+        # Each of those ahead may hold a large image.
+        for record, found in zip(records, in_order(pool, candidates, records, workers + 2)):
+            parts = [part for caption in record.captions for part in split_sentences(caption, options.sentences)]
+            reasons = model.text_transform.validate(sentences := list(dict.fromkeys(parts)))
+            readable = [text for text, reason in zip(sentences, reasons) if reason is None]
             if isinstance(found, Problem):
                 yield found
-            elif not texts:
+            elif not readable:
                 yield Problem("empty caption", record.id, "no sentence of its captions holds a word")
             else:
                 mark, boxes, pixels = found
-                yield record.id, mark, match_sentences(model, boxes, pixels, texts, batch=options.batch)
+                yield record.id, mark, match_sentences(model, boxes, pixels, readable, batch=options.batch)
 
 
 def crop_candidates(image: Image.Image, boxes: Sequence[Box], transform: ImageTransform) -> tuple[list[Box], Tensor]:
@@ -92,15 +91,10 @@ def crop_candidates(image: Image.Image, boxes: Sequence[Box], transform: ImageTr
     for box in boxes:
         try:
             pixels.append(preprocess_image(image.crop(box), transform))
-        except ValueError:
+            kept.append(box)
+        except InvalidImage:
             continue
-        kept.append(box)
     return kept, torch.stack(pixels)
-
-
-def sentences_of(record: Record, how: Splitting) -> list[str]:
-    """The sentences of all captions, each once."""
-    return list(dict.fromkeys(part for caption in record.captions for part in split_sentences(caption, how)))
 
 
 def match_sentences(

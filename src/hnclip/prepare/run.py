@@ -16,8 +16,9 @@ from hnclip.command import differences
 from hnclip.config import ReadConfig
 from hnclip.core import Problem, Record
 from hnclip.data.decoding import in_order
-from hnclip.data.lexicon import CaptionFilter, load_filter
+from hnclip.data.lexicon import CaptionFilter, filter_version, load_filter
 from hnclip.data.sources import open_data
+from hnclip.data.validate import list_problems
 from hnclip.options import PrepareRegions, PrepareText
 from hnclip.prepare.manifest import Kind, manifest_path, record_mark, write_manifest
 from hnclip.prepare.regions import Made, Make, open_regions
@@ -25,8 +26,6 @@ from hnclip.util.console import progress
 from hnclip.util.text import counted
 
 log = logging.getLogger(__name__)
-
-LISTED = 5  # problems in the text; the JSON has all
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class PrepareResult:
     kept: int
     own: int
     counts: Mapping[str, int]
-    problems: tuple[Problem, ...]
+    problems: Sequence[Problem]
     manifest: Path
     next: str
 
@@ -56,15 +55,13 @@ class PrepareResult:
 
     def to_text(self) -> str:
         lines = [f"{self.kind} of {counted(self.records, 'record')} of {self.data}:"]
-        if self.made or self.kept:
-            counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
-            lines.append(f"  {self.made:,} prepared now, {self.kept:,} before: {counts}")
         if self.own:
             lines.append(f"  {self.own:,} have regions of their own; name a --proposer to find others")
         if self.problems:
-            lines += [f"  {len(self.problems):,} skipped:", *_list_problems(self.problems)]
+            lines += [f"  {len(self.problems):,} skipped:", *list_problems(self.problems)]
         if self.made or self.kept:
-            lines.append(f"manifest: {self.manifest}")
+            counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
+            lines += [f"  {self.made:,} prepared now, {self.kept:,} before: {counts}", f"manifest: {self.manifest}"]
         return "\n".join([*lines, f"next: {self.next}"])
 
 
@@ -81,23 +78,22 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
     # Unless a proposer is named, records with regions of their own keep them.
     keep_own = isinstance(options, PrepareRegions) and options.proposer == "auto"
     wanted = [record for record in records if not (keep_own and record.regions)]
-    done: list[tuple[Record, Any]] = []
-    pending: list[Record] = []
-    problems: list[Problem] = []
+    done, problems, kept = list[tuple[Record, Any]](), list[Problem](), 0
     if wanted:
         opened: AbstractContextManager[tuple[str, dict[str, Any], Make]]
         if isinstance(options, PrepareRegions):
             opened = open_regions(options)
         else:
             filtering = partial(filter_captions, change=load_filter(options.filter), workers=options.workers)
-            opened = nullcontext((options.filter, {"filter": options.filter}, filtering))
+            opened = nullcontext((options.filter, {"filter": filter_version(options.filter)}, filtering))
         with (
             opened as (by, tool, make),
             write_manifest(path, kind, by=by, tool=tool, data=options.data, overwrite=options.replace) as manifest,
         ):
             pending = [record for record in wanted if manifest.current(record) is None]
+            kept = len(wanted) - len(pending)
             log.info(f"{kind} by {by}")
-            with progress("records", len(wanted), len(wanted) - len(pending)) as bar, closing(make(pending)) as stream:
+            with progress("records", len(wanted), kept) as bar, closing(make(pending)) as stream:
                 for made in stream:
                     if isinstance(made, Problem):
                         problems.append(made)
@@ -106,7 +102,7 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
                     bar.advance()
             done = [(record, content) for record in wanted if (content := manifest.current(record)) is not None]
         if not done and len(wanted) == len(records):
-            raise ValueError("\n".join([f"nothing of {options.data} could be prepared:", *_list_problems(problems)]))
+            raise ValueError("\n".join([f"nothing of {options.data} could be prepared:", *list_problems(problems)]))
     if kind == "regions":
         counts = {"regions": sum(len(content) for _, content in done)}
     else:
@@ -117,11 +113,11 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
         kind=kind,
         data=options.data,
         records=len(records),
-        made=len(pending) - len(problems),
-        kept=len(done) - len(pending) + len(problems),
+        made=len(done) - kept,
+        kept=kept,
         own=len(records) - len(wanted),
         counts=counts,
-        problems=tuple(problems),
+        problems=problems,
         manifest=path,
         next=shlex.join([*train, *differences(read, ReadConfig(), "read.")]),
     )
@@ -148,8 +144,3 @@ def filter_captions(
         yield from in_order(pool, filtered, records, 4 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _list_problems(problems: Sequence[Problem]) -> list[str]:
-    lines = [f"    {found.kind}: {found.where}: {found.detail}" for found in problems[:LISTED]]
-    return [*lines, f"    and {len(problems) - LISTED:,} more, see --json"] if len(problems) > LISTED else lines

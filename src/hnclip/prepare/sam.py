@@ -22,16 +22,12 @@ from PIL import Image
 from torch import Tensor
 
 from hnclip.core import Box
-from hnclip.data.parts import scale_box
 from hnclip.models.load import open_backbone
-from hnclip.prepare.proposers import is_region, overlap
+from hnclip.prepare.proposers import is_region, overlap, scale_box
 from hnclip.util.device import find_device
 from hnclip.util.files import read_json
 
-LARGE, FIT = (
-    (4000, 3000),
-    (2048, 1536),
-)  # an image wider or higher than the first is shrunk to fit the second, as in GOAL
+LARGE, FIT = (4000, 3000), (2048, 1536)  # an image wider or higher than the first is shrunk to fit the second (GOAL)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of SAM's training images, by colour, between 0 and 1
 OFFSET = 1.0  # logits by which the threshold is moved up and down to measure a mask's stability
 POINTS = 64  # prompted at a time

@@ -8,42 +8,23 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 from hnclip.data.scenes.world import TABLES, Scene, Thing, read_table
 
 WORDS = (80, 150)  # bounds on the words of a domain's captions
 
 
-@dataclass(frozen=True)
-class Wording:
-    """Templates and words by which scenes are described.
-
-    Args:
-        words: range from which the length of a caption is drawn; sentences are added until it is reached.
-        openings: sentences about the backdrop, by style.
-        backdrop: phrases for each value of each aspect, which fill the openings.
-        thing_sentences: sentences about one thing.
-        places: phrases for a cell, "column row".
-        relations: sentences about two things: a left of b, a above b, a higher than b.
-        closings: sentences that are true of every scene.
-        shorts: short captions, around a listing of things.
-        patterns, sizes: words for them, adjectives first.
-    """
-
-    words: list[int]
-    openings: dict[str, list[str]]
-    backdrop: dict[str, dict[str, list[str]]]
-    thing_sentences: list[str]
-    places: dict[str, list[str]]
-    relations: dict[str, list[str]]
-    closings: list[str]
-    shorts: list[str]
-    patterns: dict[str, list[str]]
-    sizes: dict[str, list[str]]
-
-
-WORDINGS = {name: Wording(**table["wording"]) for name, table in TABLES.items()}
-PLAIN = Wording(**read_table("plain"))
+# Templates and words by which scenes are described:
+#     words: range from which the length of a caption is drawn; sentences are added until it is reached
+#     openings: sentences about the backdrop, by style; backdrop: the phrases that fill them, by aspect and value
+#     thing_sentences: about one thing; places: phrases for a cell, "column row"
+#     relations: about two things: a left of b, a above b, a higher than b; closings: true of every scene
+#     shorts: short captions, around a listing of things
+#     patterns, sizes: words for them, adjectives first
+Wording = dict[str, Any]
+WORDINGS: dict[str, Wording] = {name: table["wording"] for name, table in TABLES.items()}
+PLAIN: Wording = read_table("plain")
 
 
 @dataclass(frozen=True)
@@ -57,16 +38,16 @@ class Caption:
 
 def describe(scene: Scene, wording: Wording, rng: random.Random) -> Caption:
     """Put a scene into words. The same scene and generator state give the same words."""
-    opening, sentences = _opening(scene, wording, rng), _thing_sentences(scene, wording, rng)
+    opening, sentences = _opening_and_things(scene, wording, rng)
     order = list(range(len(sentences)))
     if rng.random() < 0.5:
         rng.shuffle(order)  # people start where they look, not always at the top left
     parts = [opening, *(sentences[i] for i in order)]
     relations = _relations(scene, wording, rng)
-    closings = rng.sample(wording.closings, len(wording.closings))
+    closings = rng.sample(wording["closings"], len(wording["closings"]))
     # One relation at least; then as many more sentences as the scene's own length leaves room for.
     parts.append(relations.pop())
-    target = rng.randint(*wording.words)
+    target = rng.randint(*wording["words"])
     while len(" ".join(parts).split()) < target and (relations or closings):
         more_relations = relations and (rng.random() < 0.7 or not closings)
         parts.append(relations.pop() if more_relations else closings.pop())
@@ -75,7 +56,8 @@ def describe(scene: Scene, wording: Wording, rng: random.Random) -> Caption:
 
 def describe_things(scene: Scene, wording: Wording, rng: random.Random) -> str:
     """The backdrop and the sentence of every thing, and nothing else."""
-    return " ".join((_opening(scene, wording, rng), *_thing_sentences(scene, wording, rng)))
+    opening, sentences = _opening_and_things(scene, wording, rng)
+    return " ".join((opening, *sentences))
 
 
 def _article(phrase: str) -> str:
@@ -86,21 +68,18 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def _opening(scene: Scene, wording: Wording, rng: random.Random) -> str:
-    return _capital(rng.choice(wording.openings[scene.style]).format(**_backdrop(scene, wording, rng)))
+def _opening_and_things(scene: Scene, wording: Wording, rng: random.Random) -> tuple[str, tuple[str, ...]]:
+    opening = _capital(rng.choice(wording["openings"][scene.style]).format(**_backdrop(scene, wording, rng)))
+    return opening, tuple(_thing_sentence(thing, wording, rng) for thing in scene.things)
 
 
 def _backdrop(scene: Scene, wording: Wording, rng: random.Random) -> dict[str, str]:
-    return {name: rng.choice(wording.backdrop[name][value]) for name, value in scene.backdrop}
-
-
-def _thing_sentences(scene: Scene, wording: Wording, rng: random.Random) -> tuple[str, ...]:
-    return tuple(_thing_sentence(thing, wording, rng) for thing in scene.things)
+    return {name: rng.choice(wording["backdrop"][name][value]) for name, value in scene.backdrop}
 
 
 def _look(thing: Thing, wording: Wording, rng: random.Random) -> str:
     """Size, colour, pattern and kind as a noun phrase without its article."""
-    size, pattern = rng.choice(wording.sizes[thing.size]), rng.choice(wording.patterns[thing.pattern])
+    size, pattern = rng.choice(wording["sizes"][thing.size]), rng.choice(wording["patterns"][thing.pattern])
     if pattern.startswith("with "):
         return f"{size} {thing.colour} {thing.kind} {pattern}"
     if rng.random() < 0.5:
@@ -109,18 +88,18 @@ def _look(thing: Thing, wording: Wording, rng: random.Random) -> str:
 
 
 def _place(thing: Thing, wording: Wording, rng: random.Random) -> str:
-    return rng.choice(wording.places[f"{thing.column} {thing.row}"])
+    return rng.choice(wording["places"][f"{thing.column} {thing.row}"])
 
 
 def _thing_sentence(thing: Thing, wording: Wording, rng: random.Random) -> str:
     look, place = _look(thing, wording, rng), _place(thing, wording, rng)
-    text = rng.choice(wording.thing_sentences).format(
+    text = rng.choice(wording["thing_sentences"]).format(
         look=_article(look),
         place=place,
         kind=thing.kind,
         colour=thing.colour,
-        size=rng.choice(wording.sizes[thing.size]),
-        pattern=wording.patterns[thing.pattern][0],
+        size=rng.choice(wording["sizes"][thing.size]),
+        pattern=wording["patterns"][thing.pattern][0],
         bare=_article(thing.kind),
     )
     return _capital(text)
@@ -138,7 +117,7 @@ def _relations(scene: Scene, wording: Wording, rng: random.Random) -> list[str]:
     if not found:  # three things in a diagonal: the first is higher than the last
         found.append(("higher", scene.things[0], scene.things[-1]))
     return [
-        rng.choice(wording.relations[name]).format(a=f"{a.colour} {a.kind}", b=f"{b.colour} {b.kind}")
+        rng.choice(wording["relations"][name]).format(a=f"{a.colour} {a.kind}", b=f"{b.colour} {b.kind}")
         for name, a, b in rng.sample(found, min(4, len(found)))
     ]
 
@@ -151,4 +130,4 @@ def _short(scene: Scene, wording: Wording, rng: random.Random) -> str:
         place = f" {_place(thing, wording, rng)}" if rng.random() < 0.4 else ""
         phrases.append(_article(phrase) + place)
     listing = " and ".join(filter(None, (", ".join(phrases[:-1]), phrases[-1])))
-    return _capital(rng.choice(wording.shorts).format(listing=listing, **_backdrop(scene, wording, rng)))
+    return _capital(rng.choice(wording["shorts"]).format(listing=listing, **_backdrop(scene, wording, rng)))

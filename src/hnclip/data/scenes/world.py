@@ -15,6 +15,7 @@ from typing import Any
 SIZES = ("small", "medium", "large")
 PATTERNS = ("plain", "striped", "dotted", "checked")
 COLUMNS = ROWS = 3
+CELLS = [(column, row) for row in range(ROWS) for column in range(COLUMNS)]
 THINGS = (3, 5)  # fewest and most things of a scene
 
 
@@ -89,7 +90,7 @@ class Scene:
 def sample_scene(style: Style, rng: random.Random, things: tuple[int, int] = THINGS) -> Scene:
     """One scene at random, with between `things[0]` and `things[1]` objects."""
     count = rng.randint(*things)
-    cells = rng.sample([(column, row) for row in range(ROWS) for column in range(COLUMNS)], count)
+    cells = rng.sample(CELLS, count)
     kinds = rng.sample(style.kinds, count)
     return Scene(
         style=style.name,
@@ -111,20 +112,15 @@ def change_one_detail(scene: Scene, style: Style, rng: random.Random) -> Scene:
     index = rng.randrange(len(scene.things))
     thing = scene.things[index]
     detail = rng.choice(("colour", "colour", "pattern", "size", "kind", "cell"))
+    change: dict[str, Any]
     if detail == "cell":
         taken = {thing.cell for thing in scene.things}
-        free = [(c, r) for r in range(ROWS) for c in range(COLUMNS) if (c, r) not in taken]
-        column, row = rng.choice(free)
-        change: dict[str, Any] = {"column": column, "row": row}
+        column, row = rng.choice([cell for cell in CELLS if cell not in taken])
+        change = {"column": column, "row": row}
     else:
-        options: tuple[str, ...] = {
-            "colour": style.colours,
-            "pattern": PATTERNS,
-            "size": SIZES,
-            "kind": tuple(kind for kind in style.kinds if all(kind != t.kind for t in scene.things)),
-        }[detail]
-        value = rng.choice([option for option in options if option != getattr(thing, detail)])
-        change = {detail: value}
+        kinds = [kind for kind in style.kinds if all(kind != other.kind for other in scene.things)]
+        options = {"colour": style.colours, "pattern": PATTERNS, "size": SIZES, "kind": kinds}[detail]
+        change = {detail: rng.choice([option for option in options if option != getattr(thing, detail)])}
     things = [*scene.things[:index], replace(thing, **change), *scene.things[index + 1 :]]
     return replace(scene, things=_in_order(things))
 
@@ -141,11 +137,6 @@ def sample_family(
         if variant not in family:
             family.append(variant)
     return family
-
-
-def details_apart(a: Scene, b: Scene) -> int:
-    """How many things and aspects of the backdrop of `a` are not in `b`."""
-    return len(set(a.backdrop) - set(b.backdrop)) + len(set(a.things) - set(b.things))
 
 
 def _in_order(things: Any) -> tuple[Thing, ...]:
