@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from browser import open_browser
+from hnclip.analysis.caption_pairs import caption_similarity
 from hnclip.cli import main
 from hnclip.config import ReadConfig
 from hnclip.diagnose import diagnose
-from hnclip.evaluate.companions import caption_similarity
 from hnclip.options import Diagnose, Opening
 
 WORDS = ["a", "red", "house", "stands", "beside", "two", "small", "trees", "under", "the", "cloudy", "sky"]

@@ -269,7 +269,7 @@ class Run:
     def _evaluate(self, epoch: int) -> None:
         batch = self.options.evaluate_batch
         with self.parallel.encoding():
-            metrics = evaluate_together(self.model, self.data.validation, batch=batch).metrics.to_dict()
+            metrics = evaluate_together(self.model, self.data.validation, batch=batch).metrics
         self.last = {"epoch": epoch, "mean_R@1": metrics["mean_R@1"]}
         better = epoch > 0 and self.last["mean_R@1"] > self.best.get("mean_R@1", -1.0)
         if better:
@@ -291,9 +291,7 @@ class Run:
         if self.data.watched is None:
             return
         with self.parallel.encoding():
-            found = evaluate_together(
-                self.model, self.data.watched, batch=self.options.evaluate_batch
-            ).metrics.to_dict()
+            found = evaluate_together(self.model, self.data.watched, batch=self.options.evaluate_batch).metrics
         self._write({"kind": "watched", "epoch": epoch, "step": self.step, "data": self.config.watch, **found})
 
     def _save_model(self, model: DualEncoder, name: str, epoch: int, metrics: dict[str, Any]) -> None:

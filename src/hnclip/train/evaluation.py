@@ -14,20 +14,17 @@ from torch import Tensor
 from hnclip.data.image_cache import CachedPixels
 from hnclip.data.texts import Tokens
 from hnclip.encode.loop import encode_captions, encode_pixels
-from hnclip.evaluate.metrics import summarize
-from hnclip.evaluate.ranks import retrieval_ranks
-from hnclip.evaluate.retrieval import Evaluation, Gallery
+from hnclip.evaluate.retrieval import EvaluationResult, Gallery, rank_gallery
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.train.distributed import gather_rows, rank, world_size
 from hnclip.util.console import Iterate
 
 
-def evaluate_together(model: DualEncoder, gallery: Gallery, *, batch: int) -> Evaluation:
+def evaluate_together(model: DualEncoder, gallery: Gallery, *, batch: int) -> EvaluationResult:
     """`hnclip.evaluate.retrieval.evaluate`, the encoding shared by all processes; the same result in each of them."""
     image = _shared(encode_pixels, model, _EveryNth(gallery.pixels), len(gallery.pixels), batch=batch)
     text = encode_captions_together(model, gallery.captions, batch=batch)
-    ranks = retrieval_ranks(image, text, gallery.owner)
-    return Evaluation(image=image, text=text, ranks=ranks, metrics=summarize(ranks))
+    return rank_gallery(image, text, gallery)
 
 
 def encode_captions_together(
