@@ -166,12 +166,15 @@ def read_queries(path: Path) -> list[Query]:
         ValueError: the file is truncated, was changed, or is no query file. The message names it.
     """
     try:
-        queries = [_query(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        with path.open(encoding="utf-8") as file:
+            queries = [_query(json.loads(line)) for line in file]
         keys = [(query.direction, query.record, query.caption) for query in queries]
         captions, images = ({query.record for query in queries if query.direction == way} for way in ARROWS)
         if not queries or len(set(keys)) < len(keys) or images != captions:
             raise ValueError("queries are missing or repeated")
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if max(query.rank for query in queries) > len(queries):
+            raise ValueError("a rank is larger than the gallery")
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"{path} is damaged, or not written by hnclip eval --queries ({error}): evaluate the model again"
         ) from error

@@ -45,5 +45,5 @@ def read_result(path: Path) -> EvaluationResult:
             part["ids"] = tuple(part["ids"])
             parts[prefix] = EvaluationResult(ranks=ranks, groups=tensors[f"{prefix}groups"], **part)
         return replace(parts[""], held_out=parts.get("held_out_"))
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error}): delete it, and it is measured again") from error
