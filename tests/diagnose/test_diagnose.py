@@ -150,7 +150,7 @@ def test_one_caption_is_a_clear_error(
     printed = capsys.readouterr()
     assert "hnclip diagnose:" in printed.err
     assert "Traceback" not in printed.err
-    assert "at least 2 pictures are needed" in printed.err
+    assert "at least 2 images" in printed.err
 
 
 def test_equal_captions_are_found_and_batches_a_gap(tmp_path: Path, model_directory: Path) -> None:
