@@ -341,10 +341,11 @@ def step_of_processes(world: int, options: Options, result: Path) -> tuple[Timin
 
 def one_process(rank: int, world: int, port: int, pairs: int, width: int, turns: int, result: Path) -> None:
     """Its share of the pairs goes through the towers; the loss sees the pairs of all processes as columns."""
+    from hnclip.train.gradients import GradientMean
+
     from hnclip.core import Embeddings, ViewEmbeddings
     from hnclip.losses.tiled import tiled_hard_negative_loss
     from hnclip.train.distributed import gather_embeddings, process_group
-    from hnclip.train.gradients import GradientMean
 
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in place.items()}  # as torchrun says it

@@ -17,7 +17,7 @@ from typing import Any
 
 from hnclip.config import RunOptions, TrainConfig, to_json
 from hnclip.evaluate.compare import Comparison
-from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
+from hnclip.evaluate.retrieval import comparisons, evaluate_models, open_task
 from hnclip.measure import Report, machine
 from hnclip.models.load import load
 from hnclip.objectives.registry import METHOD_CHOICES, apply_method
@@ -112,9 +112,9 @@ def run(options: Options) -> Report:
     ]
     for place, found in results.items():
         changes: dict[tuple[str, str], Comparison] = {
-            (each.model, each.comparison.direction): each.comparison for each in comparisons(found)
+            (each.result.model, each.comparison.direction): each.comparison for each in comparisons(found)
         }
-        for row, result in zip(rows, found.results):
+        for row, result in zip(rows, found):
             row |= _cells(place, result.model, result.metrics, changes)
     columns = {"method": "method", "term": "global term"}
     for place, title in PLACES.items():

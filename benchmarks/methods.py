@@ -28,8 +28,8 @@ from hnclip.models.adapters import add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import METHOD_CHOICES, apply_method, build_objective, build_readouts
-from hnclip.train.optimizer import build_optimizer
 from hnclip.train.data import needed_views
+from hnclip.train.optimizer import build_optimizer
 from hnclip.train.step import TrainStep
 
 log = logging.getLogger("hnclip.bench")

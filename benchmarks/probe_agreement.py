@@ -25,14 +25,14 @@ from hnclip.config import AdaptConfig, ObjectiveConfig, ReadConfig, RunOptions, 
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.evaluate.bootstrap import Estimate
 from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.retrieval import encode_gallery, evaluate, group_numbers
+from hnclip.evaluate.retrieval import evaluate, group_numbers
 from hnclip.measure import Report, machine
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.objectives.registry import build_objective
 from hnclip.recipes import demo
-from hnclip.train.runs import train_or_continue
 from hnclip.train.data import RunData, open_run_data
+from hnclip.train.runs import train_or_continue
 from hnclip.util.device import find_device
 
 log = logging.getLogger("hnclip.bench")
@@ -124,7 +124,7 @@ def encoded(model: DualEncoder, data: RunData) -> tuple[Features, Features]:
         pairs.caption_ids,
         group_numbers(pairs.records),
     )
-    image, text = encode_gallery(model, gallery)
+    image, text = encode_pixels(model, gallery.pixels).cpu(), encode_captions(model, gallery.captions).cpu()
     ids = torch.arange(len(image)), torch.arange(len(text))  # nobody trains on these
     return train, Features(image, text, gallery.owner, *ids, group_numbers(gallery.records))
 

@@ -134,12 +134,13 @@ class _Job:
 def work(mode: str, negatives: str, model_name: str, pairs: str, micro_batch: str, threads: str) -> None:
     """One process: does what standard input says."""
     sent = _count_collectives()
+    from hnclip.train.parallel import hold
+
     from hnclip.config import ObjectiveConfig, OptimConfig
     from hnclip.objectives.registry import build_objective
+    from hnclip.train.data import own_share
     from hnclip.train.distributed import process_group
     from hnclip.train.optimizer import build_optimizer
-    from hnclip.train.parallel import hold
-    from hnclip.train.data import own_share
     from hnclip.train.step import TrainStep
 
     step = load_file(Path(__file__).with_name("step.py"))

@@ -20,7 +20,7 @@ from torch import Tensor
 from hnclip.config import ReadConfig
 from hnclip.core import Record
 from hnclip.data.sources import open_data
-from hnclip.evaluate.bootstrap import paired_bootstrap
+from hnclip.evaluate.bootstrap import bootstrap_intervals
 from hnclip.evaluate.retrieval import group_numbers
 from hnclip.measure import Report, machine
 from hnclip.models.dual_encoder import DualEncoder
@@ -133,7 +133,7 @@ def compared(model: str, data: str, found: dict[str, tuple[Ways, Tensor]]) -> li
         row = {"model": model, "data": data, "order": name}
         row |= {split: 100 * float(hits[name].mean()) for split, hits in (("validation", validation), ("test", test))}
         if name != BY_COSINE:
-            change = paired_bootstrap(100 * test[name], 100 * test[BY_COSINE], groups=groups)
+            change = bootstrap_intervals(100 * (test[name] - test[BY_COSINE])[:, None], groups=groups)[0]
             row |= {"change": change.mean, "low": change.low, "high": change.high, "p_value": change.p_value}
         rows.append(row)
     return rows

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hnclip.train.prefetch import ahead
 from transformers import CLIPConfig, CLIPModel
 
+from hnclip.analysis.caption_pairs import caption_similarity
 from hnclip.core import Batch
 from hnclip.data.batching import prepare
 from hnclip.data.scenes import scene_records, stream_records
 from hnclip.data.scenes.world import DOMAINS
-from hnclip.evaluate.companions import caption_similarity
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
 from hnclip.losses import clip_loss
 from hnclip.models.dual_encoder import DualEncoder
@@ -35,7 +36,6 @@ from hnclip.models.load import save, wrap
 from hnclip.models.long_context import stretch
 from hnclip.models.preprocessing import train_tokenizer
 from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
-from hnclip.train.prefetch import ahead
 
 IMAGE_SIZE, PATCH, WIDTH, LAYERS, CONTEXT = 96, 16, 128, 4, 77
 VOCABULARY = 1024  # tokens before missing bytes are added
@@ -135,8 +135,8 @@ def _evaluate(model: DualEncoder) -> dict[str, float]:
         gallery = prepare_gallery(scene_records(domain, "validation"), model)
         evaluation = evaluate(model, gallery)
         similarity = caption_similarity(evaluation.text, gallery.owner)
-        recall = evaluation.metrics.text_to_image.recall
-        found |= {f"{domain}_R@1": round(recall[1], 2), f"{domain}_R@10": round(recall[10], 2)}
+        recall = evaluation.metrics["text_to_image"]
+        found |= {f"{domain}_R@{k}": round(recall[f"R@{k}"], 2) for k in (1, 10)}
         found |= {
             f"{domain}_similarity": round(similarity.pairwise, 3),
             f"{domain}_hardest": round(similarity.hardest, 3),

@@ -14,17 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
+from hnclip.analysis.caption_pairs import caption_similarity
 from hnclip.config import RunOptions
 from hnclip.data.scenes import scene_records
 from hnclip.data.scenes.world import DOMAINS
-from hnclip.evaluate.companions import caption_similarity
+from hnclip.evaluate.ranks import ARROWS
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
 from hnclip.models.load import load
 from hnclip.recipes import demo
-from hnclip.tables import markdown_table
 from hnclip.train.log import read_metrics
 from hnclip.train.runs import TrainResult, train_or_continue
 from hnclip.util.console import configure_logging
+from hnclip.util.tables import markdown_table
 
 RATES = (1e-4, 3e-4, 1e-3, 3e-3)
 HEADS = ["domain", "model", "validation R@1", "T→I R@1", "T→I R@10", "I→T R@1", "I→T R@10", "similarity", "hardest"]
@@ -68,9 +69,7 @@ def _test(domain: str, model: str) -> list[str]:
     gallery = prepare_gallery(scene_records(domain, "test"), encoder)
     found = evaluate(encoder, gallery)
     similarity = caption_similarity(found.text, gallery.owner)
-    recalls = [
-        direction.recall[k] for direction in (found.metrics.text_to_image, found.metrics.image_to_text) for k in (1, 10)
-    ]
+    recalls = [found.metrics[direction][f"R@{k}"] for direction in ARROWS for k in (1, 10)]
     return [f"{recall:.1f}" for recall in recalls] + [f"{similarity.pairwise:.2f}", f"{similarity.hardest:.2f}"]
 
 

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hnclip.train.loop as loop
 import pytest
 
-import hnclip.train.loop as loop
 from hnclip.cli import main
 from hnclip.config import RunOptions, SpeedConfig, to_json
 from hnclip.recipes import tiny
@@ -222,6 +222,7 @@ def test_a_lora_run_is_an_adapter_that_is_evaluated_merged_and_interpolated(
     found = json.loads(capsys.readouterr().out)
     scores = {float(a): data["scenes/park"]["mean_R@1"] for a, data in found["results"].items()}
     assert scores.keys() == {0.0, 1.0}
+    assert "R@1_interval" not in found["results"]["0.0"]["scenes/park"]["text_to_image"]  # they choose nothing
     assert found["alpha"] == max(scores, key=lambda alpha: scores[alpha])
     assert found["split"] == "validation"
     assert load(tmp_path / "chosen").context == merged.context

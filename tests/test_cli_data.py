@@ -65,6 +65,26 @@ def test_check_train_evaluate_compare(
     assert capsys.readouterr().out.count("points of R@10") == 2
 
 
+@pytest.mark.parametrize("given", [["--model", "X", "Y"], ["--model", "X", "--model", "Y"]])
+def test_several_models_in_either_spelling(
+    folder: Path, tmp_path: Path, model_directory: Path, capsys: pytest.CaptureFixture[str], given: list[str]
+) -> None:
+    other = tmp_path / "other"
+    other.symlink_to(model_directory)
+    paths = {"X": str(model_directory), "Y": str(other)}
+    arguments = ["eval", *(paths.get(word, word) for word in given), "--on", str(folder), "--queries", str(tmp_path)]
+    assert main([*arguments, "--json", "--batch", "5"]) == 0
+    found = read(capsys)
+    assert [row["model"] for row in found["results"]] == list(paths.values())
+    assert set(found["results"][0]["caption_similarity"]) == {"pairwise", "hardest"}
+    files = sorted(tmp_path.glob("*.jsonl"))
+    files[0].write_bytes(files[0].read_bytes()[:-100])
+    assert main(["compare", *map(str, files)]) == 1
+    said = capsys.readouterr().err.strip()
+    assert len(said.splitlines()) == 1
+    assert f"{files[0]} is damaged" in said
+
+
 def test_evaluation_of_data_without_splits_says_that_it_uses_everything(
     folder: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,6 +137,15 @@ def test_wrong_calls_are_one_clear_line(
     printed = capsys.readouterr()
     assert said in (printed.err if code else printed.out)
     assert "Traceback" not in printed.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["eval", "--top", "0"], ["eval", "--batch", "0"], ["compare", "a.jsonl", "b.jsonl", "--k", "0"]]
+)
+def test_ranges_are_checked_before_any_work(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert arguments[-2] in capsys.readouterr().err
 
 
 def test_cached_images_are_listed_and_deleted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

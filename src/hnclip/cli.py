@@ -191,20 +191,24 @@ def _eval(arguments: Sequence[str]) -> None:
 
     options = _parse(Eval, "eval", arguments)
 
-    from hnclip.evaluate.protocol import comparisons, evaluate_models, open_task
-    from hnclip.evaluate.render import Report, check_form, to_dict, to_text, write_report
+    from hnclip.analysis.caption_pairs import caption_similarity
+    from hnclip.evaluate.retrieval import evaluate_models, open_task
     from hnclip.models.load import load, models_of
+    from hnclip.report.results import EvaluationReport, check_format
     from hnclip.util.device import find_device
 
-    for path in options.out:
-        check_form(path)
+    files = [Path(path) for given in options.out for path in given]
+    for path in files:
+        check_format(path)
     device = find_device(options.device)
     models = [
         (name, lambda path=path: load(path, **vars(options.opening)).to(device))
-        for given in options.model
-        for name, path in models_of(given)
+        for given in options.model or [["bundled"]]
+        for model in given
+        for name, path in models_of(model)
     ]
-    tasks = [open_task(source, options.split, options.read) for source in _sources(options.data)]
+    sources = _sources([source for given in options.data or [["scenes/park"]] for source in given])
+    tasks = [open_task(source, options.split, options.read) for source in sources]
     for task in tasks:
         if task.split == "all" and options.split is None:
             log.warning(
@@ -219,12 +223,13 @@ def _eval(arguments: Sequence[str]) -> None:
             batch=options.batch,
             queries=options.queries,
             top=options.top,
+            caption_similarity=lambda text, owner: caption_similarity(text, owner)._asdict(),
             progress=bar.iterate,
         )
-    report = Report(results, comparisons(results), options.paper)
-    for path in options.out:
-        write_report(path, report)
-    print(json.dumps(to_dict(report)) if options.output.json else to_text(report))
+    report = EvaluationReport(results, options.paper)
+    for path in files:
+        report.write(path)
+    print(json.dumps(report.to_dict()) if options.output.json else report.to_text())
 
 
 def _compare(arguments: Sequence[str]) -> None:
@@ -232,11 +237,11 @@ def _compare(arguments: Sequence[str]) -> None:
 
     options = _parse(Compare, "compare", arguments)
 
-    from hnclip.evaluate.compare import compare_queries
-    from hnclip.evaluate.queries import read_queries
+    from hnclip.evaluate.compare import compare_queries, read_queries
 
+    a, b = read_queries(options.a), read_queries(options.b)
     try:
-        found = compare_queries(read_queries(options.a), read_queries(options.b), ks=options.k)
+        found = compare_queries(a, b, ks=options.k)
     except ValueError as error:
         raise ValueError(f"{error} (a is {options.a}, b is {options.b})") from error
     if options.output.json:
@@ -391,11 +396,11 @@ def _interpolate(arguments: Sequence[str]) -> None:
     if options.out is not None:
         _check_free(options.out, options.replace)
 
-    from hnclip.evaluate import format_results
-    from hnclip.evaluate.sweep import sweep
+    from hnclip.evaluate.retrieval import drop_unusable, evaluate_task, open_task
     from hnclip.models.load import load, save
     from hnclip.models.model_card import Training
     from hnclip.models.parameters import interpolate, match_base
+    from hnclip.report.results import format_results
     from hnclip.util.device import find_device
 
     device = find_device(options.device)
@@ -405,8 +410,16 @@ def _interpolate(arguments: Sequence[str]) -> None:
     best, results = options.alpha[0], {}
     if len(options.alpha) > 1:
         with progress("encoding batches") as bar:
-            models = ((alpha, interpolate(mixed, base, tuned, alpha)) for alpha in options.alpha)
-            results = sweep(models, options.data, options.read, batch=options.batch, progress=bar.iterate)
+            opened = {source: open_task(source, "validation", options.read) for source in options.data}
+            tasks = {source: drop_unusable(task, mixed, options.read) for source, task in opened.items()}
+            for alpha in options.alpha:
+                model = interpolate(mixed, base, tuned, alpha)
+                results[alpha] = {
+                    source: evaluate_task(
+                        "", model, task, options.read, intervals=False, batch=options.batch, progress=bar.iterate
+                    ).metrics
+                    for source, task in tasks.items()
+                }
         best = max(results, key=lambda alpha: fmean(found["mean_R@1"] for found in results[alpha].values()))
     if options.out is not None:
         interpolate(mixed, base, tuned, best)

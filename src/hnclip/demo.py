@@ -14,11 +14,11 @@ from hnclip.analysis.report import Drawing, Section, Table, write_report
 from hnclip.config import RunOptions, TrainConfig
 from hnclip.core import Record
 from hnclip.data.sources import open_records
-from hnclip.evaluate import format_results, result_rows
 from hnclip.evaluate.compare import Comparison, compare_ranks
-from hnclip.evaluate.retrieval import Evaluation, evaluate, group_numbers, prepare_gallery
+from hnclip.evaluate.retrieval import EvaluationResult, evaluate, group_numbers, prepare_gallery
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
+from hnclip.report.results import format_results, result_rows
 from hnclip.train.log import read_metrics
 from hnclip.train.runs import train_or_continue
 from hnclip.train.step import SATURATED
@@ -76,7 +76,7 @@ def demo(
     records = open_records(configs[HN].data, "test")
     models = {ZERO_SHOT: configs[HN].model} | {name: str(run.out / "best") for name, run in runs.items()}
     evaluations = _evaluate(models, records, runs[HN].device)
-    metrics = {name: found.metrics.to_dict() for name, found in evaluations.items()}
+    metrics = {name: dict(found.metrics) for name, found in evaluations.items()}
     tuned = {name: evaluations[name] for name in (INFONCE, HN)}
     found = DemoResults(
         metrics=metrics,
@@ -95,7 +95,7 @@ def _describe(config: TrainConfig) -> str:
     return f"{margin}micro-batch {optim.micro_batch} × {optim.accumulate}, seed {config.seed}"
 
 
-def _evaluate(models: dict[str, str], records: Sequence[Record], device: str) -> dict[str, Evaluation]:
+def _evaluate(models: dict[str, str], records: Sequence[Record], device: str) -> dict[str, EvaluationResult]:
     evaluations, gallery = {}, None
     with progress("test split, batches") as bar:
         for name, path in models.items():
@@ -110,7 +110,7 @@ def _write_report(
     found: DemoResults,
     data: str,
     runs: dict[str, RunOptions],
-    tuned: dict[str, Evaluation],
+    tuned: dict[str, EvaluationResult],
     records: Sequence[Record],
 ) -> None:
     steps = {name: read_metrics(run.out, "step") for name, run in runs.items()}

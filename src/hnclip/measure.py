@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import torch
 
-from hnclip.tables import text_table
+from hnclip.util.tables import text_table
 
 
 @dataclass(frozen=True)

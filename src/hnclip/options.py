@@ -29,6 +29,10 @@ Recipe = Literal[
 ]
 
 
+Repeatable = Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction]
+"""`--model X Y` and `--model X --model Y`: the values of each occurrence."""
+
+
 @dataclass(frozen=True)
 class Output:
     """Messages and results."""
@@ -88,14 +92,15 @@ class Eval:
 
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     read: ReadConfig
-    model: tuple[str, ...] = ("bundled",)
-    """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter, a checkpoint file in OpenAI's
-    layout (docs/models.md), or a run directory (its best and its last epoch)."""
-    data: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--on"])] = ("scenes/park",)
-    """Benchmarks and data as for `hnclip train`, separated by spaces or commas (docs/data.md)."""
+    model: Repeatable = ()
+    """`bundled` (if not given), a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter, a checkpoint file
+    in OpenAI's layout (docs/models.md), or a run directory (its best and its last epoch)."""
+    data: Annotated[Repeatable, tyro.conf.arg(aliases=["--on"])] = ()
+    """Benchmarks and data as for `hnclip train`, separated by spaces or commas (docs/data.md); scenes/park if not
+    given."""
     split: str | None = None
     """test, validation, train, all, or another split of the data; test if not given, or all if there are no splits."""
-    out: tuple[Path, ...] = ()
+    out: Repeatable = ()
     """Also write the results to these files: .json, .md, .tex or .txt."""
     queries: Path | None = None
     """Also write every query with its rank and top candidates to this directory, one file per model and data set."""
@@ -108,6 +113,11 @@ class Eval:
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "top"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,10 @@ class Compare:
     k: tuple[int, ...] = (1, 5, 10)
     """Values of K for R@K."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
+
+    def __post_init__(self) -> None:
+        if not self.k or min(self.k) < 1:
+            raise ValueError(f"--k must be numbers from 1 on, got {self.k}")
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hnclip.analysis import geometry as geometry_module
+from hnclip.analysis.caption_pairs import caption_pairs, caption_similarity
 from hnclip.analysis.geometry import CaptionGeometry, caption_geometry
 from hnclip.analysis.histogram import sampling_error
-from hnclip.evaluate.companions import caption_pairs, caption_similarity
 
 
 def captions(count: int, width: int = 6, seed: int = 0) -> tuple[Tensor, Tensor]:

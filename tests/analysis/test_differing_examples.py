@@ -10,8 +10,8 @@ from PIL import Image
 
 from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.core import Record
-from hnclip.evaluate import retrieval_ranks, summarize
-from hnclip.evaluate.retrieval import Evaluation
+from hnclip.evaluate import retrieval_ranks
+from hnclip.evaluate.retrieval import EvaluationResult
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ def gallery(groups: str, captions: int = 1) -> list[Record]:
     ]
 
 
-def answers(*pictures: int, images: int, captions: int = 1) -> Evaluation:
+def answers(*pictures: int, images: int, captions: int = 1) -> EvaluationResult:
     """A model whose caption i is closest to picture pictures[i], then to its own, then to the last, whose vector is the
     longest: lengths must not matter."""
     owner = torch.arange(images).repeat_interleave(captions)
     text = 2 * torch.eye(images)[list(pictures)] + torch.eye(images)[owner] + 0.5 * torch.eye(images)[-1]
     image = torch.eye(images) * torch.linspace(1, 9, images)[:, None]
     ranks = retrieval_ranks(image, text, owner)
-    return Evaluation(image=image, text=text, ranks=ranks, metrics=summarize(ranks))
+    return EvaluationResult(ranks, torch.arange(len(image)), (), image=image, text=text)
 
 
 def shown(examples) -> list[str]:
@@ -111,7 +111,7 @@ def test_a_tie_is_answered_with_the_wrong_picture():
     image = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # two copies: neither caption can have its own first
     text = torch.eye(2)
     ranks = retrieval_ranks(image, text, owner)
-    tied = Evaluation(image=image, text=text, ranks=ranks, metrics=summarize(ranks))
+    tied = EvaluationResult(ranks, torch.arange(len(image)), (), image=image, text=text)
     (first, second) = differing_examples({"A": tied, "B": answers(0, 1, images=2)}, gallery(".."))
     assert [(e.answers["A"][0].getpixel((0, 0)), e.answers["A"][1]) for e in (first, second)] == [
         (1, False),

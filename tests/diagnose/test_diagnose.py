@@ -13,10 +13,10 @@ import torch
 from PIL import Image
 
 from browser import open_browser
+from hnclip.analysis.caption_pairs import caption_similarity
 from hnclip.cli import main
 from hnclip.config import ReadConfig
 from hnclip.diagnose import diagnose
-from hnclip.evaluate.companions import caption_similarity
 from hnclip.options import Diagnose, Opening
 
 WORDS = ["a", "red", "house", "stands", "beside", "two", "small", "trees", "under", "the", "cloudy", "sky"]
@@ -150,7 +150,7 @@ def test_one_caption_is_a_clear_error(
     printed = capsys.readouterr()
     assert "hnclip diagnose:" in printed.err
     assert "Traceback" not in printed.err
-    assert "at least 2 pictures are needed" in printed.err
+    assert "at least 2 images" in printed.err
 
 
 def test_equal_captions_are_found_and_batches_a_gap(tmp_path: Path, model_directory: Path) -> None:

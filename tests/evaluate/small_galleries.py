@@ -1,8 +1,9 @@
-"""Galleries of vectors without pictures or models, as the evaluation hands them on."""
+"""Galleries of vectors without images or models, as the evaluation hands them on."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hnclip.core import Record
-from hnclip.evaluate import retrieval_ranks, summarize
-from hnclip.evaluate.retrieval import Evaluation
+from hnclip.evaluate.retrieval import EvaluationResult, rank_gallery
 
 
-def gallery_of(owner: Tensor, groups: list[str | None] | None = None) -> SimpleNamespace:
+def gallery_of(owner: Tensor, groups: list[str | None] | None = None) -> Any:
     """Records r0, r1, … with as many captions as `owner` gives them."""
     counts = owner.bincount().tolist()
     records = [
@@ -24,27 +24,28 @@ def gallery_of(owner: Tensor, groups: list[str | None] | None = None) -> SimpleN
     return SimpleNamespace(records=records, owner=owner, captions=[[0]] * len(owner), truncated=2)
 
 
-def evaluation_of(image: Tensor, text: Tensor, owner: Tensor, *, intervals: bool = False) -> Evaluation:
-    ranks = retrieval_ranks(image, text, owner)
-    return Evaluation(image, text, ranks, summarize(ranks, intervals=intervals))
-
-
-def model_on(owner: Tensor, noise: float, seed: int, *, width: int = 16) -> Evaluation:
-    """A model of the same pictures whose captions lie near their own; the less noise, the better it is."""
+def vectors_on(owner: Tensor, noise: float, seed: int, *, width: int = 16) -> tuple[Tensor, Tensor]:
+    """Vectors of the same images, with captions that lie near their own; the less noise, the better."""
     image = F.normalize(torch.randn(int(owner.max()) + 1, width, generator=torch.Generator().manual_seed(0)), dim=1)
     error = torch.randn(len(owner), width, generator=torch.Generator().manual_seed(seed))
-    text = F.normalize(image[owner] + noise * error / width**0.5, dim=1)
-    return evaluation_of(image, text, owner)
+    return image, F.normalize(image[owner] + noise * error / width**0.5, dim=1)
+
+
+def model_on(gallery: Any, noise: float, seed: int, **options: Any) -> EvaluationResult:
+    """The result of a model of such vectors."""
+    return rank_gallery(*vectors_on(gallery.owner, noise, seed), gallery, **options)
 
 
 @st.composite
-def tied_vectors(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
+def tied_vectors(draw: st.DrawFn, largest: int = 9) -> tuple[Tensor, Tensor, Tensor]:
     """Images, captions and owners from a few integer vectors: scores are equal or clearly apart, ties frequent."""
-    vectors = torch.tensor(draw(st.lists(st.tuples(*[st.integers(-2, 2)] * 2).filter(any), min_size=1, max_size=5)))
-    images = draw(st.integers(1, 9))
-    texts = images + draw(st.integers(0, 9))
+    width = draw(st.integers(1, 3))
+    entry = st.lists(st.integers(-2, 2), min_size=width, max_size=width).filter(any)
+    vectors = torch.tensor(draw(st.lists(entry, min_size=1, max_size=5)), dtype=torch.float32)  # [V, D]
+    images = draw(st.integers(1, largest))
+    texts = images + draw(st.integers(0, largest))
     pick = st.integers(0, len(vectors) - 1)
-    image = vectors[draw(st.lists(pick, min_size=images, max_size=images))].float()  # [I, 2]
-    text = vectors[draw(st.lists(pick, min_size=texts, max_size=texts))].float()  # [T, 2]
+    image = vectors[draw(st.lists(pick, min_size=images, max_size=images))]  # [I, D]
+    text = vectors[draw(st.lists(pick, min_size=texts, max_size=texts))]  # [T, D]
     extra = draw(st.lists(st.integers(0, images - 1), min_size=texts - images, max_size=texts - images))
     return image, text, torch.tensor(draw(st.permutations([*range(images), *extra])))

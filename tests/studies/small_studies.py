@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hnclip.config import TrainConfig
 from hnclip.evaluate import summarize
 from hnclip.evaluate.bootstrap import crossed_bootstrap
 from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.result import PerQuery, Result
+from hnclip.evaluate.retrieval import EvaluationResult
 from hnclip.studies.findings import Findings
 from hnclip.studies.identity import Identity
 from hnclip.studies.plan import Gallery, Job, Place, Setting, galleries_of
@@ -26,7 +27,9 @@ PICTURES = 60
 FEWER_RESAMPLES = partial(crossed_bootstrap, resamples=200)
 
 
-def queries(skill: float, seed: int, *, pictures: int = PICTURES, captions: int = 1, family: int = 2) -> PerQuery:
+def queries(
+    skill: float, seed: int, *, pictures: int = PICTURES, captions: int = 1, family: int = 2
+) -> EvaluationResult:
     """Ranks of which a share of about `skill` is 1, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -36,27 +39,17 @@ def queries(skill: float, seed: int, *, pictures: int = PICTURES, captions: int 
 
     owner = torch.arange(pictures).repeat_interleave(captions)
     names = tuple(f"r{number}" for number in range(pictures))
-    return PerQuery(Ranks(ranks(len(owner)), ranks(pictures), owner), torch.arange(pictures) // family, names)
+    return EvaluationResult(Ranks(ranks(len(owner)), ranks(pictures), owner), torch.arange(pictures) // family, names)
 
 
-def result(found: PerQuery, *, data: str = "a", apart: PerQuery | None = None, truncated: int = 0) -> Result:
-    def metrics(of: PerQuery) -> dict:
-        return summarize(of.ranks, intervals=True, groups=of.groups, resamples=20).to_dict()
+def result(
+    found: EvaluationResult, *, data: str = "a", apart: EvaluationResult | None = None, truncated: int = 0
+) -> EvaluationResult:
+    def measured(of: EvaluationResult) -> EvaluationResult:
+        return replace(of, metrics=summarize(of.ranks).to_dict())
 
-    return Result(
-        model="",
-        data=data,
-        split="test",
-        images=len(found.ids),
-        captions=len(found.ranks.owner),
-        truncated=truncated,
-        skipped=0,
-        metrics=metrics(found),
-        held_out=None if apart is None else metrics(apart),
-        caption_similarity={"pairwise": 0.1 + 0.2, "hardest": 0.5},
-        queries=found,
-        held_out_queries=apart,
-    )
+    part = None if apart is None else measured(apart)
+    return replace(measured(found), data=data, split="test", truncated=truncated, held_out=part)
 
 
 class SmallStore(Store):
@@ -66,7 +59,7 @@ class SmallStore(Store):
         return self.home(job) / "evaluations" / f"{gallery.name.replace('/', '-')}.safetensors"
 
 
-Measure = Callable[[str, str, str, int], Result | None]
+Measure = Callable[[str, str, str, int], EvaluationResult | None]
 """Of row, domain, gallery and seed; None for a run that is missing."""
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import small_studies
+import torch
 
 from hnclip.analysis.figures import convergence_grid_figure
-from hnclip.evaluate.result import Result
+from hnclip.evaluate.ranks import Ranks
+from hnclip.evaluate.retrieval import EvaluationResult
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.findings import Findings
 from hnclip.studies.outcome import Outcome
@@ -44,7 +46,11 @@ def finish(findings: Findings, job: Job, log: list[Mapping[str, Any]], recall: f
     (home / "metrics.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     metrics = {key: value for key, value in evaluation(0, recall + 1, recall - 1).items() if "_" in key}
     for gallery in job.galleries:
-        write_result(findings.store.result_path(job, gallery), Result("", gallery.name, "test", 8, 8, 0, 0, metrics))
+        ones = torch.ones(8, dtype=torch.int64)
+        ranks, groups = Ranks(ones, ones.clone(), torch.arange(8)), torch.arange(8)
+        ids = tuple(map(str, range(8)))
+        result = EvaluationResult(ranks, groups, ids, metrics, data=gallery.name, split="test")
+        write_result(findings.store.result_path(job, gallery), result)
 
 
 def only(shown: Shown, kind: type) -> list[Any]:

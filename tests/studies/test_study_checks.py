@@ -10,7 +10,7 @@ from small_studies import findings, queries, result, training
 
 from hnclip.evaluate.compare import compare_ranks
 from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.result import PerQuery
+from hnclip.evaluate.retrieval import EvaluationResult
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.checks import (
     NOT_ABOVE_UNTRAINED,
@@ -140,7 +140,7 @@ def test_what_is_taken_for_granted_must_be_measured(tmp_path):
 def test_a_contrast_of_two_rows_is_their_paired_difference(tmp_path):
     found = evidence(tmp_path, seeds=(1,)).findings
     column = found.columns[0]
-    a, b = (found.result(row, column, 1).queries for row in ("a", "b"))
+    a, b = (found.result(row, column, 1) for row in ("a", "b"))
     measured = contrast(found, column, [Term(1, "a"), Term(-1, "b")])
     pair = compare_ranks(a.ranks, b.ranks, groups=a.groups)
     assert measured.mean == pytest.approx(sum(each.difference.mean for each in pair) / 2)
@@ -160,7 +160,7 @@ def test_a_contrast_refuses_rows_of_different_galleries(tmp_path):
 def test_a_contrast_of_one_family_has_no_interval_and_decides_nothing(tmp_path):
     def alone(row, domain, gallery, seed):
         found = queries(SKILL[row], 1, pictures=60)
-        return replace(result(found), queries=found._replace(groups=torch.zeros(60, dtype=torch.long)))
+        return replace(result(found), groups=torch.zeros(60, dtype=torch.long))
 
     found = findings(tmp_path, STUDY, alone)
     measured = contrast(found, found.columns[0], [Term(1, "a"), Term(-1, "b")])
@@ -349,7 +349,7 @@ def judged_by(tmp_path, claim, skill):
         ranks[: round(200 * first)] = 1
         order = torch.arange(200)
         # Files hold no tensor twice.
-        return result(PerQuery(Ranks(ranks, ranks.clone(), order), order.clone(), tuple(map(str, range(200)))))
+        return result(EvaluationResult(Ranks(ranks, ranks.clone(), order), order.clone(), tuple(map(str, range(200)))))
 
     found = findings(tmp_path, STUDIES[claim.study], measure)
     return claim.check(Evidence(found, {}))

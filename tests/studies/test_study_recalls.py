@@ -189,7 +189,7 @@ def test_nothing_measured_is_still_a_table(tmp_path):
 def test_truncated_captions_and_other_versions_are_said(tmp_path):
     def cut(row, *place):
         found = measure(row, *place)
-        return result(found.queries, truncated={"base": 7, "best": 9}.get(row, 0))
+        return result(found, truncated={"base": 7, "best": 9}.get(row, 0))
 
     found = findings(tmp_path, study(), cut, any_version=True)
     old = found.store.home(next(job for place, job in found.jobs.items() if place.row == "best"))

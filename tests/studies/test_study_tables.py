@@ -210,9 +210,7 @@ def test_points_of_a_curve(tmp_path):
     shown = curve.show(found)
     points = shown.data["columns"]["a"]["HN-CLIP"]
     assert [point["x"] for point in points] == [0.0, 0.25, 0.5]
-    spread = Standings({"r": {s: found.result("γ 0.25", found.columns[0], s).queries for s in (1, 2)}}).recall(
-        "r", MEAN, 1
-    )
+    spread = Standings({"r": {s: found.result("γ 0.25", found.columns[0], s) for s in (1, 2)}}).recall("r", MEAN, 1)
     assert points[1]["recall"] == pytest.approx(spread.mean)
     assert points[1]["high"] - points[1]["low"] == pytest.approx(2 * spread.std)
     assert json.loads(json.dumps(shown.data)) == shown.data

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hnclip.analysis.figures import Example
 from hnclip.core import Record
-from hnclip.evaluate.retrieval import Evaluation, group_numbers
+from hnclip.evaluate.retrieval import EvaluationResult, group_numbers
 
 
-def count_differences(evaluations: Mapping[str, Evaluation]) -> dict[str, int]:
+def count_differences(evaluations: Mapping[str, EvaluationResult]) -> dict[str, int]:
     """In how many captions both models, only the one, only the other, or neither put the right picture first.
 
     Relations:
@@ -29,7 +29,7 @@ def count_differences(evaluations: Mapping[str, Evaluation]) -> dict[str, int]:
 
 
 def differing_examples(
-    evaluations: Mapping[str, Evaluation], records: Sequence[Record], *, limit: int = 6
+    evaluations: Mapping[str, EvaluationResult], records: Sequence[Record], *, limit: int = 6
 ) -> list[Example]:
     """Captions whose picture one model puts first and the other does not.
 
@@ -75,18 +75,20 @@ def _take_turns(kinds: Iterable[Sequence[int]], family: Sequence[int], limit: in
     return chosen
 
 
-def _answer(evaluation: Evaluation, records: Sequence[Record], row: int) -> tuple[Image, bool]:
+def _answer(evaluation: EvaluationResult, records: Sequence[Record], row: int) -> tuple[Image, bool]:
     """The picture on top for caption `row`, and whether it is the right one. As in the ranks, a tie counts against the
     model: then the tied wrong picture is its answer."""
     own = int(evaluation.ranks.owner[row])
     if evaluation.ranks.text_to_image[row] == 1:
         return records[own].image.load(), True
+    assert evaluation.image is not None
+    assert evaluation.text is not None
     scores = torch.nn.functional.normalize(evaluation.image, dim=1) @ evaluation.text[row]  # [I]
     scores[own] = -torch.inf
     return records[int(scores.argmax())].image.load(), False
 
 
-def _hits(evaluations: Mapping[str, Evaluation]) -> dict[str, Tensor]:
+def _hits(evaluations: Mapping[str, EvaluationResult]) -> dict[str, Tensor]:
     """[T] booleans by model: the right picture comes first."""
     if len(evaluations) != 2:
         raise ValueError(f"evaluations must be of exactly two models, got {len(evaluations)}: {list(evaluations)}")

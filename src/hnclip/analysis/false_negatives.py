@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hnclip.analysis.caption_pairs import CaptionPairs, caption_pairs
 from hnclip.analysis.geometry import SEARCH_UP_TO
-from hnclip.evaluate.companions import CaptionPairs, caption_pairs
 from hnclip.util.console import Iterate
 
 Group = tuple[int, ...]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hnclip.analysis.caption_pairs import CaptionPairs, Hardest, caption_pairs
 from hnclip.analysis.histogram import BINS, Histogram, count_values, sampling_error
-from hnclip.evaluate.companions import CaptionPairs, Hardest, caption_pairs
 from hnclip.util.console import Iterate
 
 SEARCH_UP_TO = 20_000_000_000
@@ -79,7 +79,7 @@ def caption_geometry(
         text [T, D]; owner [T] integers. Memory is O(chunk²) beside the vectors.
 
     Relations:
-        `evaluate.companions.caption_similarity` is the two means.
+        `caption_similarity` is the two means.
 
     Reference:
         HN-CLIP, section 2.1, figure "Dense-caption benchmarks are dominated by hard negatives"; appendix A.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hnclip.tables import text_table
 from hnclip.train.step import SATURATED
+from hnclip.util.tables import text_table
 
 Entries = Sequence[Mapping[str, Any]]
 

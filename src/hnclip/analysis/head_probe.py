@@ -25,11 +25,10 @@ from hnclip.analysis.heads import (
 from hnclip.config import SCALE_MAX
 from hnclip.evaluate.bootstrap import Estimate, crossed_bootstrap
 from hnclip.evaluate.metrics import recall_at
-from hnclip.evaluate.ranks import Ranks, retrieval_ranks
-from hnclip.evaluate.table import ARROWS
+from hnclip.evaluate.ranks import ARROWS, Ranks, retrieval_ranks
 from hnclip.losses.hard_negative import negative_statistics
-from hnclip.tables import text_table
 from hnclip.util.console import Iterate
+from hnclip.util.tables import text_table
 
 __all__ = ["Change", "Features", "Fit", "HeadProbe", "ProbeSettings", "head_probe", "recall_change"]
 
@@ -178,7 +177,7 @@ class HeadProbe:
 
     def sentence(self) -> str:
         """What is expected, with its interval."""
-        mean, low, high = self.change.mean
+        mean, low, high = self.change.mean[:3]
         found = f"{mean:+.1f} points of R@1 [{low:+.1f}, {high:+.1f}]"
         expected = {
             "raises": "is expected to raise retrieval",

@@ -11,10 +11,10 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from hnclip.analysis.caption_pairs import CaptionPairs, caption_pairs
 from hnclip.analysis.false_negatives import Suspect
 from hnclip.analysis.geometry import CaptionGeometry
 from hnclip.analysis.shown import CompanionRow, Passage, Shown
-from hnclip.evaluate.companions import CaptionPairs, caption_pairs
 
 LIMIT, NAME = 700, 60
 """Characters of a caption and of a record's name that are shown."""

@@ -21,8 +21,8 @@ from hnclip.data.problems import ADVICE, ERRORS, WARNINGS
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
 from hnclip.data.validate import readable_captions
-from hnclip.tables import text_table
 from hnclip.util.console import progress
+from hnclip.util.tables import text_table
 from hnclip.util.text import counted
 
 WIDTH = 110  # columns of the text; longer lines are cut

@@ -1,19 +1,26 @@
-"""Two models on the same queries: who finds more, by how much, and whether that is more than chance."""
+"""Two models on the same queries, from their ranks or from files that hold every query with its result list."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hnclip.evaluate.bootstrap import PairedDifference, paired_bootstrap
+from hnclip.evaluate.bootstrap import Estimate, paired_difference
 from hnclip.evaluate.metrics import recall_at
-from hnclip.evaluate.queries import Query
-from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.table import ARROWS
+from hnclip.evaluate.ranks import ARROWS, TIE_TOLERANCE, Ranks, top_candidates
+from hnclip.util.files import replace_file
+
+if TYPE_CHECKING:
+    from hnclip.evaluate.retrieval import EvaluationResult, Gallery
+
+_DECIMALS = 6  # about what fp32 knows of a cosine
 
 
 @dataclass(frozen=True)
@@ -23,14 +30,14 @@ class Comparison:
     Attributes:
         recall_a, recall_b: R@k of each, in percent.
         difference: recall_a - recall_b in points, with its paired interval and p-value.
-        both, only_a, only_b, neither: numbers of queries by who answers them.
+        both, only_a, only_b, neither: numbers of queries that both models answer, only a, only b, neither.
     """
 
     direction: str
     k: int
     recall_a: float
     recall_b: float
-    difference: PairedDifference
+    difference: Estimate
     both: int
     only_a: int
     only_b: int
@@ -39,150 +46,180 @@ class Comparison:
     @property
     def clear(self) -> bool:
         """A difference counts only if its interval excludes zero."""
-        return not self.difference.low <= 0 <= self.difference.high
+        return self.difference.clear
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "difference": self.difference._asdict(), "clear": self.clear}
 
     def sentence(self, a: str, b: str) -> str:
-        """What was found, with the models' names."""
+        """The result in words, with the models' names."""
         found = self.difference
         interval = f"{found.mean:+.1f} points of R@{self.k} [{found.low:+.1f}, {found.high:+.1f}]"
         verdict = f"{a if found.mean > 0 else b} is better" if self.clear else "no clear difference"
         return f"{self.direction.replace('_to_', '→')}: {a} minus {b} {interval}: {verdict}"
 
 
-def compare_ranks(
-    a: Ranks,
-    b: Ranks,
-    *,
-    groups: Tensor | None = None,
-    ks: Sequence[int] = (1,),
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> list[Comparison]:
-    """Compare two models on one gallery, in both directions at every K.
+def compare_ranks(a: Ranks, b: Ranks, *, groups: Tensor | None = None, ks: Sequence[int] = (1,)) -> list[Comparison]:
+    """Compare two models on one gallery, in both directions at every K; arguments as of `paired_difference`."""
+    found = {k: paired_difference([a], [b], k, groups=groups) for k in ks}
+    comparisons = []
+    for direction in ARROWS:
+        first, second = getattr(a, direction), getattr(b, direction)  # [n], [n]
+        for k in ks:
+            counts = Counter(zip((first <= k).tolist(), (second <= k).tolist()))
+            comparisons.append(
+                Comparison(
+                    direction=direction,
+                    k=k,
+                    recall_a=recall_at(first, k),
+                    recall_b=recall_at(second, k),
+                    difference=found[k][direction],
+                    both=counts[True, True],
+                    only_a=counts[True, False],
+                    only_b=counts[False, True],
+                    neither=counts[False, False],
+                )
+            )
+    return comparisons
 
-    Args:
-        a, b: ranks of both models, of the same captions and pictures in the same order.
-        groups: label per image, for example `group_numbers(records)`; images of one label are drawn together, always
-            with all their captions. Without it every image is its own group.
-        ks: lengths of the result list.
-        level, resamples, seed: as in `paired_bootstrap`.
 
-    Shape:
-        groups [I].
+@dataclass(frozen=True)
+class Candidate:
+    """An entry of a result list: an image, or a caption by its record and its number there. It is right if its record
+    is the query's."""
+
+    record: str
+    caption: int | None
+    score: float
+
+
+@dataclass(frozen=True)
+class Query:
+    """A caption searching its image ("text_to_image") or an image searching one of its captions ("image_to_text").
+
+    Attributes:
+        record: the record of the query; `caption` is the caption's number there, None for an image.
+        group: the record's group of near-duplicates, if it has one.
+        rank, score: of the right answer, as in `Ranks`; from image to text the best of the own captions.
+        top: the first candidates, best first.
+    """
+
+    direction: str
+    record: str
+    caption: int | None
+    group: str | None
+    rank: int
+    score: float
+    top: tuple[Candidate, ...]
+
+
+def query_results(gallery: Gallery, result: EvaluationResult, k: int = 10) -> Iterator[Query]:
+    """Every caption as a query, then every image, each with its k best candidates.
+
+    The list agrees with the rank: wrong candidates that tie with a right answer stand before it, so the first right
+    answer stands at place `rank`. Other captions of the same image come after the best one, by the same rule. Wrong
+    candidates are in the order of their scores, and of the gallery where these are equal; where the list ends within a
+    tie, it holds any of the tied candidates.
+    """
+    if result.image is None or result.text is None:
+        raise ValueError("result has no vectors: lists need those of `evaluate`")
+    top = top_candidates(result.image, result.text, gallery.owner, k)
+    right = top.right.tolist()  # T scores
+    bars = (top.right - TIE_TOLERANCE[top.right.dtype]).tolist()  # a wrong candidate from this score on comes first
+    records, owner = gallery.records, gallery.owner.tolist()
+    images = [(record.id, None) for record in records]
+    captions: list[tuple[str, int]] = []  # of each caption: its record, and its number there
+    own: list[list[int]] = [[] for _ in records]  # the captions of each image
+    for row, image in enumerate(owner):
+        captions.append((records[image].id, len(own[image])))
+        own[image].append(row)
+
+    def listed(
+        wrong: tuple[Tensor, Tensor], query: int, answers: Sequence[int], names: Sequence[tuple[str, int | None]]
+    ) -> tuple[Candidate, ...]:
+        """The first k of the wrong candidates of a query and its answers, given as captions."""
+        rows = answers if names is captions else [owner[row] for row in answers]
+        found = [(-bars[caption], True, row, right[caption]) for caption, row in zip(answers, rows)]
+        scores = zip(*(column[query].tolist() for column in wrong))
+        found += [(-score, False, row, score) for score, row in scores if score > -torch.inf]
+        return tuple(Candidate(*names[row], round(score, _DECIMALS)) for _, _, row, score in sorted(found)[:k])
+
+    for row, rank in enumerate(result.ranks.text_to_image.tolist()):
+        score, group = round(right[row], _DECIMALS), records[owner[row]].group
+        yield Query("text_to_image", *captions[row], group, rank, score, listed(top.images, row, [row], images))
+    for row, rank in enumerate(result.ranks.image_to_text.tolist()):
+        score, group = round(max(right[caption] for caption in own[row]), _DECIMALS), records[row].group
+        yield Query("image_to_text", *images[row], group, rank, score, listed(top.texts, row, own[row], captions))
+
+
+def write_queries(path: Path, gallery: Gallery, result: EvaluationResult, k: int = 10) -> None:
+    """Write `query_results` as JSON, one query per line. The file appears whole or not at all."""
+    with replace_file(path) as partial, partial.open("w", encoding="utf-8") as file:
+        for query in query_results(gallery, result, k):
+            file.write(json.dumps(asdict(query)) + "\n")
+
+
+def read_queries(path: Path) -> list[Query]:
+    """Read a file of `write_queries`; it must hold both directions of a whole gallery. Other fields are ignored.
+
+    Raises:
+        ValueError: the file is truncated, was changed, or is no query file. The message names it.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            queries = [_query(json.loads(line)) for line in file]
+        keys = [(query.direction, query.record, query.caption) for query in queries]
+        captions, images = ({query.record for query in queries if query.direction == way} for way in ARROWS)
+        if not queries or len(set(keys)) < len(keys) or images != captions:
+            raise ValueError("queries are missing or repeated")
+        if max(query.rank for query in queries) > len(queries):
+            raise ValueError("a rank is larger than the gallery")
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"{path} is damaged, or not written by hnclip eval --queries ({error}): evaluate the model again"
+        ) from error
+    return queries
+
+
+def compare_queries(a: Sequence[Query], b: Sequence[Query], *, ks: Sequence[int] = (1,)) -> list[Comparison]:
+    """Compare two models by the queries of `read_queries`; their order may differ, the queries may not.
 
     Relations:
-        Swapping a and b flips the sign of every difference and keeps every verdict.
+        The same as `compare_ranks` of the evaluations that were written, with the groups of the records.
     """
-    if not ks:
-        raise ValueError("ks must name at least one K")
-    if not torch.equal(a.owner, b.owner):
+
+    def keyed(queries: Sequence[Query]) -> dict[tuple[Any, ...], Query]:
+        return {(query.direction, query.record, query.caption, query.group): query for query in queries}
+
+    first, second = keyed(a), keyed(b)
+    if differing := sorted(first.keys() ^ second.keys(), key=str):
+        direction, record, *_ = differing[0]
         raise ValueError(
-            f"a and b are not of the same gallery: {len(a.owner)} captions of {len(a.image_to_text)} pictures against "
-            f"{len(b.owner)} of {len(b.image_to_text)}, or in another order"
+            f"a and b hold different queries, {len(differing)} of them, for example {direction} of {record!r}: "
+            "evaluate both models on the same data"
         )
-    images = len(a.image_to_text)
-    if groups is None:
-        groups = torch.arange(images)  # [I]
-    elif groups.shape != (images,):
-        raise ValueError(f"groups must have one label per image, [{images}], got {tuple(groups.shape)}")
-    labels = {"text_to_image": groups[a.owner], "image_to_text": groups}  # [T], [I]
-    return [
-        _compare(direction, k, getattr(a, direction), getattr(b, direction), labels[direction], level, resamples, seed)
-        for direction in ARROWS
-        for k in ks
-    ]
+    captions, images = ([key for key in first if key[0] == direction] for direction in ARROWS)
+    numbers = {record: number for number, (_, record, *_) in enumerate(images)}
+    owner = torch.tensor([numbers[record] for _, record, *_ in captions])  # [T]
+    labels: dict[str, int] = {}
+    groups = [labels.setdefault(group or f"\0{record}", len(labels)) for _, record, _, group in images]
+
+    def ranks(queries: dict[tuple[Any, ...], Query]) -> Ranks:
+        forward, backward = (torch.tensor([queries[key].rank for key in keys]) for keys in (captions, images))
+        return Ranks(forward, backward, owner)
+
+    return compare_ranks(ranks(first), ranks(second), groups=torch.tensor(groups), ks=ks)
 
 
-def compare_queries(
-    a: Sequence[Query],
-    b: Sequence[Query],
-    *,
-    ks: Sequence[int] = (1,),
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> list[Comparison]:
-    """Compare two models by the queries that `read_queries` gives; their order may differ, the queries may not.
-
-    Relations:
-        The same as `compare_ranks` of the evaluations that were written, with the records' families as groups.
-    """
-    other = _paired(a, b)
-    pictures = [query for query in a if query.direction == "image_to_text"]
-    captions = [query for query in a if query.direction == "text_to_image"]
-    numbers = {query.record: number for number, query in enumerate(pictures)}
-    lonely = [query.record for query in captions if query.record not in numbers]
-    if lonely or not captions or len({query.record for query in captions}) < len(pictures):
-        raise ValueError(
-            f"a and b must hold both directions of a whole gallery, got {len(captions)} captions and {len(pictures)} "
-            "pictures that do not belong together"
-        )
-    owner = torch.tensor([numbers[query.record] for query in captions])  # [T]
-    families: dict[str, int] = {}
-    groups = [families.setdefault(query.group or f"\0{query.record}", len(families)) for query in pictures]
-
-    def ranks(of: Iterable[Query]) -> Tensor:
-        return torch.tensor([query.rank for query in of])
-
-    return compare_ranks(
-        Ranks(ranks(captions), ranks(pictures), owner),
-        Ranks(ranks(other[_key(query)] for query in captions), ranks(other[_key(query)] for query in pictures), owner),
-        groups=torch.tensor(groups),
-        ks=ks,
-        level=level,
-        resamples=resamples,
-        seed=seed,
-    )
-
-
-def _compare(
-    direction: str, k: int, a: Tensor, b: Tensor, groups: Tensor, level: float, resamples: int, seed: int
-) -> Comparison:
-    first, second = a <= k, b <= k  # [n], [n]
-    difference = paired_bootstrap(
-        100.0 * first, 100.0 * second, groups=groups, level=level, resamples=resamples, seed=seed
-    )
-    return Comparison(
-        direction=direction,
-        k=k,
-        recall_a=recall_at(a, k),
-        recall_b=recall_at(b, k),
-        difference=difference,
-        both=int((first & second).sum()),
-        only_a=int((first & ~second).sum()),
-        only_b=int((second & ~first).sum()),
-        neither=int((~first & ~second).sum()),
-    )
-
-
-_Key = tuple[str, str, int | None]
-
-
-def _key(query: Query) -> _Key:
-    return query.direction, query.record, query.caption
-
-
-def _paired(a: Sequence[Query], b: Sequence[Query]) -> dict[_Key, Query]:
-    """The queries of b by their keys. Refuses what cannot be paired: another gallery, or other families in it."""
-    first, second = {_key(query): query for query in a}, {_key(query): query for query in b}
-    for name, queries, distinct in (("a", a, first), ("b", b, second)):
-        if len(distinct) < len(queries):
-            raise ValueError(f"{name} holds {len(queries) - len(distinct)} queries more than once")
-    for name, only in (("a", first.keys() - second.keys()), ("b", second.keys() - first.keys())):
-        if only:
-            direction, record, caption = min(only, key=str)
-            what = f"picture {record!r}" if caption is None else f"caption {caption} of {record!r}"
-            raise ValueError(
-                f"a and b cannot be compared: {len(only)} queries are only in {name}, for example {direction} of "
-                f"{what}; evaluate both models on the same data"
-            )
-    for key, query in first.items():
-        if query.group != second[key].group:
-            raise ValueError(
-                f"a and b cannot be compared: {query.record!r} is in group {query.group!r} and {second[key].group!r}"
-            )
-    return second
+def _query(values: dict[str, Any]) -> Query:
+    """A line of a query file; its rank must agree with its list."""
+    top = tuple(Candidate(found["record"], found["caption"], float(found["score"])) for found in values["top"])
+    fields = {name: values[name] for name in ("direction", "record", "caption", "group", "rank")}
+    query = Query(**fields, score=float(values["score"]), top=top)
+    places = [place for place, candidate in enumerate(top, start=1) if candidate.record == query.record]
+    agrees = places[0] == query.rank if places else query.rank > len(top)
+    typed = isinstance(query.record, str) and isinstance(query.group, str | None) and type(query.rank) is int
+    caption = {"text_to_image": int, "image_to_text": type(None)}[query.direction]
+    if not (typed and agrees and type(query.caption) is caption):
+        raise ValueError(f"the query {query.direction} of {query.record!r} has rank {query.rank!r}")
+    return query

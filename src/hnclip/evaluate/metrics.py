@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bootstrap import Interval, bootstrap_intervals
-from .ranks import Ranks
+from hnclip.evaluate.bootstrap import Estimate, bootstrap_intervals
+from hnclip.evaluate.ranks import Ranks
 
 
 @dataclass(frozen=True)
 class DirectionMetrics:
-    """One direction: recall in percent by K, with intervals by K when they were asked for."""
+    """One direction: recall in percent by K, with intervals by K if they were asked for."""
 
     recall: Mapping[int, float]
     mean_rank: float
     median_rank: float
     queries: int
-    intervals: Mapping[int, Interval] = field(default_factory=dict)
+    intervals: Mapping[int, Estimate] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and lists under "R@1", "R@1_interval", …, "mean_rank", "median_rank", "queries"."""
@@ -30,9 +30,8 @@ class DirectionMetrics:
         for k, recall in self.recall.items():
             values[f"R@{k}"] = recall
             if k in self.intervals:
-                values[f"R@{k}_interval"] = list(self.intervals[k])
-        values |= {"mean_rank": self.mean_rank, "median_rank": self.median_rank, "queries": self.queries}
-        return values
+                values[f"R@{k}_interval"] = [self.intervals[k].low, self.intervals[k].high]
+        return {**values, "mean_rank": self.mean_rank, "median_rank": self.median_rank, "queries": self.queries}
 
 
 @dataclass(frozen=True)
@@ -60,12 +59,10 @@ def recall_at(ranks: Tensor, k: int) -> float:
         k: length of the result list; beyond the gallery size every query is a hit.
 
     Shape:
-        ranks [n] integers.
+        ranks [n] integers, at least one.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, got {k}")
-    if ranks.ndim != 1 or len(ranks) == 0:
-        raise ValueError(f"ranks must be [n] with at least one query, got shape {tuple(ranks.shape)}")
     return 100 * int((ranks <= k).sum()) / len(ranks)
 
 
@@ -75,40 +72,30 @@ def summarize(
     *,
     intervals: bool = False,
     groups: Tensor | None = None,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
 ) -> RetrievalMetrics:
     """Recall at every K, mean and median rank of both directions, with bootstrap intervals if asked.
 
     Args:
         ranks: from `retrieval_ranks`.
         ks: lengths of the result list.
-        intervals: also bootstrap every recall, unless there is one image or one group alone. The captions of one image
+        intervals: also bootstrap every recall, unless there is only one image or group. The captions of one image
             are always drawn together.
-        groups: label per image; images of one label (a family of near-duplicates) are drawn together, with
-            all their captions. Without it every image is its own group.
-        level, resamples, seed: as in `bootstrap_interval`.
+        groups: label per image; images of one label (near-duplicates) are drawn together, with all their captions.
+            Without it every image is its own group.
 
     Shape:
         groups [I].
     """
-    if not ks:
-        raise ValueError("ks must name at least one K")
-    images = len(ranks.image_to_text)
-    if groups is not None and groups.shape != (images,):
-        raise ValueError(f"groups must have one label per image, [{images}], got {tuple(groups.shape)}")
-    image_groups = torch.arange(images) if groups is None else groups.cpu()  # [I]
-    bootstrapped = intervals and image_groups.unique().numel() > 1  # a single family has no spread to measure
+    image_groups = torch.arange(len(ranks.image_to_text)) if groups is None else groups.cpu()  # [I]
+    bootstrapped = intervals and image_groups.unique().numel() > 1  # a single group has no spread to measure
 
     def direction(of: Tensor, labels: Tensor) -> DirectionMetrics:
-        recall = {k: recall_at(of, k) for k in ks}
-        found: list[Interval] = []
+        found: list[Estimate] = []
         if bootstrapped:
             hits = 100.0 * (of[:, None] <= torch.tensor(ks))  # [n, K] in percent, like the recall
-            found = bootstrap_intervals(hits, groups=labels, level=level, resamples=resamples, seed=seed)
+            found = bootstrap_intervals(hits, groups=labels)
         return DirectionMetrics(
-            recall=recall,
+            recall={k: recall_at(of, k) for k in ks},
             mean_rank=statistics.fmean(of.tolist()),
             median_rank=float(statistics.median(of.tolist())),
             queries=len(of),

@@ -1,4 +1,4 @@
-"""The paper's own retrieval numbers, to show beside measured ones and never mixed with them."""
+"""The paper's own retrieval numbers, shown next to measured ones and never compared with them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-FILE = "published.json"
-
 
 @dataclass(frozen=True)
 class PublishedResult:
@@ -19,23 +17,18 @@ class PublishedResult:
 
     Attributes:
         table: its printed number, "1" to "A11"; a part of table 3 is "3a", "3b" or "3c".
-        label, title: its LaTeX label and what its caption calls it.
         benchmark: DOCCI, DCI, Long-DCI or Urban-1K.
-        backbone: the model that everything started from.
         method: the row, for example "HN-CLIP" or "GOAL".
         setting: what else the row says, for example "γ = 0.25"; often empty.
         trained_on: the training data; None where the released checkpoint was evaluated as it is.
         epoch: the selected epoch, in the one table that prints it.
         recall: percent by direction and K: `recall["text_to_image"][1]`.
         deviation: standard deviation over seeds in the same form; empty where the paper has none.
-        name: all that a table needs to say of the row, "paper, Table 1: HN-CLIP".
+        name: of a table's row, "paper, Table 1: HN-CLIP".
     """
 
     table: str
-    label: str
-    title: str
     benchmark: str
-    backbone: str
     method: str
     setting: str
     trained_on: str | None
@@ -46,8 +39,8 @@ class PublishedResult:
 
 
 class Statistics(NamedTuple):
-    """What the paper's table A1 says of a benchmark: pairs, words per caption, and the caption similarity of
-    `caption_similarity` under the backbone."""
+    """A benchmark in the paper's table A1: pairs, words per caption, and the mean cosine of all pairs of captions and
+    of hardest negatives."""
 
     train: int
     test: int
@@ -60,7 +53,7 @@ def published(benchmark: str, *, table: str | None = None, method: str | None = 
     """The paper's results on a benchmark, in the paper's order; none for data that the paper does not have.
 
     Args:
-        benchmark: its name, whatever its capitals and hyphens: "urban1k" is Urban-1K.
+        benchmark: its name in any spelling: "urban1k" is Urban-1K.
         table: only this table, by its printed number.
         method: only this method.
     """
@@ -76,7 +69,7 @@ def published(benchmark: str, *, table: str | None = None, method: str | None = 
 
 
 def published_statistics(benchmark: str) -> Statistics | None:
-    """What the paper says of a benchmark; None for data that the paper does not have."""
+    """Table A1 for a benchmark; None for data that the paper does not have."""
     for name, found in _document()["benchmarks"].items():
         if same_benchmark(name, benchmark):
             return Statistics(**found)
@@ -89,16 +82,13 @@ def paper_title() -> str:
 
 def same_benchmark(one: str, other: str) -> bool:
     """Whether two spellings name the same benchmark."""
-    return _plain(one) == _plain(other)
-
-
-def _plain(name: str) -> str:
-    return re.sub("[^a-z0-9]", "", name.lower())
+    first, second = (re.sub("[^a-z0-9]", "", name.lower()) for name in (one, other))
+    return first == second
 
 
 @cache
 def _document() -> dict[str, Any]:
-    return json.loads((files("hnclip.evaluate") / FILE).read_text(encoding="utf-8"))
+    return json.loads((files("hnclip.evaluate") / "published.json").read_text(encoding="utf-8"))
 
 
 @cache
@@ -111,10 +101,7 @@ def _result(row: dict[str, Any]) -> PublishedResult:
     source = f"trained on {row['trained_on']}" if table["transfer"] and row["trained_on"] else ""
     return PublishedResult(
         table=row["table"],
-        label=table["label"],
-        title=table["title"],
         benchmark=row["benchmark"],
-        backbone=_document()["backbone"],
         method=row["method"],
         setting=row["setting"],
         trained_on=row["trained_on"],

@@ -1,12 +1,15 @@
-"""Ranks of the right answer, in both directions, without ever holding the full score matrix."""
+"""Ranks of the right answer and the best wrong candidates, in both directions, by tiles of the score matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+ARROWS = {"text_to_image": "T→I", "image_to_text": "I→T"}  # the directions, and what tables call them
 
 # Small enough for a processor's caches; the tiles on the diagonal, which are multiplied twice, are then a small share.
 TILE = 1024
@@ -51,9 +54,9 @@ def retrieval_ranks(image: Tensor, text: Tensor, text_to_image: Tensor, *, chunk
 
     Args:
         image: global image vectors; lengths are divided out, so the scores are cosines.
-        text: global caption vectors of the same width.
+        text: global caption vectors of the same width, on the same device; the work is done there.
         text_to_image: index of the image each caption describes; every image needs at least one caption.
-        chunk: side of the square score tiles, 1024 unless told.
+        chunk: side of the square score tiles, 1024 if not given.
 
     Shape:
         image [I, D], text [T, D], text_to_image [T] integers; the ranks are [T] and [I].
@@ -61,7 +64,7 @@ def retrieval_ranks(image: Tensor, text: Tensor, text_to_image: Tensor, *, chunk
         right pair once more (the diagonal when captions come in the order of their images, all at worst).
 
     Relations:
-        Scores are fp32 (fp64 for fp64 input) whatever the input and outside any autocast; scores within
+        Scores are fp32 (fp64 for fp64 input) for any input type and outside any autocast; scores within
         `TIE_TOLERANCE` are tied. With one caption per image and no ties this is the position in a descending
         sort. With identical vectors everywhere every caption has rank I.
 
@@ -69,37 +72,69 @@ def retrieval_ranks(image: Tensor, text: Tensor, text_to_image: Tensor, *, chunk
         ValueError: wrong shape, type, device or index, an empty side, an image without caption, or a vector
             that is not finite or has no length. The message names the argument.
     """
-    _check_vectors("image", image)
-    _check_vectors("text", text)
-    if text.shape[1] != image.shape[1]:
-        raise ValueError(f"text has width {text.shape[1]}, image has {image.shape[1]}; they must agree")
-    if text.device != image.device:
-        raise ValueError(f"text is on {text.device}, image on {image.device}; they must agree")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1, got {chunk}")
-    owner = _checked_owner(text_to_image, texts=len(text), images=len(image)).to(image.device)  # [T]
-    tile = TILE if chunk is None else chunk
-    dtype = torch.promote_types(torch.promote_types(image.dtype, text.dtype), torch.float32)
-
+    tile = chunk or TILE
+    owner = _checked_owner(image, text, text_to_image)  # [T]
     # Autocast would turn the products into bf16, where nearly identical captions tie by the hundred.
     with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
-        image = unit_vectors("image", image.to(dtype))  # [I, D]
-        text = unit_vectors("text", text.to(dtype))  # [T, D]
-        right = right_scores(image, text, owner, tile)  # [T]
+        image, text = _unit_vectors(image, text)
+        right = _right_scores(image, text, owner, tile)  # [T]
         best = torch.full_like(image[:, 0], -torch.inf).scatter_reduce(0, owner, right, "amax")  # [I]
-        text_bar = right - TIE_TOLERANCE[dtype]  # [T] the score from which a wrong image counts
-        image_bar = best - TIE_TOLERANCE[dtype]  # [I] the score from which a wrong caption counts
-
+        text_bar = right - TIE_TOLERANCE[right.dtype]  # [T] the score from which a wrong image counts
+        image_bar = best - TIE_TOLERANCE[right.dtype]  # [I] the score from which a wrong caption counts
         text_ranks = torch.ones_like(owner)  # [T]
         image_ranks = owner.new_ones(len(image))  # [I]
-        for texts, images, scores in wrong_scores(image, text, owner, tile):
-            # A sum of booleans is an int64 one unless told, and then takes half as long as the product itself.
+        for texts, images, scores in _wrong_scores(image, text, owner, tile):
+            # A sum of booleans is an int64 one by default, and then takes half as long as the product itself.
             text_ranks[texts] += (scores >= text_bar[texts, None]).sum(1, dtype=torch.int32)  # [t]
             image_ranks[images] += (scores >= image_bar[None, images]).sum(0, dtype=torch.int32)  # [i]
     return Ranks(text_ranks.cpu(), image_ranks.cpu(), owner.cpu())
 
 
-def wrong_scores(image: Tensor, text: Tensor, owner: Tensor, tile: int) -> Iterator[tuple[slice, slice, Tensor]]:
+class TopCandidates(NamedTuple):
+    """Scores of right pairs, and the best wrong candidates of every query, in no particular order.
+
+    Shape:
+        right: [T], each caption with its own image. images: scores and rows [T, k] of wrong images for each caption.
+        texts: scores and rows [I, k] of wrong captions for each image. -inf where there are fewer than k.
+    """
+
+    right: Tensor
+    images: tuple[Tensor, Tensor]
+    texts: tuple[Tensor, Tensor]
+
+
+def top_candidates(image: Tensor, text: Tensor, owner: Tensor, k: int, *, chunk: int = TILE) -> TopCandidates:
+    """The k best wrong candidates of every caption and every image, on the CPU; arguments as of `retrieval_ranks`.
+
+    Shape:
+        Memory is O(chunk² + (I + T)·(D + k)); I × T is never built.
+    """
+    owner = owner.to(image.device)
+    with torch.no_grad(), torch.autocast(image.device.type, enabled=False):
+        image, text = _unit_vectors(image, text)
+        images, texts = (
+            (image.new_full((queries, k), -torch.inf), owner.new_zeros(queries, k))
+            for queries in (len(text), len(image))
+        )
+        for rows, columns, scores in _wrong_scores(image, text, owner, chunk):
+            _merge(images, rows, columns.start, scores)
+            _merge(texts, columns, rows.start, scores.T)
+        right = _right_scores(image, text, owner, chunk)
+    return TopCandidates(right.cpu(), (images[0].cpu(), images[1].cpu()), (texts[0].cpu(), texts[1].cpu()))
+
+
+def _merge(best: tuple[Tensor, Tensor], queries: slice, first: int, scores: Tensor) -> None:
+    """Take in a tile [q, c] whose candidates are numbered from `first`."""
+    known, rows = best[0][queries], best[1][queries]  # [q, k], views
+    here, place = scores.topk(min(known.shape[1], scores.shape[1]), dim=1)  # [q, ≤ k]
+    merged, chosen = torch.cat([known, here], 1).topk(known.shape[1], dim=1)  # [q, k]
+    rows.copy_(torch.cat([rows, first + place], 1).gather(1, chosen))
+    known.copy_(merged)
+
+
+def _wrong_scores(image: Tensor, text: Tensor, owner: Tensor, tile: int) -> Iterator[tuple[slice, slice, Tensor]]:
     """The [T, I] scores by tiles [t, i], each with its captions and images; own pairs are -inf, never candidates."""
     for texts, images in _tiles(len(text), len(image), tile):
         scores = text[texts] @ image[images].T  # [t, i]
@@ -108,7 +143,7 @@ def wrong_scores(image: Tensor, text: Tensor, owner: Tensor, tile: int) -> Itera
         yield texts, images, scores
 
 
-def right_scores(image: Tensor, text: Tensor, owner: Tensor, tile: int) -> Tensor:
+def _right_scores(image: Tensor, text: Tensor, owner: Tensor, tile: int) -> Tensor:
     """Score [T] of every caption with its own image, read from the tile products of the candidates.
 
     A separate row-wise dot product would be cheaper, but a device may round it differently (TF32 multiplies
@@ -135,33 +170,31 @@ def _own_cells(owner: Tensor, images: slice) -> tuple[Tensor, Tensor]:
     return rows, owner[rows] - images.start
 
 
-def _check_vectors(name: str, vectors: Tensor) -> None:
-    if vectors.ndim != 2:
-        raise ValueError(f"{name} must be [N, D], got shape {tuple(vectors.shape)}")
-    if not vectors.is_floating_point():
-        raise ValueError(f"{name} must be floating point, got {vectors.dtype}")
-    if vectors.numel() == 0:
-        raise ValueError(f"{name} is empty, got shape {tuple(vectors.shape)}")
+def _unit_vectors(image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in one precision, every row divided by its length; a row without a finite, non-zero length has no cosine."""
+    dtype = torch.promote_types(torch.promote_types(image.dtype, text.dtype), torch.float32)
+    found = []
+    for name, vectors in (("image", image.to(dtype)), ("text", text.to(dtype))):
+        lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)  # [N, 1], NaN or inf if any entry is
+        if not bool((lengths.isfinite() & (lengths > 0)).all()):
+            raise ValueError(f"{name} has a row that is not finite or has no length; check the model's weights")
+        found.append(vectors / lengths)
+    return found[0], found[1]
 
 
-def _checked_owner(text_to_image: Tensor, *, texts: int, images: int) -> Tensor:
-    if text_to_image.shape != (texts,):
-        raise ValueError(f"text_to_image must be [{texts}], one per text, got {tuple(text_to_image.shape)}")
-    if text_to_image.is_floating_point() or text_to_image.is_complex() or text_to_image.dtype == torch.bool:
-        raise ValueError(f"text_to_image must hold integers, got {text_to_image.dtype}")
+def _checked_owner(image: Tensor, text: Tensor, text_to_image: Tensor) -> Tensor:
+    """`text_to_image` as int64 on the device of the vectors."""
+    for name, vectors in (("image", image), ("text", text)):
+        if vectors.ndim != 2 or vectors.numel() == 0 or not vectors.is_floating_point():
+            raise ValueError(f"{name} must be [N, D] numbers, got {tuple(vectors.shape)} of {vectors.dtype}")
+    if text.shape[1] != image.shape[1] or text.device != image.device:
+        raise ValueError(
+            f"text must have the width and device of image, got {text.shape[1]} on {text.device} and {image.shape[1]} "
+            f"on {image.device}"
+        )
+    if text_to_image.shape != text.shape[:1] or text_to_image.dtype.is_floating_point:
+        raise ValueError(f"text_to_image must be [{len(text)}] integers, got {tuple(text_to_image.shape)}")
     owner = text_to_image.detach().to("cpu", torch.int64)  # [T]
-    low, high = int(owner.min()), int(owner.max())
-    if low < 0 or high >= images:
-        raise ValueError(f"text_to_image must lie in [0, {images}), got values from {low} to {high}")
-    missing = (owner.bincount(minlength=images) == 0).nonzero().squeeze(1)  # [m]
-    if len(missing):
-        raise ValueError(f"text_to_image gives no caption to {len(missing)} images, first {int(missing[0])}")
-    return owner
-
-
-def unit_vectors(name: str, vectors: Tensor) -> Tensor:
-    """Divide every row by its length; a row without a finite, non-zero length has no cosine."""
-    lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)  # [N, 1], NaN or inf if any entry is
-    if not bool((lengths.isfinite() & (lengths > 0)).all()):
-        raise ValueError(f"{name} has a row that is not finite or has no length")
-    return vectors / lengths
+    if not owner.unique().equal(torch.arange(len(image))):
+        raise ValueError(f"text_to_image must name each of the {len(image)} images, and no others")
+    return owner.to(image.device)

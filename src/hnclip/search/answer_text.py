@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hnclip.analysis.near_duplicates import STOP_WORDS, compared, shorten
 from hnclip.analysis.shown import Passage
-from hnclip.tables import text_table
+from hnclip.util.tables import text_table
 from hnclip.util.text import counted
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from hnclip.config import ReadConfig
 from hnclip.data.sources import open_data
 from hnclip.data.validate import check_rows
 from hnclip.evaluate.metrics import recall_at
-from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.table import ARROWS
+from hnclip.evaluate.ranks import ARROWS, Ranks
 from hnclip.models.load import load
 from hnclip.options import Opening
 from hnclip.studies.adaptivity_result import (

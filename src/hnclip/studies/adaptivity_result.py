@@ -8,10 +8,10 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from hnclip.analysis.head_probe import Change, recall_change
-from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.table import ARROWS
+from hnclip.evaluate.bootstrap import Estimate, mark_best
+from hnclip.evaluate.ranks import ARROWS, Ranks
 from hnclip.studies.tower_heads import MarginLoss, Negatives
-from hnclip.tables import Mark, latex_table, markdown_table, text_table
+from hnclip.util.tables import Mark, latex_table, markdown_table, text_table
 
 Family = Literal["infonce", "fixed", "hn", "affine"]
 FAMILIES: dict[Family, str] = {
@@ -247,22 +247,15 @@ def questions(keys: set[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def clear_marks(ranks: Mapping[str, Sequence[Ranks]], families: Any) -> dict[tuple[str, str], Mark]:
-    """By row and direction: the best row if it is clearly above every other, then the second if it is clearly above all
-    that remain, by intervals over queries and seeds.
-
-    Relations:
-        As `hnclip.evaluate.marks.clear_marks`, of several runs for each row.
-    """
+    """`mark_best` by row and direction, by intervals over queries and seeds."""
     found: dict[tuple[str, str], Mark] = {}
-    places: tuple[Mark, Mark] = ("best", "second")
     for name in ARROWS:
-        order = sorted(ranks, key=lambda key: -sum(int((getattr(r, name) == 1).sum()) for r in ranks[key]))
-        for place, (mark, key) in enumerate(zip(places, order)):
-            below = order[place + 1 :]
-            clear = [getattr(recall_change(ranks[key], ranks[other], families), name).low > 0 for other in below]
-            if not clear or not all(clear):
-                break
-            found[key, name] = mark
+        heights = {key: sum(int((getattr(run, name) == 1).sum()) for run in runs) for key, runs in ranks.items()}
+
+        def is_above(row: str, other: str, name: str = name) -> bool:
+            return getattr(recall_change(ranks[row], ranks[other], families), name).low > 0
+
+        found |= {(key, name): mark for key, mark in mark_best(heights, is_above).items()}
     return found
 
 
@@ -271,5 +264,5 @@ def spread(values: Sequence[float]) -> str:
     return f"{fmean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
-def interval(estimate: Sequence[float]) -> str:
-    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*estimate)
+def interval(estimate: Estimate) -> str:
+    return f"{estimate.mean:+.1f} [{estimate.low:+.1f}, {estimate.high:+.1f}]"

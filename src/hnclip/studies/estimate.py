@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hnclip.config import ReadConfig, RunOptions, TrainConfig
 from hnclip.data.benchmarks import BENCHMARKS
-from hnclip.evaluate.protocol import open_task
+from hnclip.evaluate.retrieval import open_task
 from hnclip.models.load import RUN_RESULT
 from hnclip.studies.identity import Trained
 from hnclip.studies.plan import Gallery, Job

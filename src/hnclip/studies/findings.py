@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hnclip.evaluate.result import Result
+from hnclip.evaluate.retrieval import EvaluationResult
 from hnclip.recipes import PAPER_GALLERIES
 from hnclip.studies.plan import Gallery, Job, Place, Setting, galleries_of, plan
 from hnclip.studies.store import Store
@@ -60,14 +60,14 @@ class Findings:
         job = self.jobs.get(Place(row, domain.name, seed))
         return job if job is not None and self.store.is_trained(job) else None
 
-    def result(self, row: str, column: Column, seed: int) -> Result | None:
+    def result(self, row: str, column: Column, seed: int) -> EvaluationResult | None:
         """What was measured of a run on a gallery."""
         job = self.job(row, column.domain, seed)
         if job is None or not self.store.result_path(job, column.gallery).exists():
             return None
         return self.store.result(job, column.gallery)
 
-    def results(self, row: str, column: Column) -> dict[int, Result]:
+    def results(self, row: str, column: Column) -> dict[int, EvaluationResult]:
         """By seed, those that there are. An untrained model has one, whatever the seed."""
         seeds = self.seeds if self.study.row(row).trained else self.seeds[:1]
         return {seed: result for seed in seeds if (result := self.result(row, column, seed)) is not None}

@@ -17,8 +17,8 @@ from hnclip.studies.identity import Identity
 from hnclip.studies.plan import Gallery, Job, plan_entries
 from hnclip.studies.request import Entry, is_here
 from hnclip.studies.store import Store
-from hnclip.tables import text_table
 from hnclip.train.log import read_metrics
+from hnclip.util.tables import text_table
 from hnclip.util.text import duration
 
 State = Literal["done", "to evaluate", "half done", "made by other versions", "to do", "not known"]

@@ -25,8 +25,7 @@ from torch import Tensor
 from hnclip.analysis.head_probe import LEAST_HELD_OUT
 from hnclip.analysis.heads import LEAST_TRAIN, PairRows, TowerFeatures, deal_epochs
 from hnclip.evaluate.metrics import recall_at
-from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.table import ARROWS
+from hnclip.evaluate.ranks import ARROWS, Ranks
 from hnclip.studies.identity import code_fingerprint
 from hnclip.studies.tower_heads import (
     HeadSettings,

@@ -36,7 +36,7 @@ ROOMS = (
     "prepare/manifest.py",
     *_RANKING,
 )
-EVALUATION = (*_RANKING, *(f"evaluate/{name}.py" for name in ("protocol", "result", "held_out", "companions")))
+EVALUATION = (*_RANKING, "evaluate/bootstrap.py")
 LIBRARIES = ("torch", "transformers", "numpy", "pillow")
 
 _PICTURES = 32  # read to tell whether pictures are what they were
@@ -227,7 +227,7 @@ def _prepared_fingerprint(config: TrainConfig) -> str:
 @cache
 def gallery_fingerprint(source: str, split: str | None, read: ReadConfig) -> str:
     """Of the records that are evaluated on."""
-    from hnclip.evaluate.protocol import open_task
+    from hnclip.evaluate.retrieval import open_task
 
     return records_fingerprint(open_task(source, split, read).records)
 

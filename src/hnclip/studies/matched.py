@@ -7,9 +7,9 @@ from dataclasses import asdict, fields, replace
 from hashlib import sha256
 from pathlib import Path
 
+from hnclip.analysis.caption_pairs import caption_pairs
 from hnclip.config import TrainConfig
 from hnclip.encode.loop import encode_captions
-from hnclip.evaluate.companions import caption_pairs
 from hnclip.models.adapters import BaseModel
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hnclip.evaluate.result import Result
+from hnclip.evaluate.retrieval import EvaluationResult
 from hnclip.studies.findings import Column, Findings
 from hnclip.studies.statistics import Runs, Standings, queries_of
 
@@ -15,13 +15,13 @@ class Measured:
     """The results of a column by row and seed; an untrained model's stand under None and count for every seed."""
 
     column: Column
-    results: Mapping[str, Mapping[int | None, Result]]
+    results: Mapping[str, Mapping[int | None, EvaluationResult]]
 
     def standings(self, *, held_out: bool = False) -> Standings:
         """How the rows stand to each other, or with `held_out` on the held-out part alone."""
         return Standings({row: queries_of(found, held_out=held_out) for row, found in self.results.items()})
 
-    def all(self) -> Iterator[Result]:
+    def all(self) -> Iterator[EvaluationResult]:
         return (result for found in self.results.values() for result in found.values())
 
 
@@ -35,6 +35,6 @@ def runs_of(findings: Findings, row: str, column: Column) -> Runs:
     return queries_of(_results(findings, row, column))
 
 
-def _results(findings: Findings, row: str, column: Column) -> dict[int | None, Result]:
+def _results(findings: Findings, row: str, column: Column) -> dict[int | None, EvaluationResult]:
     trained = findings.study.row(row).trained
     return {seed if trained else None: result for seed, result in findings.results(row, column).items()}

@@ -19,8 +19,8 @@ from hnclip.studies.outcome import FIGURE, Outcome, show
 from hnclip.studies.plan import Setting, plan_entries
 from hnclip.studies.store import Store
 from hnclip.studies.study import Study
-from hnclip.tables import markdown_table
 from hnclip.util.files import replace_directory, replace_file
+from hnclip.util.tables import markdown_table
 from hnclip.util.text import duration
 
 log = logging.getLogger(__name__)

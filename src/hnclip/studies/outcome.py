@@ -14,8 +14,8 @@ from hnclip.studies.findings import Findings
 from hnclip.studies.identity import versions
 from hnclip.studies.parts import FigurePart, Part, Shown, TablePart
 from hnclip.studies.study import Study
-from hnclip.tables import TEXT_MARKS, latex_escape, latex_table, markdown_table, text_table
 from hnclip.util.files import replace_file
+from hnclip.util.tables import TEXT_MARKS, latex_escape, latex_table, markdown_table, text_table
 
 FIGURE = ".svg"
 _WIDTH = 120  # of a terminal, for sentences; tables are as wide as they are

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hnclip.evaluate.published import PublishedResult, paper_title, published, same_benchmark
-from hnclip.evaluate.table import ARROWS
+from hnclip.evaluate.ranks import ARROWS
 from hnclip.studies.findings import Column
 from hnclip.studies.parts import TablePart
 from hnclip.studies.study import Study

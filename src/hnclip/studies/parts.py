@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hnclip.tables import Marks
+from hnclip.util.tables import Marks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,22 +10,20 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from hnclip.evaluate.bootstrap import crossed_bootstrap
+from hnclip.evaluate.bootstrap import crossed_bootstrap, mark_best
 from hnclip.evaluate.metrics import recall_at
-from hnclip.evaluate.result import PerQuery, Result
-from hnclip.evaluate.table import ARROWS
-from hnclip.tables import Mark
+from hnclip.evaluate.ranks import ARROWS
+from hnclip.evaluate.retrieval import EvaluationResult
+from hnclip.util.tables import Mark
 
 MEAN = "mean"  # of both directions
 DIRECTIONS = (*ARROWS, MEAN)
 
 Seed = TypeVar("Seed", int, int | None)
 
-Runs = Mapping[int | None, PerQuery]
+Runs = Mapping[int | None, EvaluationResult]
 """What every seed found of every query. What has no seed, such as a model that was not trained, stands under None and
 counts for every seed."""
-
-_PLACES: tuple[Mark, Mark] = ("best", "second")
 
 
 @dataclass(frozen=True)
@@ -107,14 +105,10 @@ def level(recall: float) -> float:
     return round(recall, 9)
 
 
-def queries_of(results: Mapping[Seed, Result], *, held_out: bool = False) -> dict[Seed, PerQuery]:
+def queries_of(results: Mapping[Seed, EvaluationResult], *, held_out: bool = False) -> dict[Seed, EvaluationResult]:
     """The queries of results by seed; with `held_out` those of the held-out part, of the seeds that have one."""
-    found = {}
-    for seed, result in results.items():
-        queries = result.held_out_queries if held_out else result.queries
-        if queries is not None:
-            found[seed] = queries
-    return found
+    parts = {seed: result.held_out if held_out else result for seed, result in results.items()}
+    return {seed: part for seed, part in parts.items() if part is not None}
 
 
 def recalls(runs: Runs, direction: str, k: int) -> Spread | None:
@@ -124,7 +118,7 @@ def recalls(runs: Runs, direction: str, k: int) -> Spread | None:
     return Spread({seed: _recall(queries, direction, k) for seed, queries in runs.items()})
 
 
-def _recall(queries: PerQuery, direction: str, k: int) -> float:
+def _recall(queries: EvaluationResult, direction: str, k: int) -> float:
     if direction == MEAN:
         return fmean(_recall(queries, one, k) for one in ARROWS)
     return recall_at(getattr(queries.ranks, direction), k)
@@ -174,7 +168,7 @@ def weighted_sums(terms: Sequence[Weighted]) -> dict[str, Difference] | None:
     if first.groups.unique().numel() < 2:
         means = [float(part.double().mean()) for part in values]
         return {name: Difference(mean, None, None) for name, mean in zip(DIRECTIONS, [*means, fmean(means)])}
-    return {name: Difference(*one) for name, one in zip(DIRECTIONS, crossed_bootstrap(values, groups))}
+    return {name: Difference(*one[:3]) for name, one in zip(DIRECTIONS, crossed_bootstrap(values, groups))}
 
 
 def paired_differences(ours: Runs, base: Runs, k: int) -> dict[str, Difference] | None:
@@ -192,7 +186,7 @@ def paired_differences(ours: Runs, base: Runs, k: int) -> dict[str, Difference] 
     return weighted_sums([Weighted(1, ours, k), Weighted(-1, base, k)])
 
 
-def _check_same_gallery(one: PerQuery, other: PerQuery) -> None:
+def _check_same_gallery(one: EvaluationResult, other: EvaluationResult) -> None:
     same_captions = torch.equal(one.ranks.owner, other.ranks.owner) and torch.equal(one.groups, other.groups)
     if one.ids != other.ids or not same_captions:
         only = sorted(set(one.ids) ^ set(other.ids))
@@ -228,24 +222,9 @@ class Standings:
         return None if found is None else found[direction]
 
     def marks(self, rows: Sequence[str], direction: str, k: int) -> dict[str, Mark]:
-        """The best of these rows if it is clearly above every other, then the second if it is clearly above all that
-        remain.
-
-        Clearly above: the paired 95 % interval of the difference lies above zero.
-
-        Relations:
-            Of one seed what `clear_marks` says.
-        """
+        """`mark_best` of these rows: clearly above if the paired 95 % interval of the difference lies above zero."""
         heights = {row: found.mean for row in rows if (found := self.recall(row, direction, k)) is not None}
-        order = sorted(heights, key=lambda row: -heights[row])
-        marks: dict[str, Mark] = {}
-        for mark, row in zip(_PLACES, order):
-            below = order[len(marks) + 1 :]
-            # The nearest first: where a lead is not clear, few intervals are needed to know.
-            if not below or not all(self._is_above(row, other, direction, k) for other in below):
-                break
-            marks[row] = mark
-        return marks
+        return mark_best(heights, lambda row, other: self._is_above(row, other, direction, k))
 
     def _is_above(self, row: str, other: str, direction: str, k: int) -> bool:
         found = self.difference(row, other, direction, k)

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hnclip.config import RunOptions, TrainConfig, to_json
-from hnclip.evaluate.protocol import evaluate_task, open_task
-from hnclip.evaluate.result import Result
+from hnclip.evaluate.retrieval import EvaluationResult, drop_unusable, evaluate_task, open_task
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import RUN_CONFIG, RUN_RESULT, load
 from hnclip.studies.identity import EVALUATION, code_fingerprint, gallery_fingerprint, versions
@@ -125,7 +124,7 @@ class Store:
         # The same records by another path have another name.
         return own if own.exists() else next(iter(sorted(place.glob(f"*-{digest}.safetensors"))), own)
 
-    def result(self, job: Job, gallery: Gallery) -> Result:
+    def result(self, job: Job, gallery: Gallery) -> EvaluationResult:
         """What was measured on a gallery."""
         return read_result(self.result_path(job, gallery))
 
@@ -152,12 +151,13 @@ def _follow_moved_data(home: Path, config: TrainConfig) -> None:
             partial.write_text(to_json(config), encoding="utf-8")
 
 
-def _evaluated(model: DualEncoder, gallery: Gallery, config: TrainConfig, batch: int) -> Result:
-    apart = None
+def _evaluated(model: DualEncoder, gallery: Gallery, config: TrainConfig, batch: int) -> EvaluationResult:
+    held_out = None
     if gallery.whole:
-        apart = frozenset(record.id for record in open_task(gallery.source, None, config.read).records)
+        held_out = frozenset(record.id for record in open_task(gallery.source, None, config.read).records)
     task = open_task(gallery.source, "all" if gallery.whole else None, config.read)
-    return evaluate_task("", model, task, config.read, batch=batch, apart=apart)
+    task = drop_unusable(task, model, config.read)
+    return evaluate_task("", model, task, config.read, batch=batch, held_out=held_out)
 
 
 def _label(job: Job) -> str:

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any
 
 from hnclip.analysis.figures import convergence_grid_figure
-from hnclip.evaluate.table import ARROWS
+from hnclip.evaluate.ranks import ARROWS
 from hnclip.studies.findings import Findings
 from hnclip.studies.notes import missing_note, versions_note
 from hnclip.studies.paper_rows import MISSING

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hnclip.evaluate.bootstrap import crossed_bootstrap
 from hnclip.evaluate.published import paper_title
-from hnclip.evaluate.table import ARROWS
+from hnclip.evaluate.ranks import ARROWS
 from hnclip.studies.findings import Findings
 from hnclip.studies.measured import Measured, measure
 from hnclip.studies.notes import missing_note, versions_note

@@ -31,8 +31,8 @@ from hnclip.data.texts import Tokens
 from hnclip.diagnose.epoch import first_epoch
 from hnclip.diagnose.material import Material
 from hnclip.encode.loop import encode_captions
-from hnclip.evaluate.protocol import open_task
 from hnclip.evaluate.published import published_statistics
+from hnclip.evaluate.retrieval import open_task
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.studies.findings import Findings
 from hnclip.studies.identity import Trained, model_fingerprint, training_fingerprint

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.result import PerQuery
+from hnclip.evaluate.retrieval import EvaluationResult
 from hnclip.studies.findings import Findings
 from hnclip.studies.measured import Measured, measure
 from hnclip.studies.notes import CLEAR, gallery_note, missing_note, seeds_note, versions_note
@@ -16,7 +16,7 @@ from hnclip.studies.paper_rows import MISSING
 from hnclip.studies.parts import Part, Shown, TablePart, WordsPart
 from hnclip.studies.statistics import DIRECTIONS, MEAN, Difference, Spread, Standings
 from hnclip.studies.study import Study
-from hnclip.tables import Mark
+from hnclip.util.tables import Mark
 
 # What is asked, and what it is called in a sentence.
 WHOLE, SEEN, UNSEEN, ALONE = "all pairs", "other pairs", "held-out pairs", "held-out alone"
@@ -33,7 +33,7 @@ def show(findings: Findings) -> Shown:
     are not held out and of those that are, apart, among the same candidates; and of the held-out part alone. An
     advantage that is memory of training pairs is there for the former and not for the latter."""
     measured = [measure(findings, column) for column in findings.columns]
-    columns = [column for column in measured if any(result.held_out_queries is not None for result in column.all())]
+    columns = [column for column in measured if any(result.held_out is not None for result in column.all())]
     notes = (*missing_note(findings, [column.column for column in columns]), *versions_note(findings))
     parts: list[Part] = []
     data = []
@@ -49,13 +49,13 @@ def show(findings: Findings) -> Shown:
     return Shown(tuple(parts), {"columns": data})
 
 
-def only_queries(queries: PerQuery, ids: Set[str]) -> PerQuery:
+def only_queries(queries: EvaluationResult, ids: Set[str]) -> EvaluationResult:
     """The queries of these pictures and of their captions; candidates, and so ranks, stay what they were."""
     kept = torch.tensor([name in ids for name in queries.ids])  # [I]
     number = kept.cumsum(0) - 1  # [I] the place of each kept picture among the kept
     ranks = queries.ranks
     captions = kept[ranks.owner]  # [T]
-    return PerQuery(
+    return EvaluationResult(
         Ranks(ranks.text_to_image[captions], ranks.image_to_text[kept], number[ranks.owner[captions]]),
         queries.groups[kept],
         tuple(name for name in queries.ids if name in ids),
@@ -102,7 +102,7 @@ def _table(findings: Findings, column: Measured, views: Mapping[str, Standings],
             if change is not None and change.clear
         }
         lines.append((f"{name} − {other}", *(_cell(change) for change in changes)))
-    parts = [result.held_out_queries for result in column.all() if result.held_out_queries is not None]
+    parts = [result.held_out for result in column.all() if result.held_out is not None]
     notes = [
         *gallery_note(column),
         f"{len(parts[0].ids):,} images are held out from training; the others were trained on or chose the epoch. "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from hnclip.evaluate.table import ARROWS
+from hnclip.evaluate.ranks import ARROWS
 from hnclip.studies.findings import Findings
 from hnclip.studies.measured import Measured, measure
 from hnclip.studies.notes import CLEAR, gallery_note, marks_note, missing_note, seeds_note, versions_note
@@ -16,7 +16,7 @@ from hnclip.studies.parts import Part, Shown, TablePart, WordsPart
 from hnclip.studies.statistics import DIRECTIONS, MEAN, Difference, Spread, Standings, common_seeds
 from hnclip.studies.study import Study
 from hnclip.studies.variant import Variant
-from hnclip.tables import Mark
+from hnclip.util.tables import Mark
 
 
 def show(findings: Findings) -> Shown:

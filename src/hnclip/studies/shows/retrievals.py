@@ -7,8 +7,7 @@ from typing import NamedTuple
 from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.analysis.figures import Example, retrieval_figure
 from hnclip.data.image_cache import cache_directory
-from hnclip.evaluate.protocol import open_task, usable
-from hnclip.evaluate.retrieval import evaluate, prepare_gallery
+from hnclip.evaluate.retrieval import drop_unusable, evaluate, open_task, prepare_gallery
 from hnclip.studies.findings import Findings
 from hnclip.studies.notes import missing_note, versions_note
 from hnclip.studies.paper_rows import MISSING
@@ -74,7 +73,7 @@ def _difference(findings: Findings, domain: Domain, jobs: dict[str, Job]) -> _Di
         read = job.config.read
         model = findings.store.open_model(job)
         if records is None:  # of one start, so both can use the same ones
-            records = usable(open_task(domain.galleries[0], None, read), model, read).records
+            records = drop_unusable(open_task(domain.galleries[0], None, read), model, read).records
         gallery = prepare_gallery(records, model, cache=cache_directory(read.cache))
         evaluations[name] = evaluate(model, gallery, batch=findings.store.options.evaluate_batch)
         del model  # before the next one is opened

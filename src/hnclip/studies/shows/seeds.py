@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hnclip.evaluate.published import paper_title
-from hnclip.evaluate.table import ARROWS
+from hnclip.evaluate.ranks import ARROWS
 from hnclip.studies.findings import Findings
 from hnclip.studies.measured import Measured, measure
 from hnclip.studies.notes import gallery_note, missing_note, versions_note

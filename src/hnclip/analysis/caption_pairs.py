@@ -1,4 +1,4 @@
-"""Captions of different pictures beside each other, tile by tile: how alike they are, and who is nearest to whom."""
+"""Similarity of captions of different images, tile by tile: its mean, and the hardest negative of each caption."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hnclip.util.console import Iterate
 
 
 class CaptionSimilarity(NamedTuple):
-    """Mean cosine of all pairs of captions, and of each caption with its most similar companion."""
+    """Mean cosine of all pairs of captions, and of each caption with its hardest negative."""
 
     pairwise: float
     hardest: float
 
 
 def caption_similarity(text: Tensor, owner: Tensor, *, chunk: int = 1024) -> CaptionSimilarity:
-    """The paper's diagnosis in two numbers. Arguments as of `caption_pairs` and `CaptionPairs.tiles`.
+    """How similar captions are, in two numbers. Arguments as of `caption_pairs` and `CaptionPairs.tiles`.
 
     Relations:
         The means of the two distributions of `analysis.geometry.caption_geometry`.
@@ -33,7 +33,7 @@ def caption_similarity(text: Tensor, owner: Tensor, *, chunk: int = 1024) -> Cap
     hardest = Hardest(pairs.text, len(pairs))
     for tile in pairs.tiles(chunk):
         hardest.add(tile)
-    return CaptionSimilarity(pairwise=pairs.mean(), hardest=hardest.similarity.mean(dtype=torch.float64).item())
+    return CaptionSimilarity(pairwise=pairs.mean(), hardest=hardest.similarity.cpu().double().mean().item())
 
 
 class Tile(NamedTuple):
@@ -50,13 +50,13 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class CaptionPairs:
-    """T captions, of which any two of different pictures are companions; see `caption_pairs`.
+    """T captions, of which any two of different images are a pair; see `caption_pairs`.
 
     Attributes:
-        count: pairs of companions, each counted once.
+        count: pairs, each counted once.
 
     Shape:
-        text: [T, D]. own: [T], the picture of each caption as a number from 0 to P - 1. sizes: [P], captions of each.
+        text: [T, D]. own: [T], the image of each caption as a number from 0 to P - 1. sizes: [P], captions of each.
     """
 
     text: Tensor
@@ -71,32 +71,36 @@ class CaptionPairs:
         return (len(self) ** 2 - int(self.sizes.square().sum())) // 2
 
     def mean(self) -> float:
-        """Mean similarity of all pairs, without looking at them: their sum is |Σ t|², less that within each picture."""
-        order = self.own.argsort()  # [T], the captions of a picture side by side
-        ends = self.sizes.cumsum(0).tolist()
-        everything = self.text.new_zeros(self.text.shape[1], dtype=torch.float64)  # [D]
+        """Mean similarity of all pairs, without their products: their sum is |Σ t|², less that within each image.
+
+        In fp64 on the CPU, because not every accelerator has it.
+        """
+        own, sizes = self.own.cpu(), self.sizes.cpu()
+        order = own.argsort()  # [T], the captions of an image in a row
+        ends = sizes.cumsum(0).tolist()
+        everything = torch.zeros(self.text.shape[1], dtype=torch.float64)  # [D]
         within = everything.sum()
-        for pictures in _blocks(len(ends), 1024):  # sums in fp64 of all pictures would be larger than the vectors
-            rows = order[ends[pictures.start] - int(self.sizes[pictures.start]) : ends[pictures.stop - 1]]  # [n]
-            sums = everything.new_zeros(pictures.stop - pictures.start, len(everything))  # [p, D]
-            sums.index_add_(0, self.own[rows] - pictures.start, self.text[rows].double())
+        for images in _blocks(len(ends), 1024):  # sums in fp64 of all images would be larger than the vectors
+            rows = order[ends[images.start] - int(sizes[images.start]) : ends[images.stop - 1]]  # [n]
+            sums = everything.new_zeros(images.stop - images.start, len(everything))  # [p, D]
+            sums.index_add_(0, own[rows] - images.start, self.text[rows.to(self.text.device)].cpu().double())
             everything += sums.sum(0)
             within += sums.square().sum()
         return (everything.square().sum() - within).item() / (2 * self.count)
 
     def similarities(self, rows: slice | Tensor, columns: slice | Tensor) -> Tensor:
-        """Cosines [r, c] of captions with captions, -inf where both belong to one picture."""
+        """Cosines [r, c] of captions with captions, -inf where both belong to one image."""
         similarity = product(self.text[rows], self.text[columns])  # [r, c]
         return similarity.masked_fill_(self.own[rows, None] == self.own[None, columns], -torch.inf)
 
     def tiles(self, chunk: int = 1024, progress: Iterate = iter) -> Iterator[Tile]:
         """Every pair once, in tiles of at most `chunk` × `chunk`; similarity is symmetric, so a triangle of them does.
 
-        A caption meets its companions as a row of some tiles and as a column of others.
+        A caption is in rows of some tiles and in columns of others.
         """
         blocks = _blocks(len(self), chunk)
         places = [(i, j) for i in range(len(blocks)) for j in range(i, len(blocks))]
-        # Captions mostly come in the order of their pictures. Then few tiles hold two of one picture, and masking the
+        # Captions mostly come in the order of their images. Then few tiles hold two of one image, and masking the
         # others for nothing would cost a good part of what their products do.
         low = [int(self.own[block].min()) for block in blocks]
         high = [int(self.own[block].max()) for block in blocks]
@@ -113,7 +117,7 @@ class CaptionPairs:
             yield Tile(rows, columns, similarity)
 
     def search(self, queries: Tensor, chunk: int = 1024, progress: Iterate = iter) -> tuple[Tensor, Tensor]:
-        """The most similar companion of some captions among all, and its row.
+        """The similarity of the hardest negative of some captions among all, and its row.
 
         Shape:
             queries [S], rows of `text`; returns two [S].
@@ -132,7 +136,7 @@ def caption_pairs(text: Tensor, owner: Tensor) -> CaptionPairs:
 
     Args:
         text: caption embeddings, L2-normalised by the caller.
-        owner: the picture each caption belongs to; captions of one picture are not each other's companions.
+        owner: the image each caption belongs to; captions of one image are not each other's negatives.
 
     Shape:
         text [T, D]; owner [T] integers.
@@ -140,11 +144,11 @@ def caption_pairs(text: Tensor, owner: Tensor) -> CaptionPairs:
     check_embeddings("text", text, 2)
     if owner.shape != text.shape[:1]:
         raise ValueError(f"owner must be [{len(text)}], one per caption, got {tuple(owner.shape)}")
-    pictures, own = owner.to(text.device).unique(return_inverse=True)  # [P], [T]
-    if len(pictures) < 2:
+    images, own = owner.to(text.device).unique(return_inverse=True)  # [I], [T]
+    if len(images) < 2:
         raise ValueError(
-            f"captions are compared with those of other pictures, so at least 2 pictures are needed; here are "
-            f"{len(text)} captions of {len(pictures)}"
+            f"captions are compared with those of other images, so at least 2 images are needed; here are "
+            f"{len(text)} captions of {len(images)}"
         )
     text = text.detach().float()
     # The largest entry of a row shows NaN and infinity, without a mask as large as the vectors.
@@ -158,10 +162,10 @@ def caption_pairs(text: Tensor, owner: Tensor) -> CaptionPairs:
 
 
 class Hardest:
-    """The most similar companion of each query, while similarities go by.
+    """The hardest negative of each query among the similarities added so far.
 
     Shape:
-        similarity [Q], nearest [Q], the row of the companion; -inf and -1 before there is any.
+        similarity [Q], nearest [Q], its row; -inf and -1 before there is any.
     """
 
     def __init__(self, like: Tensor, queries: int) -> None:

@@ -1,8 +1,6 @@
-"""Captions of different pictures against a loop over pairs."""
+"""Similarity of captions of different images against a loop over pairs."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hnclip.evaluate.companions import Hardest, caption_pairs, caption_similarity
+from hnclip.analysis.caption_pairs import Hardest, caption_pairs, caption_similarity
 
 OWNER = torch.tensor([0, 0, 1, 2, 3, 3, 3, 4, 5, 6, 7])
 
@@ -21,8 +19,8 @@ def unit_vectors(count: int, width: int, seed: int = 0) -> Tensor:
     return F.normalize(torch.randn(count, width, generator=torch.Generator().manual_seed(seed)), dim=1)
 
 
-def companions(text: Tensor, owner: Tensor) -> list[dict[int, float]]:
-    """For each caption the similarity of every companion by its row, one pair at a time."""
+def negatives(text: Tensor, owner: Tensor) -> list[dict[int, float]]:
+    """For each caption the similarity of every negative by its row, one pair at a time."""
     rows = range(len(text))
     return [{j: float(text[i].double() @ text[j].double()) for j in rows if owner[i] != owner[j]} for i in rows]
 
@@ -34,7 +32,7 @@ owners = st.lists(st.integers(-3, 5), min_size=2, max_size=12).filter(lambda own
 @given(owners, st.integers(1, 14), st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
 def test_both_numbers_equal_a_loop(owner: list[int], chunk: int, dtype: torch.dtype) -> None:
     text = unit_vectors(len(owner), 5).to(dtype)
-    all_pairs = companions(text, torch.tensor(owner))
+    all_pairs = negatives(text, torch.tensor(owner))
     flat = [value for row in all_pairs for value in row.values()]
     found = caption_similarity(text, torch.tensor(owner), chunk=chunk)
     assert found.pairwise == pytest.approx(sum(flat) / len(flat), abs=1e-6)
@@ -57,7 +55,7 @@ def test_tiles_hold_every_pair_once(owner: list[int], chunk: int) -> None:
             seen[pair] = float(similarity[r, c])
     expected = {
         frozenset((i, j)): value
-        for i, row in enumerate(companions(text, torch.tensor(owner)))
+        for i, row in enumerate(negatives(text, torch.tensor(owner)))
         for j, value in row.items()
     }
     assert seen == pytest.approx(expected, abs=1e-6)
@@ -66,10 +64,10 @@ def test_tiles_hold_every_pair_once(owner: list[int], chunk: int) -> None:
 
 @settings(max_examples=40)
 @given(owners, st.integers(1, 14), st.data())
-def test_the_hardest_companion_and_its_row(owner: list[int], chunk: int, data: st.DataObject) -> None:
+def test_the_hardest_negative_and_its_row(owner: list[int], chunk: int, data: st.DataObject) -> None:
     """For all captions from the tiles, and for some of them by a search."""
     text = unit_vectors(len(owner), 3)
-    expected = [max((value, j) for j, value in row.items()) for row in companions(text, torch.tensor(owner))]
+    expected = [max((value, j) for j, value in row.items()) for row in negatives(text, torch.tensor(owner))]
     pairs = caption_pairs(text, torch.tensor(owner))
     found = Hardest(pairs.text, len(pairs))
     for tile in pairs.tiles(chunk):
@@ -82,8 +80,8 @@ def test_the_hardest_companion_and_its_row(owner: list[int], chunk: int, data: s
     assert nearest.tolist() == [expected[row][1] for row in queries]
 
 
-def test_the_mean_takes_pictures_in_blocks() -> None:
-    """More pictures than a block has, their captions far apart."""
+def test_the_mean_takes_images_in_blocks() -> None:
+    """More images than a block has, their captions far apart."""
     owner = torch.randint(2500, (4000,), generator=torch.Generator().manual_seed(1))
     text = unit_vectors(4000, 4)
     matrix = (text.double() @ text.double().T)[owner[:, None] != owner]
@@ -107,21 +105,6 @@ def test_autocast_and_gradients_make_no_difference() -> None:
     assert not any(tile.similarity.requires_grad for tile in caption_pairs(text, OWNER).tiles())
 
 
-def test_progress_walks_through_the_tiles() -> None:
-    walked: list[int] = []
-
-    def progress(steps: range) -> Iterator[int]:
-        for step in steps:
-            yield step
-            walked.append(len(steps))
-
-    pairs = caption_pairs(unit_vectors(11, 5), OWNER)
-    assert len(list(pairs.tiles(4, progress))) == 6
-    assert walked == [6] * 6
-    pairs.search(torch.arange(5), 4, progress)
-    assert walked[6:] == [2, 2]
-
-
 class Largest(TorchDispatchMode):
     """The largest tensor that any operation returns."""
 
@@ -143,27 +126,15 @@ def test_no_more_than_a_tile_at_once() -> None:
     assert largest.elements <= max(50 * 50, text.numel(), 2 * 500)
 
 
-@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
-def test_a_model_that_returns_nan_is_named(broken: float) -> None:
-    text = unit_vectors(11, 5)
-    text[3, 2] = text[7, 0] = broken
-    with pytest.raises(ValueError, match="model returned NaN or infinity for 2 of 11 captions"):
-        caption_similarity(text, OWNER)
-
-
-def test_one_picture_has_no_companion() -> None:
-    with pytest.raises(ValueError, match="3 captions of 1"):
-        caption_similarity(torch.eye(3), torch.zeros(3, dtype=torch.long))
-    with pytest.raises(ValueError, match="0 captions of 0"):
-        caption_similarity(torch.empty(0, 3), torch.zeros(0, dtype=torch.long))
-
-
-def test_shapes_that_do_not_fit_are_named() -> None:
-    with pytest.raises(ValueError, match=r"owner must be \[3\]"):
-        caption_similarity(torch.eye(3), torch.arange(4))
-    with pytest.raises(ValueError, match=r"text must be .* with 2 dimensions"):
-        caption_similarity(torch.ones(3), torch.arange(3))
-    with pytest.raises(ValueError, match="text must be floating point"):
-        caption_similarity(torch.eye(3).long(), torch.arange(3))
-    with pytest.raises(ValueError, match="chunk"):
-        caption_similarity(torch.eye(3), torch.arange(3), chunk=0)
+@pytest.mark.parametrize(
+    ("text", "owner", "keyword"),
+    [
+        (torch.full((11, 5), torch.nan), OWNER, "NaN"),
+        (torch.eye(3), torch.zeros(3, dtype=torch.long), "captions of 1"),
+        (torch.eye(3), torch.arange(4), "owner"),
+        (torch.ones(3), torch.arange(3), "text"),
+    ],
+)
+def test_invalid_captions_are_refused(text: Tensor, owner: Tensor, keyword: str) -> None:
+    with pytest.raises(ValueError, match=keyword):
+        caption_similarity(text, owner)
