@@ -18,13 +18,13 @@ from hnclip.core import Box
 from hnclip.data.batching import pad_texts
 from hnclip.data.image_sources import FileImage
 from hnclip.data.images import preprocess_image
+from hnclip.data.manifest import apply_manifest, manifest_path, read_manifest
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.data.sources import open_data
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.prepare import run as prepare_run
-from hnclip.prepare.manifest import apply_manifest, manifest_path, read_manifest
 from hnclip.prepare.regions import crop_candidates, match_sentences
 
 IMAGES = 6

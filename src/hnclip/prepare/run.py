@@ -17,10 +17,10 @@ from hnclip.config import ReadConfig
 from hnclip.core import Problem, Record
 from hnclip.data.decoding import in_order
 from hnclip.data.lexicon import CaptionFilter, filter_version, load_filter
+from hnclip.data.manifest import Kind, manifest_path, record_mark, write_manifest
 from hnclip.data.sources import open_data
 from hnclip.data.validate import list_problems
 from hnclip.options import PrepareRegions, PrepareText
-from hnclip.prepare.manifest import Kind, manifest_path, record_mark, write_manifest
 from hnclip.prepare.regions import Made, Make, open_regions
 from hnclip.util.console import progress
 from hnclip.util.text import counted

@@ -217,7 +217,7 @@ def _pairs_fingerprint(trained: Trained) -> str:
 
 
 def _prepared_fingerprint(config: TrainConfig) -> str:
-    from hnclip.prepare.manifest import KINDS, manifest_path
+    from hnclip.data.manifest import KINDS, manifest_path
 
     paths = [manifest_path(config.read, config.data, kind) for kind in KINDS]
     stats = [(path, path.stat()) for path in paths if path.exists()]

@@ -17,6 +17,7 @@ from hnclip.config import TrainConfig
 from hnclip.core import Problem, Record
 from hnclip.data.batching import PairData, prepare
 from hnclip.data.image_cache import cache_directory
+from hnclip.data.manifest import KINDS, Kind, apply_manifest, manifest_path, read_manifest
 from hnclip.data.records import DataSet, fraction_of
 from hnclip.data.sampler import cluster_order, cut_batches, epoch_order, nearest_captions
 from hnclip.data.sources import open_data
@@ -25,7 +26,6 @@ from hnclip.encode.loop import encode_captions
 from hnclip.evaluate.retrieval import Gallery, prepare_gallery
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.base import Objective
-from hnclip.prepare.manifest import KINDS, Kind, apply_manifest, manifest_path, read_manifest
 from hnclip.train.distributed import broadcast_object, encode_shared, rank
 from hnclip.train.step import chunk_slices
 from hnclip.util.console import progress

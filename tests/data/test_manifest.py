@@ -17,8 +17,7 @@ from PIL import Image
 from hnclip.config import ReadConfig
 from hnclip.core import Record, Region
 from hnclip.data.image_sources import FileImage
-from hnclip.data.scenes import scene_records
-from hnclip.prepare.manifest import (
+from hnclip.data.manifest import (
     KINDS,
     Kind,
     Manifest,
@@ -28,6 +27,7 @@ from hnclip.prepare.manifest import (
     record_mark,
     write_manifest,
 )
+from hnclip.data.scenes import scene_records
 
 REGION = {"box": [1, 2, 30, 40], "sentence": "a tree", "score": 3.5}
 TOOL = {"name": "test", "sizes": (1, 2)}
