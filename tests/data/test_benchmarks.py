@@ -160,10 +160,6 @@ def test_every_benchmark_opens_as_published(tmp_path: Path, name: str) -> None:
     assert (data.name, data.exact, data.splits()) == (name, True, COUNTS[name])
     assert (data.problems, data.warnings) == ((), ())
     assert all(record.image.load().size == (6, 4) for record in data.records[-5:])
-    benchmark = BENCHMARKS[name]
-    assert benchmark.title
-    assert benchmark.licence
-    assert benchmark.page.startswith("https://")
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -172,7 +168,7 @@ def test_verified_counts_are_errors_and_others_warnings(tmp_path: Path, name: st
     for split, expected in BENCHMARKS[name].splits.items():
         counts = {split: COUNTS[name][split] + 1}
         if expected.verified:
-            with pytest.raises(ValueError, match=f"split {split} has"):
+            with pytest.raises(ValueError, match=f"split {split} .* has"):
                 opened(name, tmp_path, splits={split}, counts=counts)
         else:
             data = opened(name, tmp_path, splits={split}, counts=counts)
@@ -180,19 +176,13 @@ def test_verified_counts_are_errors_and_others_warnings(tmp_path: Path, name: st
             assert data.splits() == {split: COUNTS[name][split]}
 
 
-def test_counts_of_test_splits_were_verified() -> None:
-    verified = {(name, split) for name, it in BENCHMARKS.items() for split in it.splits if it.splits[split].verified}
-    official = {("docci/official", "test"), ("docci/official", "qual_test")}
-    assert verified == {("docci", "test"), ("dci", "test"), ("urban-1k", "test"), ("iiw", "test")} | official
-
-
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_an_empty_folder_lacks_every_file_of_every_split(tmp_path: Path, name: str) -> None:
-    benchmark = BENCHMARKS[name]
     with pytest.raises(ValueError, match="lacks files") as caught:
         open_benchmark(name, tmp_path)
-    for file in benchmark.files:
-        assert (str(file) in str(caught.value)) == (file not in benchmark.optional)
+    for split in BENCHMARKS[name].splits.values():
+        for file in (file for files, _ in split.readings for file in files):
+            assert str(file) in str(caught.value)
 
 
 def test_the_papers_counts() -> None:
@@ -202,6 +192,9 @@ def test_the_papers_counts() -> None:
     assert BENCHMARKS["long-dci"].counts["test"] == sum(BENCHMARKS["dci"].counts.values())
     assert sum(BENCHMARKS["docci/official"].counts.values()) == 14_847
     assert sum(BENCHMARKS["sharegpt4v"].counts.values()) == 1_246_901
+    verified = {(name, split) for name, it in BENCHMARKS.items() for split in it.splits if it.splits[split].verified}
+    official = {("docci/official", "test"), ("docci/official", "qual_test")}
+    assert verified == {("docci", "test"), ("dci", "test"), ("urban-1k", "test"), ("iiw", "test")} | official
 
 
 def test_docci(tmp_path: Path) -> None:
@@ -217,8 +210,7 @@ def test_docci(tmp_path: Path) -> None:
     )
     assert {record.id for record in data.records if record.group == "7"} == {f"test_0000{n}" for n in range(4)}
     (tmp_path / "docci_metadata.jsonlines").write_text('{"cluster\n')
-    with pytest.raises(ValueError, match="metadata"):
-        opened("docci", tmp_path)
+    assert [problem.kind for problem in opened("docci", tmp_path).problems] == ["unreadable row"]
     (tmp_path / "docci_metadata.jsonlines").unlink()
     assert {record.group for record in opened("docci", tmp_path).records} == {None}
 
@@ -234,9 +226,6 @@ def test_goals_lists_of_docci(tmp_path: Path) -> None:
         data.part("validation")  # not taken from the training records
     docci(tmp_path)
     assert opened("docci", tmp_path).part("test")[0].captions == ("Of test_00000.",)  # the official file wins
-    write(tmp_path / "docci_test.json", list_rows([*names[:-1], "test_00009.jpg"]))
-    with pytest.raises(ValueError, match="disagree"):
-        opened("docci", tmp_path)
 
 
 def test_images_may_be_in_a_tar_or_elsewhere(tmp_path: Path) -> None:
@@ -332,7 +321,7 @@ def test_sharegpt4v(tmp_path: Path) -> None:
         ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": 3}, "unreadable row"),
         ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": "half \ud83d"}, "bad text"),
         ("dci", "DCI_test.json", {"filename": "a/", "caption": "x"}, "no image"),
-        ("dci", "DCI_test.json", {"filename": 7, "caption": "x"}, "no image"),
+        ("dci", "DCI_test.json", {"filename": 7, "caption": "x"}, "unreadable row"),
         ("dci", "DCI_test.json", {"filename": "a\0.jpg", "caption": "x"}, "no image"),
         ("dci", "DCI_test.json", {"caption": "x"}, "no image"),
         ("dci", "DCI_test.json", "text", "unreadable row"),
@@ -384,18 +373,21 @@ def test_folders_by_environment_and_names(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="HNCLIP_DATA"):
         open_benchmark("dci", None)
     monkeypatch.setenv("HNCLIP_DATA", str(tmp_path))
-    with pytest.raises(ValueError, match="holds no long-dci or dci"):
+    with pytest.raises(ValueError, match=r"long-dci or .*dci is not a directory"):
         open_benchmark("long-dci", None)
     dci(tmp_path / "dci")
     assert len(open_benchmark("long-dci", None, counts=COUNTS["long-dci"]).records) == 7
-    with pytest.raises(ValueError, match="not a directory"):
-        open_benchmark("dci", tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="does not exist"):
-        opened("dci", tmp_path / "dci", images=tmp_path / "nothing")
-    with pytest.raises(ValueError, match="no benchmark 'coco'"):
-        open_benchmark("coco", tmp_path)
-    with pytest.raises(ValueError, match="no split 'dev'"):
-        open_benchmark("dci", tmp_path, splits={"dev"})
+    assert opened("dci", tmp_path / "dci", splits={"validation"}).splits() == {"train": 5}  # held out of it
+    bad: list[tuple[str, Path, dict[str, Any], str]] = [
+        ("dci", tmp_path / "nowhere", {}, "not a directory"),
+        ("dci", tmp_path / "dci", {"images": tmp_path / "nothing"}, "does not exist"),
+        ("coco", tmp_path, {}, "no benchmark 'coco'"),
+        ("dci", tmp_path, {"splits": {"dev"}}, "no split dev"),
+        ("urban-1k", tmp_path, {"splits": {"train"}}, "vg-paragraphs"),
+    ]
+    for name, folder, options, message in bad:
+        with pytest.raises(ValueError, match=message):
+            open_benchmark(name, folder, **options)
 
 
 def test_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

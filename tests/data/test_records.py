@@ -66,7 +66,7 @@ def test_groups_stay_together_and_neither_side_is_empty(sizes: list[int], share:
 @pytest.mark.parametrize(
     ("splits", "split", "message"),
     [
-        ([None] * 9, "test", "declares none"),
+        ([None] * 9, "test", "it has none"),
         (["test", "other"], "train", "it has test, other"),
         (["test"] * 9, "validation", "it has test"),
         ([None] * 3, "validation", "too few"),

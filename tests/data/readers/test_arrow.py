@@ -90,11 +90,8 @@ def test_cells_of_one_name_are_one_image(tmp_path: Path) -> None:
     assert [(record.id, record.captions) for record in data.records] == [("a.jpg", ("one", "uno")), ("b.jpg", ("two",))]
     columns["split"] = ["train", "train", "test"]  # numbering may begin anew in every split
     data = read(write(tmp_path / "t.parquet", **columns))
-    assert [(r.id, r.split) for r in data.records] == [
-        ("t.parquet:1", "train"),
-        ("t.parquet:2", "train"),
-        ("t.parquet:3", "test"),
-    ]
+    splits = [("t.parquet:1", "train"), ("t.parquet:2", "train"), ("t.parquet:3", "test")]
+    assert [(record.id, record.split) for record in data.records] == splits
 
 
 def test_a_path_in_a_cell_without_bytes(tmp_path: Path) -> None:
@@ -222,6 +219,6 @@ def test_a_dataset_that_cannot_be_loaded_is_a_short_error(monkeypatch: pytest.Mo
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: pytest.fail("it must not try again"))
-    with pytest.raises(ValueError, match=r"no file or directory .*on the hub \(no connection\)"):
+    with pytest.raises(ValueError, match=r"on the hub: no connection$"):
         read_hub("owner/name", ReadConfig())
     assert asked == ["owner/name"]

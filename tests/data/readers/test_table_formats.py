@@ -126,17 +126,6 @@ def test_a_search_by_name_is_counted(read_as: Read, tmp_path: Path, caplog: pyte
     assert "several" in data.problems[0].detail
 
 
-def test_a_copy_in_another_folder_changes_nothing(read_as: Read, tmp_path: Path) -> None:
-    rows = [{"image": "images/1.png", "caption": "one"}, {"image": "2.png", "caption": "two"}]
-    for name in ("images/1.png", "images/2.png"):
-        write_png(tmp_path / name, 1)
-    before = read_as(rows)
-    for name in ("copies/1.png", "copies/2.png", "1.png"):
-        write_png(tmp_path / name, 2)
-    assert read_as(rows) == before
-    assert shade(before.records[0].image) == 1
-
-
 @pytest.mark.parametrize("column", ["url", "image", "image_url", "named"])
 def test_urls_are_not_files(read_as: Read, tmp_path: Path, column: str) -> None:
     write_png(tmp_path / "1.png", 1)
@@ -176,7 +165,7 @@ def test_bad_rows_are_reported_and_skipped(read_as: Read) -> None:
     data = read_as([dict(zip(names, row)) for row in rows])
     assert [record.id for record in data.records] == ["1.png"]
     assert kinds(data) == ["no image", "empty caption", "unreadable row", "missing image"]
-    with pytest.raises(ValueError, match=r"no record found.*\n  empty caption"):
+    with pytest.raises(ValueError, match=r"no record .*\n  empty caption"):
         read_as([{"image": "1.png", "caption": ""}])
 
 
@@ -259,12 +248,7 @@ def test_goals_lists_have_regions(tmp_path: Path, name: str) -> None:
 
 def test_goals_segments_without_box_or_sentence_are_no_regions(tmp_path: Path) -> None:
     bad = [None, 3, "x", {}, segment(None, 1), segment("&nbsp;", 1), segment("x\ud800", 1), segment("a", 1, x1="b")]
-    bad += [
-        segment("a", 1, x1=None),
-        segment("a", 1, y2=float("nan")),
-        segment("a", 1, y2=0),
-        segment("a", 1, y2=float("inf")),
-    ]
+    bad += [segment("a", 1, **box) for box in ({"x1": None}, {"y2": float("nan")}, {"y2": 0}, {"y2": float("inf")})]
     scores = [None, True, "high", float("nan"), 10**400]
     row: dict[str, Any] = {"original_filename": "1.png", "original_caption": "One."}
     for segments in (None, "text", 3, bad):
@@ -320,24 +304,24 @@ def choose(row: Row, read: ReadConfig = ReadConfig(), **options: Any) -> Columns
 
 
 @pytest.mark.parametrize(
-    ("row", "image", "captions"),
+    ("row", "columns"),
     [
-        ({"filepath": "1.png", "title": "x"}, "filepath", ("title",)),  # open_clip
-        ({"file_name": "1.png", "text": "x"}, "file_name", ("text",)),  # Hugging Face's image folder
-        ({"Image File": "1.png", "Description": "x"}, "Image File", ("Description",)),
-        ({"image": "1.png", "captions": ["x"]}, "image", ("captions",)),
-        ({"filepath": "val2014", "filename": "1.png", "sentences": []}, "filename", ("sentences",)),  # Karpathy
-        ({"image_path": "a/1.png", "filename": "1.png", "caption": "x"}, "image_path", ("caption",)),
-        ({"path": "1.png", "caption": "x", "title": "y"}, "path", ("caption",)),
-        ({"img": "17", "paragraph": "x"}, "img", ("paragraph",)),
-        ({"image": "1.png", "caption_0": "x", "caption_1": "y", "id": 1}, "image", ("caption_0", "caption_1")),
-        ({"image": "1.png", "short_caption": "x", "long_caption": "y"}, "image", ("long_caption",)),
-        ({"image": "http://x.org/1.png", "file": "1.png", "url": "u", "caption": "x"}, "file", ("caption",)),
+        ({"filepath": "1.png", "title": "x"}, "filepath title"),  # open_clip
+        ({"file_name": "1.png", "text": "x"}, "file_name text"),  # Hugging Face's image folder
+        ({"Image-File": "1.png", "Description": "x"}, "Image-File Description"),
+        ({"image": "1.png", "captions": ["x"]}, "image captions"),
+        ({"filepath": "val2014", "filename": "1.png", "sentences": []}, "filename sentences"),  # Karpathy
+        ({"image_path": "a/1.png", "filename": "1.png", "caption": "x"}, "image_path caption"),
+        ({"path": "1.png", "caption": "x", "title": "y"}, "path caption"),
+        ({"img": "17", "paragraph": "x"}, "img paragraph"),
+        ({"image": "1.png", "caption_0": "x", "caption_1": "y", "id": 1}, "image caption_0 caption_1"),
+        ({"image": "1.png", "short_caption": "x", "long_caption": "y"}, "image long_caption"),
+        ({"image": "http://x.org/1.png", "file": "1.png", "url": "u", "caption": "x"}, "file caption"),
     ],
 )
-def test_columns_are_guessed_from_common_names(row: Row, image: str, captions: tuple[str, ...]) -> None:
-    columns = choose(row)
-    assert (columns.image, columns.captions) == (image, captions)
+def test_columns_are_guessed_from_common_names(row: Row, columns: str) -> None:
+    found = choose(row)
+    assert [found.image, *found.captions] == columns.split()
 
 
 def test_the_other_columns_are_guessed_or_named() -> None:
@@ -350,7 +334,7 @@ def test_the_other_columns_are_guessed_or_named() -> None:
     assert choose({**row, "a": 1, "b, c": 2}, ReadConfig(caption_column="b, c", id_column="a")) == Columns(
         ("b, c",), "image", id="a", split="karpathy_split", short="short_caption", group="cluster_id"
     )
-    for value, split in (("val", "set"), ("coco", None), (None, None)):
+    for value, split in (("val", "set"), ("coco", ""), (None, "")):
         assert choose({"image": "1.png", "caption": "x", "set": value}).split == split
 
 

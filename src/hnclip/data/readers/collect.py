@@ -187,7 +187,7 @@ class RecordCollector:
             shown = "".join(f"\n  {found.kind}: {found.where}: {found.detail}" for found in problems[:_SHOWN])
             rest = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
             raise ValueError(
-                f"no record with an image and a caption found in {source}{':' if shown else ''}{shown}{more}"
+                f"no record with an image and a caption found in {source}{':' if shown else ''}{shown}{rest}"
             )
         return DataSet(source, tuple(records.values()), tuple(problems), warnings=tuple(self.log.warnings))
 
