@@ -133,14 +133,8 @@ def sharegpt4v(root: Path) -> None:
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
-    "docci": docci,
-    "docci/official": docci,
-    "dci": dci,
-    "long-dci": dci,
-    "urban-1k": urban,
-    "vg-paragraphs": vg,
-    "iiw": iiw,
-    "sharegpt4v": sharegpt4v,
+    **{"docci": docci, "docci/official": docci, "dci": dci, "long-dci": dci, "urban-1k": urban},
+    **{"vg-paragraphs": vg, "iiw": iiw, "sharegpt4v": sharegpt4v},
 }
 
 
@@ -259,28 +253,28 @@ def test_long_dci_distinguishes_the_held_out_records(tmp_path: Path) -> None:
     assert [problem.kind for problem in opened("long-dci", tmp_path).problems] == ["repeated id"]
 
 
-@pytest.mark.parametrize("place", ["/data1/wh/DCI/photos/", "F:\\Study\\photos\\", "", "./", "a b/"])
-def test_published_paths_come_down_to_base_names(tmp_path: Path, place: str) -> None:
-    write(tmp_path / "DCI_test.json", list_rows(["sa_1.jpg", "sa_2.jpg"], place))
+def test_published_paths_come_down_to_base_names(tmp_path: Path) -> None:
     for name in ("sa_1.jpg", "sa_2.jpg", "copies/sa_2.jpg"):
         write_image(tmp_path / "photos" / name, 200 if "/" in name else 10)
-    data = opened("dci", tmp_path)
-    assert [record.id for record in data.records] == ["sa_1", "sa_2"]
-    assert all(record.image.load().getpixel((0, 0))[0] < 20 for record in data.records)  # type: ignore[index]
+    for place in ("/data1/wh/DCI/photos/", "F:\\Study\\photos\\", "", "./", "a b/"):
+        write(tmp_path / "DCI_test.json", list_rows(["sa_1.jpg", "sa_2.jpg"], place))
+        data = opened("dci", tmp_path)
+        assert [record.id for record in data.records] == ["sa_1", "sa_2"]
+        assert all(record.image.load().getpixel((0, 0))[0] < 20 for record in data.records)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_urban_1k(tmp_path: Path, wrapped: bool) -> None:
+def test_urban_1k(tmp_path: Path) -> None:
     urban(tmp_path)
     data = opened("urban-1k", tmp_path / "Urban1k")
     numbers = [str(number) for number in range(1, 12)]
     assert ids(data, "test") == numbers
     assert data.records[4].captions == ("Street 5.",)
     rows = list_rows([f"{number}.jpg" for number in numbers], "change/this/directoryUrban1k/image/")
-    wrap = {"annotations": [{"image_id": 0, "image": row["filename"], "caption": row["caption"]} for row in rows]}
-    write(tmp_path / "list" / "urban1k_test.json", wrap if wrapped else rows)
-    listed = opened("urban-1k", tmp_path / "list", images=tmp_path / "Urban1k" / "image")
-    assert [record.image for record in listed.records] == [record.image for record in data.records]
+    wrapped = {"annotations": [{"image_id": 0, "image": row["filename"], "caption": row["caption"]} for row in rows]}
+    for content in (rows, wrapped):
+        write(tmp_path / "list" / "urban1k_test.json", content)
+        listed = opened("urban-1k", tmp_path / "list", images=tmp_path / "Urban1k" / "image")
+        assert [record.image for record in listed.records] == [record.image for record in data.records]
     with pytest.raises(ValueError, match="the paper trains on vg-paragraphs"):
         data.part("train")
 
@@ -313,40 +307,48 @@ def test_sharegpt4v(tmp_path: Path) -> None:
         opened("sharegpt4v", tmp_path, splits={"train"})
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "row", "kind"),
-    [
-        ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": "  "}, "empty caption"),
-        ("dci", "DCI_test.json", {"filename": "a.jpg"}, "no caption"),
-        ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": 3}, "unreadable row"),
-        ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": "half \ud83d"}, "bad text"),
-        ("dci", "DCI_test.json", {"filename": "a/", "caption": "x"}, "no image"),
-        ("dci", "DCI_test.json", {"filename": 7, "caption": "x"}, "unreadable row"),
-        ("dci", "DCI_test.json", {"filename": "a\0.jpg", "caption": "x"}, "no image"),
-        ("dci", "DCI_test.json", {"caption": "x"}, "no image"),
-        ("dci", "DCI_test.json", "text", "unreadable row"),
-        ("dci", "DCI_test.json", list_rows(["sa_1.jpg"])[0], "repeated id"),
-        ("docci", "docci_descriptions.jsonlines", {"image_file": "a.jpg", "description": "x"}, "unreadable row"),
-        ("docci", "docci_descriptions.jsonlines", {"split": "test", "description": "x"}, "no image"),
-        ("vg-paragraphs", "paragraphs_v1.json", {"paragraph": "x"}, "no image"),
-        ("vg-paragraphs", "paragraphs_v1.json", {"image_id": 1, "paragraph": ""}, "empty caption"),
-        ("iiw", "IIW-400/data.jsonl", {"image": "a.jpg"}, "no caption"),
-    ],
-)
-def test_bad_rows_are_problems(tmp_path: Path, name: str, file: str, row: Any, kind: str) -> None:
-    good: dict[str, Any] = {
-        "dci": list_rows(["sa_1.jpg"])[0],
-        "docci": {"split": "test", "image_file": "1.jpg", "description": "x"},
-        "vg-paragraphs": paragraph(1),
-        "iiw": {"image": "1.jpg", "IIW": "x"},
-    }
-    write(tmp_path / file, [good[name], row])
+BAD_ROWS: dict[str, tuple[str, Any, list[tuple[Any, str]]]] = {
+    "dci": (
+        "DCI_test.json",
+        list_rows(["sa_1.jpg"])[0],
+        [
+            *(({"filename": "a.jpg", "caption": "  "}, "empty caption"), ({"filename": "a.jpg"}, "no caption")),
+            *(({"filename": "a.jpg", "caption": 3}, "unreadable row"), ("text", "unreadable row")),
+            *(({"filename": "a.jpg", "caption": "half \ud83d"}, "bad text"), ({"caption": "x"}, "no image")),
+            *(({"filename": name, "caption": "x"}, "no image") for name in ("a/", "a\0.jpg", "")),
+            (list_rows(["sa_1.jpg"])[0], "repeated id"),
+        ],
+    ),
+    "docci": (
+        "docci_descriptions.jsonlines",
+        {"split": "test", "image_file": "1.jpg", "description": "x"},
+        [
+            ({"image_file": "a.jpg", "description": "x"}, "unreadable row"),
+            ({"split": "test", "description": "x"}, "no image"),
+        ],
+    ),
+    "vg-paragraphs": (
+        "paragraphs_v1.json",
+        paragraph(1),
+        [({"paragraph": "x"}, "no image"), ({"image_id": 1, "paragraph": ""}, "empty caption")],
+    ),
+    "iiw": ("IIW-400/data.jsonl", {"image": "1.jpg", "IIW": "x"}, [({"image": "a.jpg"}, "no caption")]),
+    "sharegpt4v": (SHAREGPT4V, share_row(1), [({"image": "a.jpg", "conversations": []}, "no caption")]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_bad_rows_are_problems(tmp_path: Path, name: str) -> None:
+    file, good, bad = BAD_ROWS[name]
     write(tmp_path / "test_split.json", [1])
-    data = opened(name, tmp_path, splits={"test"}, counts={"test": 1})
-    assert (len(data.records), [problem.kind for problem in data.problems]) == (1, [kind])
-    if BENCHMARKS[name].splits["test"].verified:
-        with pytest.raises(ValueError, match=kind):
-            opened(name, tmp_path, splits={"test"}, counts={"test": 2})
+    split = "validation" if name == "sharegpt4v" else "test"
+    for row, kind in bad:
+        write(tmp_path / file, [good, row])
+        data = opened(name, tmp_path, splits={split}, counts={split: 1})
+        assert (len(data.records), [problem.kind for problem in data.problems]) == (1, [kind])
+        if BENCHMARKS[name].splits[split].verified:
+            with pytest.raises(ValueError, match=kind):
+                opened(name, tmp_path, splits={split}, counts={split: 2})
 
 
 def test_only_the_files_of_the_wanted_splits_are_needed(tmp_path: Path) -> None:

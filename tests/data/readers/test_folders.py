@@ -165,22 +165,16 @@ def shards(folder: Path, names: list[str], keys: str = "{shard}-{number}") -> No
         write_tar(folder / name, members)
 
 
-def test_a_directory_of_shards(tmp_path: Path) -> None:
-    shards(tmp_path, ["s-000.tar", "s-001.tar"], keys="{number}")
-    (tmp_path / "s-000_stats.json").write_text("{}")  # as img2dataset writes it
-    data = read(tmp_path)  # keys that are not unique have their shard's name
-    assert [(record.id, record.split, shade(record.image)) for record in data.records] == [
-        ("s-000.tar:0", None, 0),
-        ("s-000.tar:1", None, 1),
-        ("s-001.tar:0", None, 10),
-        ("s-001.tar:1", None, 11),
-    ]
-
-
-@pytest.mark.parametrize("names", [["train/0.tar", "val/0.tar"], ["cc-train-0.tar", "cc-validation-0.tar"]])
-def test_shards_may_be_splits(tmp_path: Path, names: list[str]) -> None:
-    shards(tmp_path, names)
-    assert [record.split for record in read(tmp_path).records] == ["train", "train", "validation", "validation"]
+def test_directories_of_shards(tmp_path: Path) -> None:
+    shards(tmp_path / "a", ["s-000.tar", "s-001.tar"], keys="{number}")
+    (tmp_path / "a" / "s-000_stats.json").write_text("{}")  # as img2dataset writes it
+    data = read(tmp_path / "a")  # keys that are not unique have their shard's name
+    assert [record.id for record in data.records] == ["s-000.tar:0", "s-000.tar:1", "s-001.tar:0", "s-001.tar:1"]
+    assert [(record.split, shade(record.image)) for record in data.records] == [(None, n) for n in (0, 1, 10, 11)]
+    for folder, names in (("b", ["train/0.tar", "val/0.tar"]), ("c", ["cc-train-0.tar", "cc-validation-0.tar"])):
+        shards(tmp_path / folder, names)
+        splits = [record.split for record in read(tmp_path / folder).records]
+        assert splits == ["train", "train", "validation", "validation"]
 
 
 def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

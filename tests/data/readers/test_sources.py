@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from small_images import png, shade, write_png, write_tar
 
+from hnclip.bench import run_benchmark
 from hnclip.config import ReadConfig
 from hnclip.data import benchmarks as benchmarks_module
 from hnclip.data import sources
@@ -44,20 +45,15 @@ def test_scenes(source: str, style: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert asked == [(style, "validation")]
 
 
-def test_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-
-    def open_benchmark(name: str, folder: Path | None, images: Path | None, *, splits: object) -> DataSet:
-        asked.append((name, folder, images, splits))
-        return DataSet(name, (), exact=True)
-
-    monkeypatch.setattr(benchmarks_module, "open_benchmark", open_benchmark)
-    assert open_data("docci").exact
+    monkeypatch.setattr(
+        benchmarks_module, "open_benchmark", lambda *args, splits: asked.append((*args, splits)) or DataSet("x", ())
+    )
     open_data("docci/official=/data/docci", ReadConfig(images="images.tar"))
     open_data("docci=a=b", splits={"test"})
     open_data("dci", splits={"all"})
     assert asked == [
-        ("docci", None, None, None),
         ("docci/official", Path("/data/docci"), Path("images.tar"), None),
         ("docci", Path("a=b"), None, {"test"}),
         ("dci", None, None, None),
@@ -76,12 +72,6 @@ def test_records_of_a_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert {record.id for record in [*train, *validation]} == {record.id for record in every}
     with pytest.raises(ValueError, match="has no split 'test'"):
         open_records("~/folder", "test")
-
-
-def test_declared_splits_can_be_ignored(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("image,caption,split\n1.png,x,test\n")
-    assert open_data(str(tmp_path / "t.csv")).splits() == {"test": 1}
-    assert open_data(str(tmp_path / "t.csv"), ReadConfig(splits=False)).splits() == {}
 
 
 def test_hugging_faces_image_folder(tmp_path: Path) -> None:
@@ -110,6 +100,7 @@ def test_a_folder_with_tables(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"categories.csv, coco_test.csv"):
         read(tmp_path)
     assert found(read(f"{tmp_path}/coco_*.csv")) == expected
+    assert read(f"{tmp_path}/coco_*.csv", splits=False).splits() == {}
 
 
 def test_tables_and_tar_files_together_are_ambiguous(tmp_path: Path) -> None:
@@ -151,3 +142,7 @@ def test_a_mistyped_path_is_not_sent_to_the_hub(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "runs").mkdir()
     with pytest.raises(ValueError, match="there is no such file or directory"):
         open_data(source)
+
+
+def test_the_benchmark_of_opening_tables_runs() -> None:
+    assert "csv" in run_benchmark("open_table", ["--rows", "50", "--words", "3"])

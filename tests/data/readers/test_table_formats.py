@@ -128,34 +128,27 @@ def test_a_search_by_name_is_counted(read_as: Read, tmp_path: Path, caplog: pyte
 
 @pytest.mark.parametrize("column", ["url", "image", "image_url", "named"])
 def test_urls_are_not_files(read_as: Read, tmp_path: Path, column: str) -> None:
-    write_png(tmp_path / "1.png", 1)
+    rows = [{column: "https://example.org/VG/1.png", "paragraph": "one"}]
     with pytest.raises(ValueError, match=r"URL.*download"):
-        read_as(
-            [{column: "https://example.org/VG/1.png", "paragraph": "one"}],
-            image_column="named" if column == "named" else None,
-        )
-    rows = [{"image": "1.png", "caption": "one"}, {"image": "https://example.org/1.png", "caption": "two"}]
-    data = read_as(rows)
-    assert [record.captions for record in data.records] == [("one",)]
+        read_as(rows, image_column="named" if column == "named" else None)
+    data = read_as([{"image": name, "caption": "one"} for name in ("1.png", "https://example.org/1.png")])
+    assert [record.id for record in data.records] == ["1.png"]
     assert "download" in data.problems[0].detail
 
 
 def test_one_record_for_each_image(read_as: Read, tmp_path: Path) -> None:
-    write_png(tmp_path / "1.png", 1)
-    rows = [
-        {"image": "1.png", "caption": "one", "split": "train"},
-        {"image": "2.png", "caption": "two", "split": "train"},
-        {"image": "./1.png", "caption": "uno", "split": "train"},
-        {"image": str(tmp_path / "1.png"), "caption": "one", "split": "train"},
-        {"image": "2.png", "caption": "zwei", "split": "test"},
-    ]
-    for images in (None, str(tmp_path)):
-        data = read_as(rows, images=images)
-        assert [(r.id, r.captions, r.split) for r in data.records] == [
-            ("1.png", ("one", "uno"), "train"),
-            ("2.png", ("two",), "train"),
-        ]
-        assert kinds(data) == ["shared image"]
+    """However a path below the table or --read.images is written."""
+    write_png(tmp_path / "here" / "1.png", 1)
+    write_png(tmp_path / "images" / "2.png", 2)
+    names = ["here/1.png", "2.png", "./here/1.png", str(tmp_path / "here/1.png"), "images\\2.png", "../3.png"]
+    rows = [{"image": name, "caption": f"of {name}", "split": "train"} for name in names]
+    rows.append({"image": "2.png", "caption": "zwei", "split": "test"})
+    data = read_as(rows, images=str(tmp_path / "images"))
+    captions = [tuple(f"of {names[number]}" for number in numbers) for numbers in ([0, 2, 3], [1, 4], [5])]
+    assert [record.captions for record in data.records] == captions
+    assert [record.id for record in data.records] == ["here/1.png", "2.png", "../3.png"]
+    assert [shade(record.image) for record in data.records[:2]] == [1, 2]
+    assert kinds(data) == ["shared image"]
 
 
 def test_bad_rows_are_reported_and_skipped(read_as: Read) -> None:
@@ -167,16 +160,6 @@ def test_bad_rows_are_reported_and_skipped(read_as: Read) -> None:
     assert kinds(data) == ["no image", "empty caption", "unreadable row", "missing image"]
     with pytest.raises(ValueError, match=r"no record .*\n  empty caption"):
         read_as([{"image": "1.png", "caption": ""}])
-
-
-def test_paths_relative_to_the_table_count_too(read_as: Read, tmp_path: Path) -> None:
-    write_png(tmp_path / "here" / "1.png", 1)
-    write_png(tmp_path / "images" / "2.png", 2)
-    rows = [{"image": name, "caption": name} for name in ("here/1.png", "2.png", "images\\2.png", "../3.png")]
-    data = read_as(rows, images=str(tmp_path / "images"))
-    assert [shade(record.image) for record in data.records[:2]] == [1, 2]
-    assert [record.id for record in data.records] == ["here/1.png", "2.png", "../3.png"]
-    assert data.records[1].captions == ("2.png", "images\\2.png")
 
 
 def test_lists_of_captions(tmp_path: Path) -> None:
@@ -325,28 +308,21 @@ def test_columns_are_guessed_from_common_names(row: Row, columns: str) -> None:
 
 
 def test_the_other_columns_are_guessed_or_named() -> None:
-    row = {"image": "1.png", "caption": "x", "Image_ID": 1, "karpathy_split": "test"}
+    row = {"image": "1.png", "caption": "x", "Image_ID": 1, "karpathy_split": "test", "a": 1, "b, c": 2}
     row |= {"short_caption": "y", "cluster_id": 7, "width": 640}
-    guessed = Columns(
-        ("caption",), "image", id="Image_ID", split="karpathy_split", short="short_caption", group="cluster_id"
-    )
-    assert choose(row) == guessed
-    assert choose({**row, "a": 1, "b, c": 2}, ReadConfig(caption_column="b, c", id_column="a")) == Columns(
-        ("b, c",), "image", id="a", split="karpathy_split", short="short_caption", group="cluster_id"
-    )
+    others = {"split": "karpathy_split", "short": "short_caption", "group": "cluster_id"}
+    assert choose(row) == Columns(("caption",), "image", id="Image_ID", **others)
+    named = ReadConfig(caption_column="b, c", id_column="a")
+    assert choose(row, named) == Columns(("b, c",), "image", id="a", **others)
     for value, split in (("val", "set"), ("coco", ""), (None, "")):
         assert choose({"image": "1.png", "caption": "x", "set": value}).split == split
 
 
 def test_a_column_that_holds_images_is_the_image() -> None:
-    row = {"filename": "1.png", "caption": "x"}
-    names = ["jpg", "filename", "caption"]
-    assert choose_columns("t", names, [row], ReadConfig(), holding=["jpg"]) == Columns(
-        ("caption",), "jpg", name="filename"
-    )
-    assert choose_columns("t", names, [row], ReadConfig(id_column="caption"), holding=["jpg"]).name == "caption"
-    both = ["image", "mask", "caption"]
-    assert choose_columns("t", both, [{"caption": "x"}], ReadConfig(), holding=both[:2]).image == "image"
+    row = {"jpg": None, "filename": "1.png", "caption": "x"}
+    assert choose(row, holding=["jpg"]) == Columns(("caption",), "jpg", name="filename")
+    assert choose(row, ReadConfig(id_column="caption"), holding=["jpg"]).name == "caption"
+    assert choose({"image": None, "mask": None, "caption": "x"}, holding=["image", "mask"]).image == "image"
 
 
 def test_all_problems_of_the_columns_come_together() -> None:
