@@ -175,7 +175,7 @@ def test_an_empty_folder_lacks_every_file_of_every_split(tmp_path: Path, name: s
     with pytest.raises(ValueError, match="lacks files") as caught:
         open_benchmark(name, tmp_path)
     for split in BENCHMARKS[name].splits.values():
-        for file in (file for files, _ in split.readings for file in files):
+        for file in (file for _, files in split.readings for file in files):
             assert str(file) in str(caught.value)
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hnclip.core import Record
 from hnclip.data.readers.benchmark_rows import (
     BenchmarkFile,
     BenchmarkFolder,
-    Reading,
-    docci_row,
+    SplitReader,
     find_below,
-    iiw_row,
+    goal_row,
+    list_row,
     read_long_dci,
     read_vg,
+    reads,
     sharegpt4v_row,
-    table_reading,
 )
 from hnclip.data.readers.locate import ImageFinder
 from hnclip.data.records import DataSet, ReadLog
@@ -29,14 +29,14 @@ _SHOWN = 3  # problems that a message shows
 
 @dataclass(frozen=True)
 class BenchmarkSplit:
-    """How many records a split has, and the ways to read it, the best first.
+    """How many records a split has, and the ways to read it, a reader and its files each, the best first.
 
     Another count is an error if it was `verified` in the published file, and a warning if it is the paper's or the data
     set's own statement.
     """
 
     count: int
-    readings: tuple[Reading, ...]
+    readings: tuple[tuple[SplitReader, tuple[BenchmarkFile, ...]], ...]
     verified: bool = False
 
 
@@ -108,12 +108,13 @@ def open_benchmark(
     missing: dict[str, str] = {}
     for split in wanted:
         readings = benchmark.splits[split].readings
-        lacking = [[str(file) for file in files if not place.find(file)] for files, _ in readings]
+        lacking = [[str(file) for file in files if not place.find(file)] for _, files in readings]
         if all(lacking):
             missing[split] = "; or ".join(" and ".join(files) for files in lacking)
             continue
-        read = readings[lacking.index([])][1]
-        for record in _read_split(place, benchmark, split, read(place, split), (counts or benchmark.counts)[split]):
+        read, files = readings[lacking.index([])]
+        found = read(place, split, *files)
+        for record in _read_split(place, benchmark, split, found, (counts or benchmark.counts)[split]):
             if record.id in records:
                 raise ValueError(f"{name}: {record.id} is in both {records[record.id].split} and {split}")
             records[record.id] = record
@@ -200,20 +201,21 @@ IIW_DOCCI = BenchmarkFile(_IIW, ("DOCCI_Test/data.jsonl", "DOCCI_TEST/data.jsonl
 SHAREGPT4V_CAPTIONS = BenchmarkFile(_SHAREGPT4V, ("share-captioner_coco_lcs_sam_1246k_1107.json",))
 
 
-def _split(count: int, *readings: Reading, verified: bool = False) -> BenchmarkSplit:
-    return BenchmarkSplit(count, readings, verified)
+def _split(count: int, *readings: tuple[Any, ...], verified: bool = False) -> BenchmarkSplit:
+    return BenchmarkSplit(count, tuple((read, tuple(files)) for read, *files in readings), verified)
 
 
-def _docci(*parts: str) -> Reading:
-    return table_reading(DOCCI_CAPTIONS, partial(docci_row, parts))
+def _docci(*parts: str) -> tuple[SplitReader, BenchmarkFile]:
+    return reads(list_row(("image_file",), ("description",), parts)), DOCCI_CAPTIONS
 
 
+_LIST, _IMAGES_IN_WORDS = reads(goal_row), reads(list_row(("image/key", "image"), ("IIW",)))
 DOCCI = Benchmark(
     "docci",
     {
-        "train": _split(9_450, table_reading(DOCCI_TRAIN)),
+        "train": _split(9_450, (_LIST, DOCCI_TRAIN)),
         "validation": _split(100, _docci("qual_dev")),
-        "test": _split(5_100, _docci("test", "qual_test"), table_reading(DOCCI_TEST), verified=True),
+        "test": _split(5_100, _docci("test", "qual_test"), (_LIST, DOCCI_TEST), verified=True),
     },
     folders=("docci",),
     images=("images", "docci_images", "docci_images.tar", "images.tar"),
@@ -227,13 +229,13 @@ DOCCI_OFFICIAL = {
 }
 DCI = Benchmark(
     "dci",
-    {"train": _split(5_445, table_reading(DCI_TRAIN)), "test": _split(1_999, table_reading(DCI_TEST), verified=True)},
+    {"train": _split(5_445, (_LIST, DCI_TRAIN)), "test": _split(1_999, (_LIST, DCI_TEST), verified=True)},
     folders=("dci",),
     images=("photos", "images", "sa_000138", "sa_000138.tar"),
 )
 LONG_DCI = Benchmark(
     "long-dci",
-    {"test": _split(7_444, ((DCI_TRAIN, DCI_TEST), partial(read_long_dci, DCI_TRAIN, DCI_TEST)))},
+    {"test": _split(7_444, (read_long_dci, DCI_TRAIN, DCI_TEST))},
     folders=("long-dci", "dci"),
     images=DCI.images,
     absent={"train": "Long-DCI is for tests only, the paper trains on dci"},
@@ -241,7 +243,7 @@ LONG_DCI = Benchmark(
 )
 URBAN_1K = Benchmark(
     "urban-1k",
-    {"test": _split(1_000, table_reading(URBAN_CAPTIONS), table_reading(URBAN_LIST), verified=True)},
+    {"test": _split(1_000, (_LIST, URBAN_CAPTIONS), (_LIST, URBAN_LIST), verified=True)},
     folders=("urban-1k", "Urban1k"),
     images=("image", "images"),
     absent={"train": "Urban-1K is for tests only, the paper trains on vg-paragraphs"},
@@ -249,18 +251,18 @@ URBAN_1K = Benchmark(
 VG_PARAGRAPHS = Benchmark(
     "vg-paragraphs",
     {
-        "train": _split(14_575, ((VG_CAPTIONS, VG_TRAIN), partial(read_vg, VG_CAPTIONS, VG_TRAIN))),
-        "validation": _split(2_487, ((VG_CAPTIONS, VG_VAL), partial(read_vg, VG_CAPTIONS, VG_VAL))),
-        "test": _split(2_489, ((VG_CAPTIONS, VG_TEST), partial(read_vg, VG_CAPTIONS, VG_TEST))),
+        "train": _split(14_575, (read_vg, VG_CAPTIONS, VG_TRAIN)),
+        "validation": _split(2_487, (read_vg, VG_CAPTIONS, VG_VAL)),
+        "test": _split(2_489, (read_vg, VG_CAPTIONS, VG_TEST)),
     },
     folders=("vg-paragraphs",),
 )
 IIW = Benchmark(
     "iiw",
     {
-        "test": _split(400, table_reading(IIW_400, iiw_row), verified=True),
-        "dci_test": _split(112, table_reading(IIW_DCI, iiw_row)),
-        "docci_test": _split(100, table_reading(IIW_DOCCI, iiw_row)),
+        "test": _split(400, (_IMAGES_IN_WORDS, IIW_400), verified=True),
+        "dci_test": _split(112, (_IMAGES_IN_WORDS, IIW_DCI)),
+        "docci_test": _split(100, (_IMAGES_IN_WORDS, IIW_DOCCI)),
     },
     folders=("iiw",),
     absent={"train": "IIW publishes no training captions by people"},
@@ -268,8 +270,8 @@ IIW = Benchmark(
 SHAREGPT4V = Benchmark(
     "sharegpt4v",
     {  # the first thousand rows are for validation, as in Long-CLIP
-        "train": _split(1_245_901, table_reading(SHAREGPT4V_CAPTIONS, sharegpt4v_row, 1_000)),
-        "validation": _split(1_000, table_reading(SHAREGPT4V_CAPTIONS, sharegpt4v_row, 0, 1_000)),
+        "train": _split(1_245_901, (reads(sharegpt4v_row, 1_000), SHAREGPT4V_CAPTIONS)),
+        "validation": _split(1_000, (reads(sharegpt4v_row, 0, 1_000), SHAREGPT4V_CAPTIONS)),
     },
     folders=("sharegpt4v", "ShareGPT4V"),
     images=("data",),

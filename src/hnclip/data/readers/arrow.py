@@ -220,7 +220,7 @@ class _ParquetColumn:
     """Reads a column of images a few at a time: a row group may be larger than memory. Reading in the order of the rows
     is fast; another row costs a pass over its row group."""
 
-    def __init__(self, path: Path, column: str) -> None:
+    def __init__(self, path: Path, version: str, column: str) -> None:
         self._path, self._column = path, column
         self._lock = Lock()
         self._recent: deque[tuple[int, Sequence[Any]]] = deque(maxlen=_RECENT)  # batches: first row, and cells
@@ -248,10 +248,8 @@ class _ParquetColumn:
             return cells[row - start].as_py()
 
 
-@lru_cache(maxsize=8)
-def _parquet_column(path: Path, version: str, column: str) -> _ParquetColumn:
-    """One reader for all cells of a column; another one after the file has changed."""
-    return _ParquetColumn(path, column)
+# One reader for all cells of a column; another one after the file has changed.
+_parquet_column = lru_cache(maxsize=8)(_ParquetColumn)
 
 
 @contextmanager

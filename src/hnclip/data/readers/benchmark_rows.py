@@ -76,8 +76,8 @@ class BenchmarkFolder:
 
 # Makes a record, without its split, of a row.
 RowReader = Callable[[BenchmarkFolder, Row], Record | None]
-# The files that a split is read from, and the function that reads it, given its name.
-Reading = tuple[tuple[BenchmarkFile, ...], Callable[[BenchmarkFolder, str], Iterable[Record]]]
+# Reads a split from its files, given the folder and the name of the split.
+SplitReader = Callable[..., Iterable[Record]]
 
 
 def find_below(root: Path, names: Iterable[str]) -> Path | None:
@@ -126,26 +126,24 @@ def _stem(path: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def goal_row(folder: BenchmarkFolder, row: Row) -> Record:
-    """GOAL's lists, which others took over: `[{"filename", "caption"}]` for tests, and for training
-    `[{"original_filename", "original_caption", "segment": […]}]`. `image` is another spelling of `filename`."""
-    name, caption = _image_name(row, GOAL_IMAGE, "filename", "image"), _text(row, "no caption", GOAL_CAPTION, "caption")
-    return Record(_stem(name), folder.image(name), (caption,), None, regions=goal_regions(row.get(GOAL_REGIONS)))
+def list_row(image: tuple[str, ...], caption: tuple[str, ...], parts: Collection[str] = ()) -> RowReader:
+    """Rows with an image's name, a caption, and perhaps GOAL's regions under these keys; with `parts` only those of
+    which `split` is one of these."""
+
+    def make(folder: BenchmarkFolder, row: Row) -> Record | None:
+        if parts and _text(row, "unreadable row", "split") not in parts:
+            return None
+        name = _image_name(row, *image)
+        file = name if "." in _base_name(name) else f"{name}.jpg"  # IIW names DOCCI's images without their suffix
+        text, regions = _text(row, "no caption", *caption), goal_regions(row.get(GOAL_REGIONS))
+        return Record(_stem(name), folder.image(file), (text,), None, regions=regions)
+
+    return make
 
 
-def docci_row(parts: Collection[str], folder: BenchmarkFolder, row: Row) -> Record | None:
-    """These of DOCCI's own parts."""
-    if _text(row, "unreadable row", "split") not in parts:
-        return None
-    name = _image_name(row, "image_file")
-    return Record(_stem(name), folder.image(name), (_text(row, "no caption", "description"),), None)
-
-
-def iiw_row(folder: BenchmarkFolder, row: Row) -> Record:
-    name = _base_name(_image_name(row, "image/key", "image"))
-    # DOCCI's images are named without their suffix, DCI's with it.
-    image = folder.image(name if "." in name else f"{name}.jpg")
-    return Record(_stem(name), image, (_text(row, "no caption", "IIW"),), None)
+# GOAL's lists, which others took over: `[{"filename", "caption"}]` for tests, and for training
+# `[{"original_filename", "original_caption", "segment": […]}]`. `image` is another spelling of `filename`.
+goal_row = list_row((GOAL_IMAGE, "filename", "image"), (GOAL_CAPTION, "caption"))
 
 
 def sharegpt4v_row(folder: BenchmarkFolder, row: Row) -> Record:
@@ -157,12 +155,12 @@ def sharegpt4v_row(folder: BenchmarkFolder, row: Row) -> Record:
     return Record(name, image, (caption,), None, short=caption.split(". ")[0])
 
 
-def table_reading(file: BenchmarkFile, make: RowReader = goal_row, start: int = 0, stop: int | None = None) -> Reading:
-    """A table, or its rows from `start` to `stop`."""
-    return (file,), lambda folder, split: folder.records(islice(folder.rows(file), start, stop), make, split)
+def reads(make: RowReader, start: int = 0, stop: int | None = None) -> SplitReader:
+    """Reads a table, or its rows from `start` to `stop`."""
+    return lambda folder, split, file: folder.records(islice(folder.rows(file), start, stop), make, split)
 
 
-def read_long_dci(train: BenchmarkFile, test: BenchmarkFile, folder: BenchmarkFolder, split: str) -> Iterator[Record]:
+def read_long_dci(folder: BenchmarkFolder, split: str, train: BenchmarkFile, test: BenchmarkFile) -> Iterator[Record]:
     """Both of GOAL's lists as one gallery: ids begin with the list that a record comes from. An image in both lists is
     not held out."""
     trained = set()
@@ -188,7 +186,7 @@ def _vg_row(wanted: Collection[str], folder: BenchmarkFolder, row: Row) -> Recor
     return Record(name, found, (_text(row, "no caption", "paragraph"),), None)
 
 
-def read_vg(captions: BenchmarkFile, ids: BenchmarkFile, folder: BenchmarkFolder, split: str) -> Iterator[Record]:
+def read_vg(folder: BenchmarkFolder, split: str, captions: BenchmarkFile, ids: BenchmarkFile) -> Iterator[Record]:
     """One record per image of the split, in the order of its list, with all paragraphs about it as captions."""
     file = folder.path(ids)
     try:

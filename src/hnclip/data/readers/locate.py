@@ -36,7 +36,7 @@ class ImageFinder:
         if self.tar is None and not os.path.isdir(self.root):
             raise ValueError(f"{root} should hold the images, but does not exist: name a directory or .tar file")
         self._folders: dict[str, dict[str, str]] = {}
-        self._by_name: dict[str, list[str]] = {}
+        self._by_name: dict[str, list[str]] | None = None
 
     def relative(self, name: str) -> str:
         """A name in a table as a normalised POSIX path, relative to the root if it lies below it."""
@@ -66,7 +66,8 @@ class ImageFinder:
         Raises:
             RowError: several images fit equally well.
         """
-        if not self._by_name:
+        if self._by_name is None:
+            self._by_name = {}
             for file in files_below(Path(self.root)) if self.tar is None else self.tar.files:
                 self._by_name.setdefault(_parts(file)[0], []).append(file)
         parts = _parts(self.relative(name))
