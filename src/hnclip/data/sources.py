@@ -66,11 +66,7 @@ def open_data(source: str, read: ReadConfig = _DEFAULT, *, splits: Collection[st
             data = replace(_open_other(source, read), name=source)
             if not read.splits:
                 data = replace(data, records=tuple(replace(record, split=None) for record in data.records))
-    except (
-        OSError,
-        RuntimeError,
-        UnicodeError,
-    ) as error:  # no permission, a name that is too long, the home of an unknown user
+    except (OSError, RuntimeError, UnicodeError) as error:  # no permission, or a name that no file can have
         raise ValueError(f"data {source[:200]!r} cannot be read: {str(error)[:500]}") from error
     for warning in data.warnings:
         _warn_once(warning)
@@ -116,9 +112,10 @@ def _open_other(source: str, read: ReadConfig) -> DataSet:
     if any(mark in source for mark in "*?[{"):
         files = _matching(str(path))
         return _read_files(files, read, Path(os.path.commonpath([os.path.abspath(file.parent) for file in files])))
+    if source.startswith("scenes/"):
+        raise ValueError(f"domain must be one of {', '.join(DOMAINS)}, not {source.partition('/')[2]!r}")
     hub_name = source.removeprefix("hf://")
-    # A name in a directory that is here is a mistyped path.
-    like_path = is_data_name(source) or source.startswith("scenes/") or os.path.isdir(source.partition("/")[0])
+    like_path = is_data_name(source) or os.path.isdir(source.partition("/")[0])  # and mistyped
     if _HUB_NAME.fullmatch(hub_name) and (hub_name != source or not like_path):
         from hnclip.data.readers.arrow import read_hub
 
