@@ -133,14 +133,8 @@ def sharegpt4v(root: Path) -> None:
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
-    "docci": docci,
-    "docci/official": docci,
-    "dci": dci,
-    "long-dci": dci,
-    "urban-1k": urban,
-    "vg-paragraphs": vg,
-    "iiw": iiw,
-    "sharegpt4v": sharegpt4v,
+    **{"docci": docci, "docci/official": docci, "dci": dci, "long-dci": dci, "urban-1k": urban},
+    **{"vg-paragraphs": vg, "iiw": iiw, "sharegpt4v": sharegpt4v},
 }
 
 
@@ -160,10 +154,6 @@ def test_every_benchmark_opens_as_published(tmp_path: Path, name: str) -> None:
     assert (data.name, data.exact, data.splits()) == (name, True, COUNTS[name])
     assert (data.problems, data.warnings) == ((), ())
     assert all(record.image.load().size == (6, 4) for record in data.records[-5:])
-    benchmark = BENCHMARKS[name]
-    assert benchmark.title
-    assert benchmark.licence
-    assert benchmark.page.startswith("https://")
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -172,7 +162,7 @@ def test_verified_counts_are_errors_and_others_warnings(tmp_path: Path, name: st
     for split, expected in BENCHMARKS[name].splits.items():
         counts = {split: COUNTS[name][split] + 1}
         if expected.verified:
-            with pytest.raises(ValueError, match=f"split {split} has"):
+            with pytest.raises(ValueError, match=f"split {split} .* has"):
                 opened(name, tmp_path, splits={split}, counts=counts)
         else:
             data = opened(name, tmp_path, splits={split}, counts=counts)
@@ -180,19 +170,13 @@ def test_verified_counts_are_errors_and_others_warnings(tmp_path: Path, name: st
             assert data.splits() == {split: COUNTS[name][split]}
 
 
-def test_counts_of_test_splits_were_verified() -> None:
-    verified = {(name, split) for name, it in BENCHMARKS.items() for split in it.splits if it.splits[split].verified}
-    official = {("docci/official", "test"), ("docci/official", "qual_test")}
-    assert verified == {("docci", "test"), ("dci", "test"), ("urban-1k", "test"), ("iiw", "test")} | official
-
-
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_an_empty_folder_lacks_every_file_of_every_split(tmp_path: Path, name: str) -> None:
-    benchmark = BENCHMARKS[name]
     with pytest.raises(ValueError, match="lacks files") as caught:
         open_benchmark(name, tmp_path)
-    for file in benchmark.files:
-        assert (str(file) in str(caught.value)) == (file not in benchmark.optional)
+    for split in BENCHMARKS[name].splits.values():
+        for file in (file for _, files in split.readings for file in files):
+            assert str(file) in str(caught.value)
 
 
 def test_the_papers_counts() -> None:
@@ -202,6 +186,9 @@ def test_the_papers_counts() -> None:
     assert BENCHMARKS["long-dci"].counts["test"] == sum(BENCHMARKS["dci"].counts.values())
     assert sum(BENCHMARKS["docci/official"].counts.values()) == 14_847
     assert sum(BENCHMARKS["sharegpt4v"].counts.values()) == 1_246_901
+    verified = {(name, split) for name, it in BENCHMARKS.items() for split in it.splits if it.splits[split].verified}
+    official = {("docci/official", "test"), ("docci/official", "qual_test")}
+    assert verified == {("docci", "test"), ("dci", "test"), ("urban-1k", "test"), ("iiw", "test")} | official
 
 
 def test_docci(tmp_path: Path) -> None:
@@ -217,8 +204,7 @@ def test_docci(tmp_path: Path) -> None:
     )
     assert {record.id for record in data.records if record.group == "7"} == {f"test_0000{n}" for n in range(4)}
     (tmp_path / "docci_metadata.jsonlines").write_text('{"cluster\n')
-    with pytest.raises(ValueError, match="metadata"):
-        opened("docci", tmp_path)
+    assert [problem.kind for problem in opened("docci", tmp_path).problems] == ["unreadable row"]
     (tmp_path / "docci_metadata.jsonlines").unlink()
     assert {record.group for record in opened("docci", tmp_path).records} == {None}
 
@@ -234,9 +220,6 @@ def test_goals_lists_of_docci(tmp_path: Path) -> None:
         data.part("validation")  # not taken from the training records
     docci(tmp_path)
     assert opened("docci", tmp_path).part("test")[0].captions == ("Of test_00000.",)  # the official file wins
-    write(tmp_path / "docci_test.json", list_rows([*names[:-1], "test_00009.jpg"]))
-    with pytest.raises(ValueError, match="disagree"):
-        opened("docci", tmp_path)
 
 
 def test_images_may_be_in_a_tar_or_elsewhere(tmp_path: Path) -> None:
@@ -270,28 +253,28 @@ def test_long_dci_distinguishes_the_held_out_records(tmp_path: Path) -> None:
     assert [problem.kind for problem in opened("long-dci", tmp_path).problems] == ["repeated id"]
 
 
-@pytest.mark.parametrize("place", ["/data1/wh/DCI/photos/", "F:\\Study\\photos\\", "", "./", "a b/"])
-def test_published_paths_come_down_to_base_names(tmp_path: Path, place: str) -> None:
-    write(tmp_path / "DCI_test.json", list_rows(["sa_1.jpg", "sa_2.jpg"], place))
+def test_published_paths_come_down_to_base_names(tmp_path: Path) -> None:
     for name in ("sa_1.jpg", "sa_2.jpg", "copies/sa_2.jpg"):
         write_image(tmp_path / "photos" / name, 200 if "/" in name else 10)
-    data = opened("dci", tmp_path)
-    assert [record.id for record in data.records] == ["sa_1", "sa_2"]
-    assert all(record.image.load().getpixel((0, 0))[0] < 20 for record in data.records)  # type: ignore[index]
+    for place in ("/data1/wh/DCI/photos/", "F:\\Study\\photos\\", "", "./", "a b/"):
+        write(tmp_path / "DCI_test.json", list_rows(["sa_1.jpg", "sa_2.jpg"], place))
+        data = opened("dci", tmp_path)
+        assert [record.id for record in data.records] == ["sa_1", "sa_2"]
+        assert all(record.image.load().getpixel((0, 0))[0] < 20 for record in data.records)  # type: ignore[index]
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_urban_1k(tmp_path: Path, wrapped: bool) -> None:
+def test_urban_1k(tmp_path: Path) -> None:
     urban(tmp_path)
     data = opened("urban-1k", tmp_path / "Urban1k")
     numbers = [str(number) for number in range(1, 12)]
     assert ids(data, "test") == numbers
     assert data.records[4].captions == ("Street 5.",)
     rows = list_rows([f"{number}.jpg" for number in numbers], "change/this/directoryUrban1k/image/")
-    wrap = {"annotations": [{"image_id": 0, "image": row["filename"], "caption": row["caption"]} for row in rows]}
-    write(tmp_path / "list" / "urban1k_test.json", wrap if wrapped else rows)
-    listed = opened("urban-1k", tmp_path / "list", images=tmp_path / "Urban1k" / "image")
-    assert [record.image for record in listed.records] == [record.image for record in data.records]
+    wrapped = {"annotations": [{"image_id": 0, "image": row["filename"], "caption": row["caption"]} for row in rows]}
+    for content in (rows, wrapped):
+        write(tmp_path / "list" / "urban1k_test.json", content)
+        listed = opened("urban-1k", tmp_path / "list", images=tmp_path / "Urban1k" / "image")
+        assert [record.image for record in listed.records] == [record.image for record in data.records]
     with pytest.raises(ValueError, match="the paper trains on vg-paragraphs"):
         data.part("train")
 
@@ -324,40 +307,48 @@ def test_sharegpt4v(tmp_path: Path) -> None:
         opened("sharegpt4v", tmp_path, splits={"train"})
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "row", "kind"),
-    [
-        ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": "  "}, "empty caption"),
-        ("dci", "DCI_test.json", {"filename": "a.jpg"}, "no caption"),
-        ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": 3}, "unreadable row"),
-        ("dci", "DCI_test.json", {"filename": "a.jpg", "caption": "half \ud83d"}, "bad text"),
-        ("dci", "DCI_test.json", {"filename": "a/", "caption": "x"}, "no image"),
-        ("dci", "DCI_test.json", {"filename": 7, "caption": "x"}, "no image"),
-        ("dci", "DCI_test.json", {"filename": "a\0.jpg", "caption": "x"}, "no image"),
-        ("dci", "DCI_test.json", {"caption": "x"}, "no image"),
-        ("dci", "DCI_test.json", "text", "unreadable row"),
-        ("dci", "DCI_test.json", list_rows(["sa_1.jpg"])[0], "repeated id"),
-        ("docci", "docci_descriptions.jsonlines", {"image_file": "a.jpg", "description": "x"}, "unreadable row"),
-        ("docci", "docci_descriptions.jsonlines", {"split": "test", "description": "x"}, "no image"),
-        ("vg-paragraphs", "paragraphs_v1.json", {"paragraph": "x"}, "no image"),
-        ("vg-paragraphs", "paragraphs_v1.json", {"image_id": 1, "paragraph": ""}, "empty caption"),
-        ("iiw", "IIW-400/data.jsonl", {"image": "a.jpg"}, "no caption"),
-    ],
-)
-def test_bad_rows_are_problems(tmp_path: Path, name: str, file: str, row: Any, kind: str) -> None:
-    good: dict[str, Any] = {
-        "dci": list_rows(["sa_1.jpg"])[0],
-        "docci": {"split": "test", "image_file": "1.jpg", "description": "x"},
-        "vg-paragraphs": paragraph(1),
-        "iiw": {"image": "1.jpg", "IIW": "x"},
-    }
-    write(tmp_path / file, [good[name], row])
+BAD_ROWS: dict[str, tuple[str, Any, list[tuple[Any, str]]]] = {
+    "dci": (
+        "DCI_test.json",
+        list_rows(["sa_1.jpg"])[0],
+        [
+            *(({"filename": "a.jpg", "caption": "  "}, "empty caption"), ({"filename": "a.jpg"}, "no caption")),
+            *(({"filename": "a.jpg", "caption": 3}, "unreadable row"), ("text", "unreadable row")),
+            *(({"filename": "a.jpg", "caption": "half \ud83d"}, "bad text"), ({"caption": "x"}, "no image")),
+            *(({"filename": name, "caption": "x"}, "no image") for name in ("a/", "a\0.jpg", "")),
+            (list_rows(["sa_1.jpg"])[0], "repeated id"),
+        ],
+    ),
+    "docci": (
+        "docci_descriptions.jsonlines",
+        {"split": "test", "image_file": "1.jpg", "description": "x"},
+        [
+            ({"image_file": "a.jpg", "description": "x"}, "unreadable row"),
+            ({"split": "test", "description": "x"}, "no image"),
+        ],
+    ),
+    "vg-paragraphs": (
+        "paragraphs_v1.json",
+        paragraph(1),
+        [({"paragraph": "x"}, "no image"), ({"image_id": 1, "paragraph": ""}, "empty caption")],
+    ),
+    "iiw": ("IIW-400/data.jsonl", {"image": "1.jpg", "IIW": "x"}, [({"image": "a.jpg"}, "no caption")]),
+    "sharegpt4v": (SHAREGPT4V, share_row(1), [({"image": "a.jpg", "conversations": []}, "no caption")]),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_bad_rows_are_problems(tmp_path: Path, name: str) -> None:
+    file, good, bad = BAD_ROWS[name]
     write(tmp_path / "test_split.json", [1])
-    data = opened(name, tmp_path, splits={"test"}, counts={"test": 1})
-    assert (len(data.records), [problem.kind for problem in data.problems]) == (1, [kind])
-    if BENCHMARKS[name].splits["test"].verified:
-        with pytest.raises(ValueError, match=kind):
-            opened(name, tmp_path, splits={"test"}, counts={"test": 2})
+    split = "validation" if name == "sharegpt4v" else "test"
+    for row, kind in bad:
+        write(tmp_path / file, [good, row])
+        data = opened(name, tmp_path, splits={split}, counts={split: 1})
+        assert (len(data.records), [problem.kind for problem in data.problems]) == (1, [kind])
+        if BENCHMARKS[name].splits[split].verified:
+            with pytest.raises(ValueError, match=kind):
+                opened(name, tmp_path, splits={split}, counts={split: 2})
 
 
 def test_only_the_files_of_the_wanted_splits_are_needed(tmp_path: Path) -> None:
@@ -384,18 +375,21 @@ def test_folders_by_environment_and_names(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="HNCLIP_DATA"):
         open_benchmark("dci", None)
     monkeypatch.setenv("HNCLIP_DATA", str(tmp_path))
-    with pytest.raises(ValueError, match="holds no long-dci or dci"):
+    with pytest.raises(ValueError, match=r"long-dci or .*dci is not a directory"):
         open_benchmark("long-dci", None)
     dci(tmp_path / "dci")
     assert len(open_benchmark("long-dci", None, counts=COUNTS["long-dci"]).records) == 7
-    with pytest.raises(ValueError, match="not a directory"):
-        open_benchmark("dci", tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="does not exist"):
-        opened("dci", tmp_path / "dci", images=tmp_path / "nothing")
-    with pytest.raises(ValueError, match="no benchmark 'coco'"):
-        open_benchmark("coco", tmp_path)
-    with pytest.raises(ValueError, match="no split 'dev'"):
-        open_benchmark("dci", tmp_path, splits={"dev"})
+    assert opened("dci", tmp_path / "dci", splits={"validation"}).splits() == {"train": 5}  # held out of it
+    bad: list[tuple[str, Path, dict[str, Any], str]] = [
+        ("dci", tmp_path / "nowhere", {}, "not a directory"),
+        ("dci", tmp_path / "dci", {"images": tmp_path / "nothing"}, "does not exist"),
+        ("coco", tmp_path, {}, "no benchmark 'coco'"),
+        ("dci", tmp_path, {"splits": {"dev"}}, "no split dev"),
+        ("urban-1k", tmp_path, {"splits": {"train"}}, "vg-paragraphs"),
+    ]
+    for name, folder, options, message in bad:
+        with pytest.raises(ValueError, match=message):
+            open_benchmark(name, folder, **options)
 
 
 def test_warnings_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

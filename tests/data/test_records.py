@@ -63,23 +63,16 @@ def test_groups_stay_together_and_neither_side_is_empty(sizes: list[int], share:
     assert len(train) + len(validation) == len(groups)
 
 
-@pytest.mark.parametrize(
-    ("splits", "split", "message"),
-    [
-        ([None] * 9, "test", "declares none"),
+def test_a_split_that_is_not_there_is_an_error_that_says_what_is() -> None:
+    cases: list[tuple[list[str | None], str, str]] = [
+        ([None] * 9, "test", "it has none"),
         (["test", "other"], "train", "it has test, other"),
         (["test"] * 9, "validation", "it has test"),
         ([None] * 3, "validation", "too few"),
-    ],
-)
-def test_a_split_that_is_not_there_is_an_error_that_says_what_is(
-    splits: list[str | None], split: str, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        data_of(splits).part(split)
-
-
-def test_the_share_is_checked() -> None:
+    ]
+    for splits, split, message in cases:
+        with pytest.raises(ValueError, match=message):
+            data_of(splits).part(split)
     with pytest.raises(ValueError, match="validation_share"):
         data_of([None] * 9).part("train", validation_share=1.5)
 
@@ -103,13 +96,11 @@ def test_smaller_fractions_lie_inside_larger_ones() -> None:
 
 
 def test_ids_alone_decide_about_a_fraction() -> None:
-    records = data_of([None] * 60).records
-    chosen = set(ids(fraction_of(records, 0.3)))
-    renewed = tuple(replace(record, captions=("other",), group="g") for record in records[::-1])
-    assert set(ids(fraction_of(renewed, 0.3))) == chosen
-    # Neither does the choice follow the one of validation records.
     data = data_of([None] * 60)
-    held_out = set(ids(data.part("validation", validation_share=0.3)))
+    chosen = set(ids(fraction_of(data.records, 0.3)))
+    renewed = tuple(replace(record, captions=("other",), group="g") for record in data.records[::-1])
+    assert set(ids(fraction_of(renewed, 0.3))) == chosen
+    held_out = set(ids(data.part("validation", validation_share=0.3)))  # another choice than that of a fraction
     assert held_out != chosen
     assert held_out & chosen
 
@@ -117,8 +108,5 @@ def test_ids_alone_decide_about_a_fraction() -> None:
 @given(count=st.integers(4, 60), fraction=st.floats(0.5, 1.0))
 def test_a_fraction_has_its_size(count: int, fraction: float) -> None:
     assert len(fraction_of(data_of([None] * count).records, fraction)) == round(fraction * count)
-
-
-def test_a_fraction_that_leaves_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match="--fraction"):
         fraction_of(data_of([None] * 20).records, 0.05)

@@ -2,31 +2,71 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
-from functools import partial
-from itertools import islice
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hnclip.core import Record
-from hnclip.data.benchmark_folder import (
-    Benchmark,
+from hnclip.data.readers.benchmark_rows import (
     BenchmarkFile,
     BenchmarkFolder,
-    BenchmarkSplit,
     SplitReader,
-    base_name,
-    checked_caption,
-    first_of,
-    image_name,
-    read_benchmark,
-    stem_of,
+    find_below,
+    goal_row,
+    list_row,
+    read_long_dci,
+    read_vg,
+    reads,
+    sharegpt4v_row,
 )
-from hnclip.data.readers.collect import goal_regions
-from hnclip.data.readers.columns import GOAL_CAPTION, GOAL_IMAGE, GOAL_REGIONS, Row, RowError
-from hnclip.data.readers.rows import decode_text, read_rows
+from hnclip.data.readers.locate import ImageFinder
 from hnclip.data.records import DataSet, ReadLog
+
+_SHOWN = 3  # problems that a message shows
+
+
+@dataclass(frozen=True)
+class BenchmarkSplit:
+    """How many records a split has, and the ways to read it, a reader and its files each, the best first.
+
+    Another count is an error if it was `verified` in the published file, and a warning if it is the paper's or the data
+    set's own statement.
+    """
+
+    count: int
+    readings: tuple[tuple[SplitReader, tuple[BenchmarkFile, ...]], ...]
+    verified: bool = False
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A published set of images and captions with fixed splits.
+
+    Args:
+        name: as `--data` spells it.
+        splits: by name, in the order of their records.
+        folders: names of its folder in $HNCLIP_DATA, the first that exists.
+        images: names that the directory or tar of the images may have in the folder; the folder itself if none exists.
+        groups: optional file with groups of near-duplicates by record id.
+        absent: splits that it never has, and what to use instead.
+        held_out: how the ids of those records begin that no training split of the same source contains, where not all
+            records are such.
+    """
+
+    name: str
+    splits: Mapping[str, BenchmarkSplit]
+    folders: tuple[str, ...]
+    images: tuple[str, ...] = ()
+    groups: BenchmarkFile | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
+    held_out: str | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of records of each split."""
+        return {name: split.count for name, split in self.splits.items()}
 
 
 def open_benchmark(
@@ -43,8 +83,9 @@ def open_benchmark(
         name: one of `BENCHMARKS`.
         folder: of its files; `$HNCLIP_DATA/<name before the slash>` when None.
         images: directory or .tar with the images, if they are not in the folder. The captions open without images.
-        splits: read these, and require the files of these alone. None reads every split whose files are there; asking
-            the data set for another one says which file is missing.
+        splits: read these, and require the files of these alone; a validation split that the benchmark lacks is held
+            out of its training split. None reads every split whose files are there; asking the data set for another one
+            says which file is missing.
         counts: other numbers of records than the published ones, for copies in miniature.
 
     Raises:
@@ -53,7 +94,47 @@ def open_benchmark(
     """
     if name not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {name!r}; known: {', '.join(BENCHMARKS)}")
-    return read_benchmark(BENCHMARKS[name], folder, images, splits, counts)
+    benchmark = BENCHMARKS[name]
+    chosen = {*benchmark.splits} if splits is None else {*splits}
+    if "validation" in chosen - benchmark.splits.keys():
+        chosen.add("train")
+    wanted = [split for split in benchmark.splits if split in chosen]
+    if not wanted:
+        why = "".join(f"; {benchmark.absent[split]}" for split in sorted(chosen) if split in benchmark.absent)
+        raise ValueError(f"{name} has no split {', '.join(sorted(chosen))}: it has {', '.join(benchmark.splits)}{why}")
+    root, log = _root(benchmark, folder), ReadLog()
+    place = BenchmarkFolder(root, ImageFinder(images or find_below(root, benchmark.images) or root, log), log)
+    records: dict[str, Record] = {}
+    missing: dict[str, str] = {}
+    for split in wanted:
+        readings = benchmark.splits[split].readings
+        lacking = [[str(file) for file in files if not place.find(file)] for _, files in readings]
+        if all(lacking):
+            missing[split] = "; or ".join(" and ".join(files) for files in lacking)
+            continue
+        read, files = readings[lacking.index([])]
+        found = read(place, split, *files)
+        for record in _read_split(place, benchmark, split, found, (counts or benchmark.counts)[split]):
+            if record.id in records:
+                raise ValueError(f"{name}: {record.id} is in both {records[record.id].split} and {split}")
+            records[record.id] = record
+    if missing and (splits is not None or len(missing) == len(wanted)):
+        lines = "".join(f"\n  {split}: {files}" for split, files in missing.items())
+        raise ValueError(f"{name} in {root} lacks files (docs/benchmarks.md):{lines}")
+    if benchmark.groups and place.find(benchmark.groups):
+        for _, row in place.rows(benchmark.groups):
+            id, group = str(row.get("example_id")), row.get("cluster_id")
+            if id in records and group is not None:
+                records[id] = replace(records[id], group=str(group))
+    unread = {split: f"it was not read, only {', '.join(wanted)}" for split in benchmark.splits if split not in wanted}
+    return DataSet(
+        name=name,
+        records=tuple(records.values()),
+        problems=tuple(dict.fromkeys(log.problems)),
+        exact=True,
+        absent={**benchmark.absent, **unread, **{split: f"{root} lacks {files}" for split, files in missing.items()}},
+        warnings=tuple(dict.fromkeys(log.warnings)),
+    )
 
 
 def held_out(name: str, data: DataSet) -> frozenset[str] | None:
@@ -65,310 +146,143 @@ def held_out(name: str, data: DataSet) -> frozenset[str] | None:
     return frozenset(record.id for record in data.records if record.id.startswith(benchmark.held_out))
 
 
-def _read_list(file: BenchmarkFile, folder: BenchmarkFolder, split: str) -> Iterator[Record]:
-    """GOAL's lists, which others took over: `[{"filename", "caption"}]` for tests, and for training
-    `[{"original_filename", "original_caption", "segment": […]}]`. `image` is another spelling of `filename`."""
-
-    def make(row: Row) -> Record:
-        written = image_name(row, GOAL_IMAGE, "filename", "image")
-        caption = checked_caption(first_of(row, (GOAL_CAPTION, "caption"), "no caption"))
-        return Record(
-            stem_of(written), folder.image(written), (caption,), split, regions=goal_regions(row.get(GOAL_REGIONS))
-        )
-
-    return folder.records(file, make)
-
-
-def _list_reader(file: BenchmarkFile) -> tuple[tuple[BenchmarkFile, ...], SplitReader]:
-    return (file,), partial(_read_list, file)
-
-
-GOAL_PAGE = "github.com/PerceptualAI-Lab/GOAL, folder datasets"
-DOCCI_PAGE = "https://google.github.io/docci"
-DOCCI_CAPTIONS = BenchmarkFile("docci_descriptions.jsonlines", "all captions", DOCCI_PAGE)
-DOCCI_METADATA = BenchmarkFile("docci_metadata.jsonlines", "optional: groups of related images", DOCCI_PAGE)
-# The list with regions, or the one of whole images only.
-DOCCI_TRAIN = BenchmarkFile(
-    "docci_segment_sim_bbox_del_org.json",
-    "GOAL's training list",
-    GOAL_PAGE,
-    ("docci_train_del_org.json", "docci_train.json"),
-)
-DOCCI_TEST = BenchmarkFile("docci_test.json", "GOAL's test list", GOAL_PAGE)
-
-
-def _read_docci(parts: Collection[str], folder: BenchmarkFolder, split: str) -> Iterator[Record]:
-    """These of DOCCI's own parts as one split."""
-
-    def make(row: Row) -> Record | None:
-        if not isinstance(row.get("split"), str):
-            raise RowError("unreadable row", "has no split")
-        if row["split"] not in parts:
-            return None
-        name = image_name(row, "image_file")
-        caption = checked_caption(first_of(row, ("description",), "no caption"))
-        return Record(stem_of(name), folder.image(name), (caption,), split)
-
-    return folder.records(DOCCI_CAPTIONS, make)
-
-
-def _read_docci_test(folder: BenchmarkFolder, split: str) -> Iterable[Record]:
-    """The paper's test split from DOCCI's own file. GOAL's list, if it is there too, must name the same images."""
-    records = list(_read_docci(("test", "qual_test"), folder, split))
-    if folder.find(DOCCI_TEST):
-        ids = {record.id for record in records}
-        listed = {record.id for record in _read_list(DOCCI_TEST, replace(folder, log=ReadLog()), split)}
-        if ids != listed:
-            raise ValueError(
-                f"{folder.path(DOCCI_CAPTIONS)} and {folder.path(DOCCI_TEST)} disagree about the test split: "
-                f"{len(ids ^ listed)} images are in one only, first {min(ids ^ listed)}; remove the wrong file"
-            )
-    return records
-
-
-def _read_docci_clusters(folder: BenchmarkFolder) -> Mapping[str, str]:
-    """DOCCI's clusters of related images by record id; none without the metadata."""
-    file = folder.find(DOCCI_METADATA)
-    if file is None:
-        return {}
-    log = ReadLog()
-    rows = [row for _, row in read_rows(file, log) if row.get("cluster_id") is not None]
-    if log.problems:
-        raise ValueError(f"{log.problems[0].where} is not a row of DOCCI's metadata: {log.problems[0].detail}")
-    return {str(row.get("example_id")): str(row["cluster_id"]) for row in rows}
-
-
-def _docci_split(count: int, *parts: str, verified: bool = False) -> BenchmarkSplit:
-    return BenchmarkSplit(count, (((DOCCI_CAPTIONS,), partial(_read_docci, parts)),), verified)
-
-
-DOCCI = Benchmark(
-    name="docci",
-    title="DOCCI",
-    licence="CC BY 4.0",
-    page=DOCCI_PAGE,
-    splits={
-        "train": BenchmarkSplit(9_450, (_list_reader(DOCCI_TRAIN),)),
-        "validation": _docci_split(100, "qual_dev"),
-        "test": BenchmarkSplit(5_100, (((DOCCI_CAPTIONS,), _read_docci_test), _list_reader(DOCCI_TEST)), verified=True),
-    },
-    images=("images", "docci_images", "docci_images.tar", "images.tar"),
-    folders=("docci",),
-    optional=(DOCCI_METADATA,),
-    groups=_read_docci_clusters,
-)
-DOCCI_OFFICIAL = replace(
-    DOCCI,
-    name="docci/official",
-    title="DOCCI (official)",
-    splits={
-        "train": _docci_split(9_647, "train"),
-        "validation": _docci_split(100, "qual_dev"),
-        "test": _docci_split(5_000, "test", verified=True),
-        "qual_test": _docci_split(100, "qual_test", verified=True),
-    },
-)
-
-# The list with regions, or the one of whole images only.
-DCI_TRAIN = BenchmarkFile(
-    "DCI_segment_sim_bbox_del_org.json", "GOAL's training list", GOAL_PAGE, ("DCI_train_del_org.json", "dci_train.json")
-)
-DCI_TEST = BenchmarkFile("DCI_test.json", "GOAL's test list", GOAL_PAGE, ("dci_test.json",))
-
-
-def _read_long_dci(folder: BenchmarkFolder, split: str) -> Iterator[Record]:
-    """Both of GOAL's lists as one gallery: ids begin with the list that a record comes from. An image in both lists is
-    not held out."""
-    trained = set()
-    for record in _read_list(DCI_TRAIN, folder, split):
-        trained.add(record.id)
-        yield replace(record, id=f"train/{record.id}")
-    for record in _read_list(DCI_TEST, folder, split):
-        if record.id in trained:
-            folder.log.problem("repeated id", record.id, "is in both of GOAL's lists")
+def _read_split(
+    folder: BenchmarkFolder, benchmark: Benchmark, split: str, found: Iterable[Record], expected: int
+) -> Iterable[Record]:
+    """The records of a split, of each id the first, and their number checked."""
+    before = len(folder.log.problems)
+    records: dict[str, Record] = {}
+    for record in found:
+        if record.id in records:
+            folder.log.problem("repeated id", record.id, f"occurs again in split {split}")
         else:
-            yield replace(record, id=f"test/{record.id}")
+            records[record.id] = record
+    if len(records) != expected:
+        problems = folder.log.problems[before:]
+        shown = "".join(f"; {item.kind}, {item.where}: {item.detail}" for item in problems[:_SHOWN])
+        detail = f"split {split} in {folder.root} has {len(records):,} records, not the {expected:,} of the"
+        if benchmark.splits[split].verified:
+            raise ValueError(f"{benchmark.name}: {detail} published file; unusable rows: {len(problems):,}{shown}")
+        folder.log.warn("other count", benchmark.name, f"{detail} paper; unusable rows: {len(problems):,}{shown}")
+    return records.values()
 
 
-DCI = Benchmark(
-    name="dci",
-    title="DCI",
-    licence="CC BY-NC 4.0; photographs under the SA-1B licence",
-    page="https://github.com/facebookresearch/DCI",
-    splits={
-        "train": BenchmarkSplit(5_445, (_list_reader(DCI_TRAIN),)),
-        "test": BenchmarkSplit(1_999, (_list_reader(DCI_TEST),), verified=True),
+def _root(benchmark: Benchmark, folder: Path | None) -> Path:
+    base = os.environ.get("HNCLIP_DATA")
+    if folder is None and not base:
+        raise ValueError(f"where is {benchmark.name}? Name its folder, {benchmark.name}=FOLDER, or set HNCLIP_DATA")
+    places = [folder] if folder else [Path(base or "").expanduser() / name for name in benchmark.folders]
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None:
+        raise ValueError(f"{benchmark.name}: {' or '.join(map(str, places))} is not a directory")
+    return found
+
+
+_GOAL = "github.com/PerceptualAI-Lab/GOAL, folder datasets"
+_DOCCI = "https://google.github.io/docci"
+_URBAN = "https://huggingface.co/datasets/BeichenZhang/Urban1k"
+_VG = "https://cs.stanford.edu/people/ranjaykrishna/im2p/index.html"
+_IIW = "https://github.com/google/imageinwords, folder datasets"
+_SHAREGPT4V = "https://huggingface.co/datasets/Lin-Chen/ShareGPT4V"
+_SEGMENTS = "_segment_sim_bbox_del_org.json"  # GOAL's training lists with regions; others are of whole images only
+DOCCI_CAPTIONS = BenchmarkFile(_DOCCI, ("docci_descriptions.jsonlines",))
+DOCCI_CLUSTERS = BenchmarkFile(_DOCCI, ("docci_metadata.jsonlines",))
+DOCCI_TRAIN = BenchmarkFile(_GOAL, (f"docci{_SEGMENTS}", "docci_train_del_org.json", "docci_train.json"))
+DOCCI_TEST = BenchmarkFile(_GOAL, ("docci_test.json",))
+DCI_TRAIN = BenchmarkFile(_GOAL, (f"DCI{_SEGMENTS}", "DCI_train_del_org.json", "dci_train.json"))
+DCI_TEST = BenchmarkFile(_GOAL, ("DCI_test.json", "dci_test.json"))
+URBAN_CAPTIONS = BenchmarkFile(_URBAN, ("caption", "captions"))
+URBAN_LIST = BenchmarkFile(_GOAL, ("urban_dataset_test.json", "urban1k_test.json", "urban1k.json", "Urban1k.json"))
+VG_CAPTIONS = BenchmarkFile(_VG, ("paragraphs_v1.json",))
+VG_TRAIN, VG_VAL, VG_TEST = (BenchmarkFile(_VG, (f"{name}_split.json",)) for name in ("train", "val", "test"))
+IIW_400 = BenchmarkFile(_IIW, ("IIW-400/data.jsonl", "iiw-400/data.jsonl"))
+IIW_DCI = BenchmarkFile(_IIW, ("DCI_Test/data.jsonl", "DCI_TEST/data.jsonl"))
+IIW_DOCCI = BenchmarkFile(_IIW, ("DOCCI_Test/data.jsonl", "DOCCI_TEST/data.jsonl"))
+SHAREGPT4V_CAPTIONS = BenchmarkFile(_SHAREGPT4V, ("share-captioner_coco_lcs_sam_1246k_1107.json",))
+
+
+def _split(count: int, *readings: tuple[Any, ...], verified: bool = False) -> BenchmarkSplit:
+    return BenchmarkSplit(count, tuple((read, tuple(files)) for read, *files in readings), verified)
+
+
+def _docci(*parts: str) -> tuple[SplitReader, BenchmarkFile]:
+    return reads(list_row(("image_file",), ("description",), parts)), DOCCI_CAPTIONS
+
+
+_LIST, _IMAGES_IN_WORDS = reads(goal_row), reads(list_row(("image/key", "image"), ("IIW",)))
+DOCCI = Benchmark(
+    "docci",
+    {
+        "train": _split(9_450, (_LIST, DOCCI_TRAIN)),
+        "validation": _split(100, _docci("qual_dev")),
+        "test": _split(5_100, _docci("test", "qual_test"), (_LIST, DOCCI_TEST), verified=True),
     },
-    images=("photos", "images", "sa_000138", "sa_000138.tar"),
-    folders=("dci",),
+    folders=("docci",),
+    images=("images", "docci_images", "docci_images.tar", "images.tar"),
+    groups=DOCCI_CLUSTERS,
 )
-LONG_DCI = replace(
-    DCI,
-    name="long-dci",
-    title="Long-DCI",
-    splits={"test": BenchmarkSplit(7_444, (((DCI_TRAIN, DCI_TEST), _read_long_dci),))},
+DOCCI_OFFICIAL = {
+    "train": _split(9_647, _docci("train")),
+    "validation": _split(100, _docci("qual_dev")),
+    "test": _split(5_000, _docci("test"), verified=True),
+    "qual_test": _split(100, _docci("qual_test"), verified=True),
+}
+DCI = Benchmark(
+    "dci",
+    {"train": _split(5_445, (_LIST, DCI_TRAIN)), "test": _split(1_999, (_LIST, DCI_TEST), verified=True)},
+    folders=("dci",),
+    images=("photos", "images", "sa_000138", "sa_000138.tar"),
+)
+LONG_DCI = Benchmark(
+    "long-dci",
+    {"test": _split(7_444, (read_long_dci, DCI_TRAIN, DCI_TEST))},
     folders=("long-dci", "dci"),
+    images=DCI.images,
     absent={"train": "Long-DCI is for tests only, the paper trains on dci"},
     held_out="test/",
 )
-
-URBAN_PAGE = "https://huggingface.co/datasets/BeichenZhang/Urban1k"
-URBAN_CAPTIONS = BenchmarkFile("caption", "a directory with N.txt for each image N.jpg", URBAN_PAGE, ("captions",))
-URBAN_LIST = BenchmarkFile(
-    "urban_dataset_test.json",
-    "the captions as a JSON list",
-    GOAL_PAGE,
-    ("urban1k_test.json", "urban1k.json", "Urban1k.json"),
-)
-
-
-def _read_urban(folder: BenchmarkFolder, split: str) -> Iterator[Record]:
-    """`caption/N.txt` describes `image/N.jpg`; its first line is the caption."""
-
-    def make(file: Path) -> Record:
-        lines = decode_text(file.read_bytes())[0].splitlines()
-        return Record(file.stem, folder.image(f"{file.stem}.jpg"), (checked_caption(lines[0] if lines else ""),), split)
-
-    files = sorted(folder.path(URBAN_CAPTIONS).glob("*.txt"), key=lambda file: (len(file.stem), file.stem))
-    return folder.collect(((str(file), file) for file in files), make)
-
-
 URBAN_1K = Benchmark(
-    name="urban-1k",
-    title="Urban-1K",
-    licence="CC BY-NC 4.0",
-    page=URBAN_PAGE,
-    splits={"test": BenchmarkSplit(1_000, (((URBAN_CAPTIONS,), _read_urban), _list_reader(URBAN_LIST)), verified=True)},
-    images=("image", "images"),
+    "urban-1k",
+    {"test": _split(1_000, (_LIST, URBAN_CAPTIONS), (_LIST, URBAN_LIST), verified=True)},
     folders=("urban-1k", "Urban1k"),
+    images=("image", "images"),
     absent={"train": "Urban-1K is for tests only, the paper trains on vg-paragraphs"},
 )
-
-VG_PAGE = "https://cs.stanford.edu/people/ranjaykrishna/im2p/index.html"
-VG_CAPTIONS = BenchmarkFile("paragraphs_v1.json", "all paragraphs", VG_PAGE)
-
-
-def _read_vg(ids: BenchmarkFile, folder: BenchmarkFolder, split: str) -> Iterator[Record]:
-    """One record per image of the split, in the order of its list, with all paragraphs about it as captions."""
-    file = folder.path(ids)
-    try:
-        names = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(names, list):
-        raise ValueError(f"{file} holds {type(names).__name__}, not a list of image ids")
-    records: dict[str, Record | None] = dict.fromkeys(map(str, names))
-
-    def make(row: Row) -> Record | None:
-        if not isinstance(row.get("image_id"), int | str):
-            raise RowError("no image", "has no image_id")
-        name, url = str(row["image_id"]), row.get("url")
-        if name not in records:
-            return None
-        # `VG_100K/2356347.jpg`, the end of the URL: Visual Genome comes in two directories.
-        image = "/".join(url.split("/")[-2:]) if isinstance(url, str) and url else f"{name}.jpg"
-        caption = checked_caption(first_of(row, ("paragraph",), "no caption"))
-        return Record(name, folder.images.find(image) or folder.image(image), (caption,), split)
-
-    for record in folder.records(VG_CAPTIONS, make):
-        earlier = records[record.id]
-        captions = record.captions if earlier is None else (*earlier.captions, *record.captions)
-        records[record.id] = replace(record, captions=tuple(dict.fromkeys(captions)))
-    for name, found in records.items():
-        if found is None:
-            folder.log.problem("no caption", str(file), f"image {name} has no paragraph")
-        else:
-            yield found
-
-
-def _vg_split(count: int, name: str) -> BenchmarkSplit:
-    ids = BenchmarkFile(f"{name}_split.json", f"image ids of the {name} split", VG_PAGE)
-    return BenchmarkSplit(count, (((VG_CAPTIONS, ids), partial(_read_vg, ids)),))
-
-
 VG_PARAGRAPHS = Benchmark(
-    name="vg-paragraphs",
-    title="VG paragraphs",
-    licence="CC BY 4.0 (Visual Genome)",
-    page=VG_PAGE,
-    splits={
-        "train": _vg_split(14_575, "train"),
-        "validation": _vg_split(2_487, "val"),
-        "test": _vg_split(2_489, "test"),
+    "vg-paragraphs",
+    {
+        "train": _split(14_575, (read_vg, VG_CAPTIONS, VG_TRAIN)),
+        "validation": _split(2_487, (read_vg, VG_CAPTIONS, VG_VAL)),
+        "test": _split(2_489, (read_vg, VG_CAPTIONS, VG_TEST)),
     },
-    images=(),
     folders=("vg-paragraphs",),
 )
-
-
-def _read_iiw(file: BenchmarkFile, folder: BenchmarkFolder, split: str) -> Iterator[Record]:
-    def make(row: Row) -> Record:
-        name = base_name(image_name(row, "image/key", "image"))
-        # DOCCI's images are named without their suffix, DCI's with it.
-        image = folder.image(name if "." in name else f"{name}.jpg")
-        return Record(stem_of(name), image, (checked_caption(first_of(row, ("IIW",), "no caption")),), split)
-
-    return folder.records(file, make)
-
-
-def _iiw_split(count: int, directory: str, also: str, what: str, verified: bool = False) -> BenchmarkSplit:
-    origin = "https://github.com/google/imageinwords, folder datasets"
-    file = BenchmarkFile(f"{directory}/data.jsonl", what, origin, (f"{also}/data.jsonl",))
-    return BenchmarkSplit(count, (((file,), partial(_read_iiw, file)),), verified)
-
-
 IIW = Benchmark(
-    name="iiw",
-    title="IIW",
-    licence="CC BY 4.0; photographs as DOCCI and DCI",
-    page="https://github.com/google/imageinwords",
-    splits={
-        "test": _iiw_split(400, "IIW-400", "iiw-400", "IIW-400, images of DOCCI-AAR", verified=True),
-        "dci_test": _iiw_split(112, "DCI_Test", "DCI_TEST", "new captions of DCI's test images"),
-        "docci_test": _iiw_split(100, "DOCCI_Test", "DOCCI_TEST", "new captions of 100 of DOCCI's images"),
+    "iiw",
+    {
+        "test": _split(400, (_IMAGES_IN_WORDS, IIW_400), verified=True),
+        "dci_test": _split(112, (_IMAGES_IN_WORDS, IIW_DCI)),
+        "docci_test": _split(100, (_IMAGES_IN_WORDS, IIW_DOCCI)),
     },
-    images=(),
     folders=("iiw",),
     absent={"train": "IIW publishes no training captions by people"},
 )
-
-SHAREGPT4V_PAGE = "https://huggingface.co/datasets/Lin-Chen/ShareGPT4V"
-SHAREGPT4V_CAPTIONS = BenchmarkFile("share-captioner_coco_lcs_sam_1246k_1107.json", "all captions", SHAREGPT4V_PAGE)
-SHAREGPT4V_VALIDATION = 1_000
-
-
-def _read_sharegpt4v(folder: BenchmarkFolder, split: str) -> Iterator[Record]:
-    """The first thousand rows are for validation, the rest for training, as in Long-CLIP."""
-
-    def make(row: Row) -> Record:
-        name = image_name(row, "image")
-        turns = row.get("conversations")
-        if not isinstance(turns, list) or len(turns) < 2 or not isinstance(turns[1], dict):
-            raise RowError("no caption", "has no second turn in its conversations")
-        caption = checked_caption(turns[1].get("value")).replace("\n", " ")
-        image = (None if folder.images.is_directory else folder.images.find(name)) or folder.images.at(name)
-        return Record(name, image, (caption,), split, short=caption.split(". ")[0])
-
-    path = folder.path(SHAREGPT4V_CAPTIONS)
-    rows = ((f"{path}:{place}", row) for place, row in read_rows(path, folder.log))
-    first = islice(rows, SHAREGPT4V_VALIDATION) if split == "validation" else islice(rows, SHAREGPT4V_VALIDATION, None)
-    return folder.collect(first, make)
-
-
 SHAREGPT4V = Benchmark(
-    name="sharegpt4v",
-    title="ShareGPT4V",
-    licence="CC BY-NC 4.0, under OpenAI's terms of use; images as COCO, LAION-CC-SBU and SA-1B",
-    page=SHAREGPT4V_PAGE,
-    splits={
-        "train": BenchmarkSplit(1_245_901, (((SHAREGPT4V_CAPTIONS,), _read_sharegpt4v),)),
-        "validation": BenchmarkSplit(SHAREGPT4V_VALIDATION, (((SHAREGPT4V_CAPTIONS,), _read_sharegpt4v),)),
+    "sharegpt4v",
+    {  # the first thousand rows are for validation, as in Long-CLIP
+        "train": _split(1_245_901, (reads(sharegpt4v_row, 1_000), SHAREGPT4V_CAPTIONS)),
+        "validation": _split(1_000, (reads(sharegpt4v_row, 0, 1_000), SHAREGPT4V_CAPTIONS)),
     },
-    images=("data",),
     folders=("sharegpt4v", "ShareGPT4V"),
+    images=("data",),
 )
-
 BENCHMARKS: Mapping[str, Benchmark] = {
-    benchmark.name: benchmark
-    for benchmark in (DOCCI, DOCCI_OFFICIAL, DCI, LONG_DCI, URBAN_1K, VG_PARAGRAPHS, IIW, SHAREGPT4V)
+    "docci": DOCCI,
+    "docci/official": replace(DOCCI, name="docci/official", splits=DOCCI_OFFICIAL),
+    "dci": DCI,
+    "long-dci": LONG_DCI,
+    "urban-1k": URBAN_1K,
+    "vg-paragraphs": VG_PARAGRAPHS,
+    "iiw": IIW,
+    "sharegpt4v": SHAREGPT4V,
 }

@@ -60,15 +60,19 @@ class DataSet:
         if why:
             raise ValueError(f"{self.name} has no split {split!r} here: {why}")
         if split not in ("train", "validation") or (declared and "train" not in declared):
-            have = (
-                f"it has {', '.join(declared)} (--read.no-splits ignores them)"
-                if declared
-                else "it declares none: use train, validation or all"
-            )
-            raise ValueError(f"{self.name} has no split {split!r}; {have}")
+            have = ", ".join(declared) or "none, so use train, validation or all"
+            raise ValueError(f"{self.name} has no split {split!r}: it has {have} (--read.no-splits ignores splits)")
         training = [record for record in self.records if not declared or record.split == "train"]
         held_out = _held_out(training, validation_share)
         return tuple(record for record in training if (_group(record) in held_out) == (split == "validation"))
+
+
+class RowError(ValueError):
+    """Why no record can be made of a row. `kind` is one of `hnclip.data.problems`."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
 
 
 @dataclass
@@ -79,10 +83,10 @@ class ReadLog:
     warnings: list[Problem] = field(default_factory=list)
 
     def problem(self, kind: str, where: str, detail: str) -> None:
-        self.problems.append(Problem(kind, _printable(where), _printable(detail)))
+        self.problems.append(_printable(kind, where, detail))
 
     def warn(self, kind: str, where: str, detail: str) -> None:
-        self.warnings.append(Problem(kind, _printable(where), _printable(detail)))
+        self.warnings.append(_printable(kind, where, detail))
 
 
 def normal_split(name: str) -> str:
@@ -144,6 +148,6 @@ def _held_out(records: Sequence[Record], share: float) -> set[str]:
     return held_out
 
 
-def _printable(text: str) -> str:
-    """Text that can be written as UTF-8: lone surrogates are escaped."""
-    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+def _printable(*texts: str) -> Problem:
+    """A problem that can be written as UTF-8: lone surrogates are escaped."""
+    return Problem(*(text.encode(errors="backslashreplace").decode() for text in texts))

@@ -43,26 +43,18 @@ def write(path: Path, group: int = 3, **columns: list[Any]) -> Path:
 
 
 @pytest.mark.parametrize("layout", ["bytes", "struct"])
-def test_images_in_cells_are_read_on_demand(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("group", [3, 100])
+def test_images_in_cells_are_read_on_demand(
+    tmp_path: Path, layout: str, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(arrow, "_IMAGES", 2)  # so that one row group takes several reads
     shades = list(range(0, 80, 10))
     cells = [png(value) if layout == "bytes" else {"bytes": png(value), "path": None} for value in shades]
-    path = write(tmp_path / "t.parquet", image=cells, caption=[f"caption {value}" for value in shades])
-    asked: list[list[str]] = []
-    iter_batches = pq.ParquetFile.iter_batches
-
-    def spy(self: Any, *args: Any, **options: Any) -> Any:
-        asked.append(options["columns"])
-        return iter_batches(self, *args, **options)
-
-    monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
-    records = read(path).records
-    assert all(columns == ["caption"] for columns in asked)
+    records = read(write(tmp_path / "t.parquet", group, image=cells, caption=list(map(str, shades)))).records
     assert [record.id for record in records] == [f"t.parquet:{row}" for row in range(1, 9)]
-    assert [shade(record.image) for record in records] == shades
-    assert [shade(record.image) for record in records[::-1]] == shades[::-1]
+    for order in (records, records[::-1], records[::3] + records[1::3], pickle.loads(pickle.dumps(records))):
+        assert [str(shade(record.image)) for record in order] == [record.captions[0] for record in order]
     assert len({record.image.key for record in records}) == len(shades)
-    assert [shade(record.image) for record in pickle.loads(pickle.dumps(records))] == shades
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda record: shade(record.image), records * 4)) == shades * 4
 
@@ -90,11 +82,8 @@ def test_cells_of_one_name_are_one_image(tmp_path: Path) -> None:
     assert [(record.id, record.captions) for record in data.records] == [("a.jpg", ("one", "uno")), ("b.jpg", ("two",))]
     columns["split"] = ["train", "train", "test"]  # numbering may begin anew in every split
     data = read(write(tmp_path / "t.parquet", **columns))
-    assert [(r.id, r.split) for r in data.records] == [
-        ("t.parquet:1", "train"),
-        ("t.parquet:2", "train"),
-        ("t.parquet:3", "test"),
-    ]
+    splits = [("t.parquet:1", "train"), ("t.parquet:2", "train"), ("t.parquet:3", "test")]
+    assert [(record.id, record.split) for record in data.records] == splits
 
 
 def test_a_path_in_a_cell_without_bytes(tmp_path: Path) -> None:
@@ -168,22 +157,14 @@ def dataset(*shades: int) -> Any:
 def test_a_saved_dataset(tmp_path: Path) -> None:
     dataset(1, 2, 3).select([2, 0]).save_to_disk(str(tmp_path / "d"))
     data = read(tmp_path / "d")
-    assert [(r.id, r.captions, r.split, shade(r.image)) for r in data.records] == [
-        ("rows:1", ("caption 3", "again"), None, 3),
-        ("rows:2", ("caption 1", "again"), None, 1),
-    ]
+    found = [(record.id, record.captions, record.split, shade(record.image)) for record in data.records]
+    assert found == [("rows:1", ("caption 3", "again"), None, 3), ("rows:2", ("caption 1", "again"), None, 1)]
     assert [shade(record.image) for record in pickle.loads(pickle.dumps(data.records))] == [3, 1]
     again = read(tmp_path / "d").records
     assert [(r.image.key, r.image.stamp()) for r in again] == [(r.image.key, r.image.stamp()) for r in data.records]
-
-
-def test_a_saved_dictionary_has_splits(tmp_path: Path) -> None:
-    datasets.DatasetDict({"train": dataset(1, 2), "val": dataset(3)}).save_to_disk(str(tmp_path / "d"))
-    assert [(record.id, record.split, shade(record.image)) for record in read(tmp_path / "d").records] == [
-        ("train:1", "train", 1),
-        ("train:2", "train", 2),
-        ("val:1", "validation", 3),
-    ]
+    datasets.DatasetDict({"train": dataset(1, 2), "val": dataset(3)}).save_to_disk(str(tmp_path / "splits"))
+    splits = [(record.id, record.split) for record in read(tmp_path / "splits").records]
+    assert splits == [("train:1", "train"), ("train:2", "train"), ("val:1", "validation")]
 
 
 def test_a_saved_dataset_that_names_its_images(tmp_path: Path) -> None:
@@ -222,6 +203,6 @@ def test_a_dataset_that_cannot_be_loaded_is_a_short_error(monkeypatch: pytest.Mo
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: pytest.fail("it must not try again"))
-    with pytest.raises(ValueError, match=r"no file or directory .*on the hub \(no connection\)"):
+    with pytest.raises(ValueError, match=r"on the hub: no connection$"):
         read_hub("owner/name", ReadConfig())
     assert asked == ["owner/name"]

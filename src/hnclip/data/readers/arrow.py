@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage
 from hnclip.data.image_sources import CellImage, FileImage
-from hnclip.data.readers.collect import HEAD, RecordCollector, SourceTable, TableImages, add_table
+from hnclip.data.readers.collect import HEAD, RecordCollector, SourceTable
 from hnclip.data.readers.columns import Columns, Row
 from hnclip.data.records import DataSet, ReadLog, normal_split
 from hnclip.util.optional import import_extra
@@ -27,37 +29,22 @@ _RECENT = 3  # batches of images that are kept: threads overtake each other by a
 
 def parquet_table(path: Path, label: str, log: ReadLog) -> SourceTable:
     """A Parquet file as a table."""
-    with _opened(path) as file:
-        names = file.schema_arrow.names
-        holding = _image_columns(file.schema_arrow)
-        text = [name for name in names if name not in holding]
-        first = next(file.iter_batches(batch_size=HEAD, columns=text), None)
-        head = [] if first is None else [row for row in _plain_rows(first) if isinstance(row, dict)]
-    if len(set(names)) < len(names):
-        raise ValueError(f"{path} has several columns of one name: {', '.join(map(repr, names))}")
+    with _parquet(path) as file:
+        schema = file.schema_arrow
+        head = next(file.iter_batches(batch_size=HEAD, columns=_text_columns(schema)), None)
+    if len(set(schema.names)) < len(schema.names):
+        raise ValueError(f"{path} has several columns of one name: {', '.join(map(repr, schema.names))}")
+    stat = path.stat()
+    key, version = os.path.abspath(path), f"{stat.st_size}-{stat.st_mtime_ns}"
 
-    def rows(columns: Columns) -> Iterator[tuple[str, Row]]:
-        stat = path.stat()
-        version = f"{stat.st_size}-{stat.st_mtime_ns}"
-        key = os.path.abspath(path)
-        chosen = [name for name in columns.all() if name not in holding]
-        number = 0
-        with _opened(path) as file:
-            for group in range(file.num_row_groups):
-                cells = _ParquetImages(path, version, columns.image, group)
-                before = number
-                for batch in file.iter_batches(batch_size=_ROWS, row_groups=[group], columns=chosen):
-                    for row in _plain_rows(batch):
-                        number += 1
-                        if isinstance(row, UnicodeDecodeError):
-                            log.problem("bad text", f"{path}:{number}", str(row))
-                            continue
-                        if columns.image in holding:
-                            cell = _ImageCell(cells, number - before - 1)
-                            row[columns.image] = CellImage(f"{key}:{number}", version, cell)
-                        yield str(number), row
+    def batches(names: list[str]) -> Iterator[Any]:
+        with _parquet(path) as file:
+            yield from file.iter_batches(batch_size=_ROWS, columns=names)
 
-    return SourceTable(str(path), label, names, head, rows, holding)
+    def image(column: str, row: int) -> CellImage:
+        return CellImage(f"{key}:{row + 1}", version, _ParquetCell(path, version, column, row))
+
+    return _arrow_table(str(path), label, schema, head, batches, image, log)
 
 
 def is_saved(directory: Path) -> bool:
@@ -83,18 +70,16 @@ def read_hub(source: str, read: ReadConfig) -> DataSet:
 
     datasets = import_extra("datasets", "Hugging Face data sets", "data")
     repository, _, config = source.partition(":")
-    offline = constants.HF_HUB_OFFLINE
     try:
-        if not offline:
+        if not constants.HF_HUB_OFFLINE:
             # One question first: without a connection the library would retry for half a minute.
             HfApi().dataset_info(repository, timeout=10)
         loaded = datasets.load_dataset(repository, config or None)
     except Exception as error:  # the library's own errors and those of its transport
         line = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        where = "in the local cache, and HF_HUB_OFFLINE is set" if offline else "on the hub"
-        hint = "" if offline else "; HF_HUB_OFFLINE=1 reads it from the local cache, if it is there"
+        where = "in the local cache (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else "on the hub"
         raise ValueError(
-            f"there is no file or directory {source!r} here, and no such data set was found {where} ({line}){hint}"
+            f"there is no file or directory {source!r} here, and no such data set {where}: {line}"
         ) from error
     return _read_datasets(loaded, source, None, read)
 
@@ -106,58 +91,69 @@ def _read_datasets(loaded: Any, key: str, folder: Path | None, read: ReadConfig)
         key: names the data set in the keys of its images.
         folder: where images are that a cell or column names by a relative path, if there is such a place.
     """
-    log = ReadLog()
-    collector = RecordCollector(log, own_ids=read.id_column is not None)
-    images = TableImages(read, log)
-    images.enter(folder)
-    parts = loaded if isinstance(loaded, Mapping) else {None: loaded}
-    for split, dataset in parts.items():
-        table = _dataset_table(dataset, key if split is None else f"{key}/{split}", split or "rows", folder, log)
-        add_table(collector, table, None if split is None else normal_split(str(split)), read, images)
-    images.warn(log)
-    return collector.finish(key, f"rows with an image and a caption in {key}")
+    collector = RecordCollector(read)
+    collector.images.enter(folder)
+    for split, dataset in (loaded if isinstance(loaded, Mapping) else {None: loaded}).items():
+        part = key if split is None else f"{key}/{split}"
+        table = _dataset_table(dataset, part, str(split or "rows"), folder, collector.log)
+        collector.add_table(table, None if split is None else normal_split(str(split)))
+    return collector.finish(key)
 
 
 def _dataset_table(dataset: Any, key: str, label: str, folder: Path | None, log: ReadLog) -> SourceTable:
     schema = dataset.features.arrow_schema
-    holding = _image_columns(schema)
     arrow = dataset.with_format("arrow")  # in this format nothing is decoded
-    text = [name for name in schema.names if name not in holding]
-    first = _plain_rows(arrow.select_columns(text)[:HEAD]) if text else ()
-    head = [row for row in first if isinstance(row, dict)]
+    text = _text_columns(schema)
+    head = arrow.select_columns(text)[:HEAD] if text else None
     files = [os.stat(file["filename"]) for file in dataset.cache_files]
     version = "-".join([str(len(dataset)), *(f"{stat.st_size}-{stat.st_mtime_ns}" for stat in files)])
+    alone = lru_cache(1)(lambda column: arrow.select_columns([column]))  # one object for all images
+
+    def image(column: str, row: int) -> CellImage:
+        return CellImage(f"{key}:{row + 1}", version, _DatasetCell(alone(column), folder, row))
+
+    def batches(names: list[str]) -> Iterator[Any]:
+        yield from arrow.select_columns(names).iter(batch_size=_ROWS)
+
+    return _arrow_table(key, label, schema, head, batches, image, log)
+
+
+def _arrow_table(
+    path: str,
+    label: str,
+    schema: Any,
+    head: Any,
+    batches: Callable[[list[str]], Iterator[Any]],
+    image: Callable[[str, int], CellImage],
+    log: ReadLog,
+) -> SourceTable:
+    """A table of which `batches` reads columns of text, and `image` the cells of a column that holds images."""
+    holding = [name for name in schema.names if name not in _text_columns(schema)]
 
     def rows(columns: Columns) -> Iterator[tuple[str, Row]]:
-        names = [name for name in columns.all() if name not in holding]
-        cells = _DatasetImages(arrow.select_columns([columns.image]), folder)
-        number = 0
-        for batch in arrow.select_columns(names).iter(batch_size=_ROWS):
-            for row in _plain_rows(batch):
-                number += 1
-                if isinstance(row, UnicodeDecodeError):
-                    log.problem("bad text", f"{key}:{number}", str(row))
-                    continue
-                if columns.image in holding:
-                    row[columns.image] = CellImage(f"{key}:{number}", version, _ImageCell(cells, number - 1))
-                yield str(number), row
+        text = [name for name in columns.all() if name not in holding]
+        found = (row for batch in batches(text) for row in _plain_rows(batch))
+        for number, row in enumerate(found):
+            if isinstance(row, UnicodeDecodeError):
+                log.problem("bad text", f"{path}:{number + 1}", str(row))
+                continue
+            if columns.image in holding:
+                row[columns.image] = image(columns.image, number)
+            yield str(number + 1), row
 
-    return SourceTable(key, label, schema.names, head, rows, holding)
+    first = [] if head is None else [row for row in _plain_rows(head) if isinstance(row, dict)]
+    return SourceTable(path, label, schema.names, first, rows, holding)
 
 
-def _image_columns(schema: Any) -> list[str]:
-    """The columns that hold images: bytes, or Hugging Face's struct of bytes and path."""
+def _text_columns(schema: Any) -> list[str]:
+    """All columns but those that hold images: bytes, or Hugging Face's struct of bytes and path."""
     types = import_extra("pyarrow", "Parquet files", "data").types
 
-    def is_bytes(kind: Any) -> bool:
-        return types.is_binary(kind) or types.is_large_binary(kind)
-
     def holds_images(kind: Any) -> bool:
-        if types.is_struct(kind):
-            return any(field.name == "bytes" and is_bytes(field.type) for field in kind)
-        return is_bytes(kind)
+        kinds = [field.type for field in kind if field.name == "bytes"] if types.is_struct(kind) else [kind]
+        return any(types.is_binary(kind) or types.is_large_binary(kind) for kind in kinds)
 
-    return [field.name for field in schema if holds_images(field.type)]
+    return [field.name for field in schema if not holds_images(field.type)]
 
 
 def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
@@ -173,48 +169,38 @@ def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
 
 
 @dataclass(frozen=True, slots=True)
-class _ParquetImages:
-    """The images of a row group."""
+class _ParquetCell:
+    """Reads the image in one cell of a Parquet file."""
 
     path: Path
     version: str
     column: str
-    group: int
+    row: int
 
-    def read(self, row: int) -> bytes:
-        where = f"{self.path} (row group {self.group}, row {row}, column {self.column})"
+    def __call__(self) -> bytes:
+        where = f"{self.path}:{self.row + 1}"
         try:
-            cell = _row_group(self).cell(row)
+            cell = _parquet_column(self.path, self.version, self.column).cell(self.row)
         except (ValueError, StopIteration) as error:
             raise InvalidImage("missing image", f"{where} cannot be read: {error}") from error
         return _image_bytes(cell, self.path.parent, where)
 
 
 @dataclass(frozen=True, slots=True)
-class _DatasetImages:
-    """The images of a data set that has a single column."""
+class _DatasetCell:
+    """Reads the image in one row of a data set that has a single column."""
 
     images: Any
     folder: Path | None
-
-    def read(self, row: int) -> bytes:
-        where = f"row {row + 1} of {self.images.column_names[0]}"
-        try:
-            cell = self.images[row].column(0)[0].as_py()
-        except (import_extra("pyarrow", "Hugging Face data sets", "data").ArrowException, OSError, IndexError) as error:
-            raise InvalidImage("missing image", f"{where} cannot be read: {error}") from error
-        return _image_bytes(cell, self.folder, where)
-
-
-@dataclass(frozen=True, slots=True)
-class _ImageCell:
-    """Reads the image in one row. All rows share `images`."""
-
-    images: _ParquetImages | _DatasetImages
     row: int
 
     def __call__(self) -> bytes:
-        return self.images.read(self.row)
+        where = f"row {self.row + 1} of {self.images.column_names[0]}"
+        try:
+            cell = self.images[self.row].column(0)[0].as_py()
+        except (import_extra("pyarrow", "Hugging Face data sets", "data").ArrowException, OSError, IndexError) as error:
+            raise InvalidImage("missing image", f"{where} cannot be read: {error}") from error
+        return _image_bytes(cell, self.folder, where)
 
 
 def _image_bytes(cell: Any, folder: Path | None, where: str) -> bytes:
@@ -230,40 +216,44 @@ def _image_bytes(cell: Any, folder: Path | None, where: str) -> bytes:
     raise InvalidImage("missing image", f"{where} holds no image")
 
 
-@lru_cache(maxsize=4)
-def _row_group(images: _ParquetImages) -> _RowGroup:
-    return _RowGroup(images)
+class _ParquetColumn:
+    """Reads a column of images a few at a time: a row group may be larger than memory. Reading in the order of the rows
+    is fast; another row costs a pass over its row group."""
 
-
-class _RowGroup:
-    """Reads a row group a few images at a time: a file of one row group may be larger than memory. Reading in the order
-    of the rows is fast; an image further back costs another pass."""
-
-    def __init__(self, images: _ParquetImages) -> None:
-        self._images = images
+    def __init__(self, path: Path, version: str, column: str) -> None:
+        self._path, self._column = path, column
         self._lock = Lock()
         self._recent: deque[tuple[int, Sequence[Any]]] = deque(maxlen=_RECENT)  # batches: first row, and cells
         self._batches: Iterator[Any] = iter(())
+        with _parquet(path) as file:
+            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        self._starts = [0, *accumulate(sizes)]  # first rows of the row groups, and the number of rows
 
     def cell(self, row: int) -> Any:
-        source = self._images
-        with self._lock, _arrow_errors(source.path):
-            if not self._recent or row < self._recent[0][0]:
-                file = import_extra("pyarrow.parquet", "Parquet files", "data").ParquetFile(
-                    source.path, memory_map=True
-                )
-                self._batches = file.iter_batches(_IMAGES, row_groups=[source.group], columns=[source.column])
+        with self._lock, _arrow_errors(self._path):
+            group = bisect_right(self._starts, row) - 1
+            end = self._recent[-1][0] + len(self._recent[-1][1]) if self._recent else 0
+            if not self._recent or row < self._recent[0][0] or self._starts[group] > end:
+                parquet = import_extra("pyarrow.parquet", "Parquet files", "data")
+                file = parquet.ParquetFile(self._path, memory_map=True)
+                groups = range(group, file.num_row_groups)
+                self._batches = file.iter_batches(_IMAGES, row_groups=groups, columns=[self._column])
                 self._recent.clear()
-                self._recent.append((0, next(self._batches).column(0)))
-            while row >= self._recent[-1][0] + len(self._recent[-1][1]):
-                start, cells = self._recent[-1]
-                self._recent.append((start + len(cells), next(self._batches).column(0)))
+                end = self._starts[group]
+            while row >= end:
+                cells = next(self._batches).column(0)
+                self._recent.append((end, cells))
+                end += len(cells)
             start, cells = next(found for found in reversed(self._recent) if found[0] <= row)
             return cells[row - start].as_py()
 
 
+# One reader for all cells of a column; another one after the file has changed.
+_parquet_column = lru_cache(maxsize=8)(_ParquetColumn)
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _parquet(path: Path) -> Iterator[Any]:
     parquet = import_extra("pyarrow.parquet", "Parquet files", "data")
     with _arrow_errors(path), parquet.ParquetFile(path) as file:
         yield file

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import unescape
@@ -16,19 +15,18 @@ from hnclip.core import Box, ImageSource, Record, Region
 from hnclip.data.readers.columns import (
     Columns,
     Row,
-    RowError,
     caption_texts,
     choose_columns,
     invalid_text,
     is_blank,
     plain_text,
 )
-from hnclip.data.readers.locate import ImageFinder, is_url
+from hnclip.data.readers.locate import TableImages
 from hnclip.data.readers.rows import read_rows
-from hnclip.data.records import DataSet, ReadLog, normal_split
+from hnclip.data.records import DataSet, ReadLog, RowError, normal_split
 
 HEAD = 100  # rows that columns are guessed from
-SHOWN = 5  # problems that an error message shows
+_SHOWN = 5  # problems that an error message shows
 
 
 @dataclass(frozen=True)
@@ -68,248 +66,139 @@ def text_table(path: Path, label: str, log: ReadLog) -> SourceTable:
     )
 
 
-class TableImages:
-    """Finds the images that tables name: by path below `read.images` or the table's folder, on request by file name."""
-
-    def __init__(self, read: ReadConfig, log: ReadLog) -> None:
-        self.images = None if read.images is None else ImageFinder(Path(os.path.expanduser(read.images)))
-        log.problems += () if self.images is None else self.images.problems
-        self.by_name: list[str] = []
-        """Names in tables that only a search by file name found."""
-        self._search = read.match == "name"
-        self._folders: dict[Path, ImageFinder] = {}
-        self._roots: list[ImageFinder] = []
-        self._prefix = ""
-
-    def enter(self, folder: Path | None, prefix: str = "") -> None:
-        """Go on with a table in this folder, if it has one. `prefix` is the folder's path below that of the whole
-        source: the same name in two folders is not the same image."""
-        roots = [self.images] if self.images else []
-        if folder is not None:
-            roots.append(self._folders.setdefault(folder, ImageFinder(folder)))
-        self._roots = roots
-        self._prefix = "" if self.images else prefix
-
-    def find(self, written: str) -> tuple[ImageSource, str]:
-        """The image, and its name for ids. An image that does not exist is found to be missing when it is read."""
-        if is_url(written):
-            raise RowError("missing image", f"{written!r} is a URL: download the images first")
-        if "\0" in written:
-            raise RowError("missing image", f"{written!r} cannot be a file's name")
-        if not self._roots:
-            raise RowError("missing image", f"{written!r} is a file's name: name its directory with --read.images")
-        first = self._roots[0]
-        if len(self._roots) == 1 and not self._search and first.is_directory and written.isascii():
-            # There is no other place to look at, so no directory has to be listed.
-            file = first.at(written)
-            image: ImageSource = file
-            name = str(file.name) if file.base == first.root else first.relative(written)
-        else:
-            image, name = self._search_all(written), written
-            for root in self._roots:
-                name = root.relative(name)
-        if self._prefix and not os.path.isabs(name):
-            name = os.path.normpath(f"{self._prefix}/{name}")
-        return image, name
-
-    def _search_all(self, written: str) -> ImageSource:
-        found = next((image for root in self._roots if (image := root.find(written))), None)
-        if found is None and self._search:
-            try:
-                found = next((image for root in self._roots if (image := root.find_by_name(written))), None)
-            except ValueError as error:
-                raise RowError("missing image", str(error)) from error
-            if found is not None:
-                self.by_name.append(written)
-        return found or self._roots[0].at(written)
-
-    def warn_if_none(self, table: str, names: Sequence[str], log: ReadLog) -> None:
-        """Report it at once if none of these names, the first of a table, is found."""
-        if self._search or not names or not self._roots:
-            return
-        for root in self._roots:
-            if any(os.path.exists(root.at(name).key) if root.is_directory else root.find(name) for name in names):
-                return
-        detail = f"none of the first {len(names)} images exists: there is no {self._roots[0].at(names[0]).key}"
-        log.warn("no image found", table, f"{detail} (--read.images, --read.match name)")
-
-    def warn(self, log: ReadLog) -> None:
-        """Report how many images were found by file name."""
-        if self.by_name:
-            first = ", ".join(map(repr, self.by_name[:3]))
-            log.warn("matched by name", self._roots[0].root, f"{len(self.by_name):,} rows, first {first}")
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A record that more rows may add to. `name` is its id if the guessed ids turn out not to be unique."""
-
-    id: str
-    name: str
-    image: ImageSource
-    split: str | None
-    captions: list[str]
-    short: str | None = None
-    group: str | None = None
-    regions: tuple[Region, ...] = ()
-
-
 class RecordCollector:
     """Collects records in the order in which their images first appear.
 
-    Args:
-        own_ids: the user named the column of ids, so two images with one id are a problem. Guessed ids that are not
-            unique are no ids: then every record is named after its image.
+    Two images with one id are a problem if the user named the column of ids. Guessed ids that are not unique are no
+    ids: then every record is named after its image.
     """
 
-    def __init__(self, log: ReadLog, *, own_ids: bool = False) -> None:
-        self.log = log
-        self._own_ids = own_ids
-        self._entries: dict[ImageSource | str, _Entry] = {}
+    def __init__(self, read: ReadConfig) -> None:
+        self.log = ReadLog()
+        self.images = TableImages(read, self.log)
+        self._read = read
+        self._first: dict[ImageSource | str, Record] = {}  # what the first row says about each image
+        # By the identity of the first record, which is faster than the image's path: what other rows say about the
+        # image, and its name if it is not the record's id.
+        self._more: dict[int, list[Record]] = {}
+        self._names: dict[int, str] = {}
 
-    def add(
-        self,
-        where: str,
-        image: ImageSource,
-        captions: Sequence[str],
-        *,
-        name: str,
-        id: str = "",
-        split: str | None = None,
-        short: str = "",
-        group: str = "",
-        key: str | None = None,
-        regions: Sequence[Region] = (),
-    ) -> None:
+    def add(self, where: str, record: Record, name: str, key: str = "") -> None:
         """Add what one row says about an image; the same image may come again.
 
         Args:
             where: the row, for messages.
             name: of the image, unique, and the same on every machine.
-            id: another name for it; "" for none, as for `short` and `group`.
             key: equal for equal images, if the image itself cannot tell.
         """
         if invalid := invalid_text(name):
             self.log.problem("bad text", where, f"the image's name cannot be used: {invalid}")
             return
-        if not captions:
+        if not record.captions:
             self.log.problem("no caption", where, "there is an image but no caption")
-        texts = [text for caption in captions if self._usable(text := caption.strip(), where)]
-        if not texts:
+        captions = tuple([text for text in record.captions if self._usable(text, where)])
+        short = record.short if record.short and self._usable(record.short, where) else None
+        if captions != record.captions or short != record.short:
+            record = replace(record, captions=captions, short=short)
+        if not captions:
             return
-        entry = self._entries.get(key or image)
-        if entry is None:
-            entry = self._entries[key or image] = _Entry(id or name, name, image, split, texts)
-        elif entry.split != split:
-            detail = f"{name} is in split {split} here, but in {entry.split} before: this row is skipped"
+        first = self._first.setdefault(key or record.image, record)
+        if first.split != record.split:
+            detail = f"{name} is in split {record.split} here, but in {first.split} before: this row is skipped"
             self.log.problem("shared image", where, detail)
-            return
-        else:
-            entry.captions += texts
-        entry.group = entry.group or group or None
-        if regions:
-            entry.regions += tuple(regions)
-        if entry.short is None and (short := short.strip()) and self._usable(short, where):
-            entry.short = short
-
-    def finish(self, name: str, looked_for: str) -> DataSet:
-        """The data set. No record at all is an error that says what was looked for, and the first problems."""
-        entries, self._entries = self._entries, {}
-        own_names = not self._own_ids and len({entry.id for entry in entries.values()}) < len(entries)
-        records: dict[str, Record] = {}
-        for key in list(entries):
-            entry = entries.pop(key)
-            id = entry.name if own_names else entry.id
-            if id in records:
-                self.log.problem("repeated id", id, f"{entry.name} has the id of another image and is skipped")
-                continue
-            captions = tuple(dict.fromkeys(entry.captions) if len(entry.captions) > 1 else entry.captions)
-            regions = _best_first(list(dict.fromkeys(entry.regions))) if entry.regions else ()
-            records[id] = Record(id, entry.image, captions, entry.split, entry.short, regions, entry.group)
-        problems = self.log.problems
-        if not records:
-            shown = "".join(f"\n  {found.kind}: {found.where}: {found.detail}" for found in problems[:SHOWN])
-            more = f"\n  and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
-            raise ValueError(f"no record found; looked for {looked_for}{':' if shown else ''}{shown}{more}")
-        return DataSet(name, tuple(records.values()), tuple(problems), warnings=tuple(self.log.warnings))
+        elif first is not record:
+            self._more.setdefault(id(first), []).append(record)
+        elif record.id != name:
+            self._names[id(first)] = name
 
     def _usable(self, text: str, where: str) -> bool:
         if not text:
             self.log.problem("empty caption", where, "the caption has no text")
-            return False
-        invalid = invalid_text(text)
-        if invalid:
+        elif invalid := invalid_text(text):
             self.log.problem("bad text", where, f"the caption cannot be used: {invalid}")
-        return invalid is None
+        else:
+            return True
+        return False
+
+    def add_table(self, table: SourceTable, split: str | None, caption: str | None = None) -> None:
+        """Add all rows of a table. `split` is theirs if no column has it, `caption` a column if the user named none."""
+        if not table.names:
+            return
+        read = self._read
+        if caption is not None and read.caption_column is None:
+            read = replace(read, caption_column=caption)
+        columns = choose_columns(table.path, table.names, table.head, read, holding=table.holding)
+        if table.keyed and read.id_column is None:
+            columns = replace(columns, id="", name="")
+        named = [cell.strip() for row in table.head if isinstance(cell := row.get(columns.image), str)]
+        self.images.warn_if_none(table.path, [name for name in named if name])
+        for place, row in table.rows(columns):
+            try:
+                self._add_row(table, place, row, columns, split)
+            except RowError as error:
+                self.log.problem(error.kind, f"{table.path}:{place}", str(error))
+
+    def _add_row(self, table: SourceTable, place: str, row: Row, columns: Columns, split: str | None) -> None:
+        def text(column: str) -> str:
+            return plain_text(row.get(column), column) if column else ""
+
+        if columns.split:
+            split = normal_split(text(columns.split))
+            if not split:
+                raise RowError("unreadable row", f"column {columns.split!r} is empty: the row is in no split")
+        image, own, key = row.get(columns.image), text(columns.id), ""
+        if isinstance(image, ImageSource):
+            # A cell has no name of its own; the column that names images tells which cells hold the same one.
+            same = text(columns.name)
+            name, own = f"{table.label}:{place}", own or same or (place if table.keyed else "")
+            key = same and f"{split}/{same}"
+        else:
+            written = text(columns.image)
+            if not written:
+                raise RowError("no image", f"column {columns.image!r} is empty")
+            image, name = self.images.find(written)
+        cells = [(row.get(column), column) for column in columns.captions]
+        if len(cells) > 1:  # not every image has as many captions as there are columns
+            cells = [(cell, column) for cell, column in cells if not is_blank(cell)]
+        captions = [text.strip() for cell, at in cells for text in caption_texts(cell, at, table.lists_in_text)]
+        short = caption_texts(row.get(columns.short), columns.short)[:1] if columns.short else []
+        regions = goal_regions(row.get(columns.regions)) if columns.regions else ()
+        group = text(columns.group) or None
+        record = Record(own or name, image, tuple(captions), split, "".join(short).strip() or None, regions, group)
+        self.add(f"{table.path}:{place}", record, name, key)
+
+    def finish(self, source: str) -> DataSet:
+        """The data set. No record at all is an error that shows the first problems."""
+        self.images.warn_of_search()
+        rows = self._first.values()
+        own_ids = self._read.id_column is not None or len({record.id for record in rows}) == len(rows)
+        records: dict[str, Record] = {}
+        for record in rows:
+            name, more = self._names.get(id(record), record.id), self._more.get(id(record), ())
+            chosen = record.id if own_ids else name
+            if chosen in records:
+                self.log.problem("repeated id", chosen, f"{name} has the id of another image and is skipped")
+            elif more or chosen != record.id or len(record.captions) > 1:
+                records[chosen] = _merged(chosen, [record, *more])
+            else:
+                records[chosen] = record
+        problems = self.log.problems
+        if not records:
+            shown = "".join(f"\n  {found.kind}: {found.where}: {found.detail}" for found in problems[:_SHOWN])
+            rest = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+            raise ValueError(
+                f"no record with an image and a caption found in {source}{':' if shown else ''}{shown}{rest}"
+            )
+        return DataSet(source, tuple(records.values()), tuple(problems), warnings=tuple(self.log.warnings))
 
 
-def add_table(
-    collector: RecordCollector, table: SourceTable, split: str | None, read: ReadConfig, images: TableImages
-) -> None:
-    """Add all rows of a table; `split` is theirs if no column has it."""
-    if not table.names:
-        return
-    columns = choose_columns(table.path, table.names, table.head, read, holding=table.holding)
-    if table.keyed and read.id_column is None:
-        columns = replace(columns, id=None, name=None)
-    named = [cell.strip() for row in table.head if isinstance(cell := row.get(columns.image), str) and cell.strip()]
-    images.warn_if_none(table.path, [name for name in named if "\0" not in name], collector.log)
-    for place, row in table.rows(columns):
-        try:
-            _add_row(collector, table, place, row, columns, split, images)
-        except RowError as error:
-            collector.log.problem(error.kind, f"{table.path}:{place}", str(error))
-
-
-def _add_row(
-    collector: RecordCollector,
-    table: SourceTable,
-    place: str,
-    row: Row,
-    columns: Columns,
-    split: str | None,
-    images: TableImages,
-) -> None:
-    def text(column: str | None) -> str:
-        return "" if column is None else plain_text(row.get(column), column)
-
-    if columns.split is not None:
-        split = normal_split(text(columns.split))
-        if not split:
-            raise RowError("unreadable row", f"column {columns.split!r} is empty: the row is in no split")
-    key = None
-    image = row.get(columns.image)
-    if isinstance(image, ImageSource):
-        # A cell has no name of its own; the column that names images tells which cells hold the same one.
-        called = text(columns.name)
-        name, id = f"{table.label}:{place}", text(columns.id) or called or (place if table.keyed else "")
-        key = f"{split}/{called}" if called else None
-    else:
-        written = text(columns.image)
-        if not written:
-            raise RowError("no image", f"column {columns.image!r} is empty")
-        image, name = images.find(written)
-        id = text(columns.id)
-    short = caption_texts(row.get(columns.short), columns.short) if columns.short else []
-    collector.add(
-        f"{table.path}:{place}",
-        image,
-        _captions(row, columns.captions, table.lists_in_text),
-        name=name,
-        id=id,
-        split=split,
-        short=short[0] if short else "",
-        group=text(columns.group),
-        key=key,
-        regions=goal_regions(row.get(columns.regions)) if columns.regions else (),
-    )
-
-
-def _captions(row: Row, columns: Sequence[str], lists_in_text: bool) -> list[str]:
-    cells = [(row.get(column), column) for column in columns]
-    if len(cells) > 1:  # not every image has as many captions as there are columns
-        cells = [(cell, column) for cell, column in cells if not is_blank(cell)]
-    return [text for cell, column in cells for text in caption_texts(cell, column, lists_in_text=lists_in_text)]
+def _merged(name: str, rows: Sequence[Record]) -> Record:
+    """What several rows say about one image."""
+    captions = tuple(dict.fromkeys(text for row in rows for text in row.captions))
+    regions = _best_first(list(dict.fromkeys(region for row in rows for region in row.regions)))
+    short = next((row.short for row in rows if row.short), None)
+    group = next((row.group for row in rows if row.group), None)
+    return replace(rows[0], id=name, captions=captions, regions=regions, short=short, group=group)
 
 
 def goal_regions(segments: Any) -> tuple[Region, ...]:
@@ -319,10 +208,11 @@ def goal_regions(segments: Any) -> tuple[Region, ...]:
     for segment in segments if isinstance(segments, list) else ():
         if not isinstance(segment, Mapping):
             continue
-        corners, sentence = segment.get("bbox_coordinates"), segment.get("caption")
-        box = _box(*(corners.get(key) for key in ("x1", "y1", "x2", "y2"))) if isinstance(corners, Mapping) else None
+        box, sentence = _box(segment.get("bbox_coordinates")), segment.get("caption")
         if box and isinstance(sentence, str) and unescape(sentence).strip() and not invalid_text(sentence):
-            regions.append(Region(box, sentence.strip(), _score(segment.get("similarity_score"))))
+            score: Any = segment.get("similarity_score")
+            known = type(score) in (int, float) and abs(score) < 1 << 53
+            regions.append(Region(box, sentence.strip(), float(score) if known else None))
     return _best_first(regions)
 
 
@@ -330,15 +220,10 @@ def _best_first(regions: Sequence[Region]) -> tuple[Region, ...]:
     return tuple(sorted(regions, key=lambda region: -math.inf if region.score is None else region.score, reverse=True))
 
 
-def _box(*corners: Any) -> Box | None:
+def _box(corners: Any) -> Box | None:
     """(left, top, right, bottom) in whole pixels; None if these are not four numbers or enclose nothing."""
     try:
-        left, top, right, bottom = (int(corner) for corner in corners)
-    except (TypeError, ValueError, OverflowError):
+        left, top, right, bottom = (int(corners[key]) for key in ("x1", "y1", "x2", "y2"))
+    except (LookupError, TypeError, ValueError, OverflowError):
         return None
     return (left, top, right, bottom) if left < right and top < bottom else None
-
-
-def _score(score: Any) -> float | None:
-    usable = isinstance(score, float) or (isinstance(score, int) and abs(score) < 1 << 53)
-    return float(score) if usable and not isinstance(score, bool) and math.isfinite(score) else None

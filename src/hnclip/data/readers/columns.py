@@ -7,69 +7,39 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from hnclip.config import ReadConfig
 from hnclip.data.image_sources import is_image_name
 from hnclip.data.readers.locate import is_url
-from hnclip.data.records import SPLITS, normal_split
+from hnclip.data.records import SPLITS, RowError, normal_split
 
 Row = Mapping[str, Any]
-
-
-class RowError(ValueError):
-    """Why no record can be made of a row. `kind` is one of `hnclip.data.problems`."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(detail)
-        self.kind = kind
-
-
-@dataclass(frozen=True)
-class Role:
-    """What a column can hold, the setting that names it, and its common names, without case and punctuation.
-
-    Names come in ranks: the first rank with a column counts, and of two columns in one rank the user must name one.
-    """
-
-    holds: str
-    setting: str
-    ranks: tuple[tuple[str, ...], ...]
-
-    @property
-    def option(self) -> str:
-        return "--read." + self.setting.replace("_", "-")
-
-    def candidates(self, names: Iterable[str]) -> list[str]:
-        """The columns of the first rank that has any."""
-        plain = {name: re.sub(r"[\W_]+", "", name.lower()) for name in names}
-        ranks = ([name for name in plain if plain[name] in rank] for rank in self.ranks)
-        return next((found for found in ranks if found), [])
-
 
 _PATHS = ("imagepath", "filepath", "imgpath", "imagefilepath")
 _FILES = ("filename", "imagefile", "imagefilename", "imagename", "imgfile", "imgname")
 _LONG_CAPTIONS = ("longcaption", "densecaption", "detailedcaption")
 
-IMAGE = Role("an image", "image_column", (_PATHS, _FILES, ("image", "img", "picture", "photo"), ("path", "file")))
-IMAGE_NAME = Role("an image's name", "id_column", (_PATHS, _FILES))
-URL = Role("a URL", "image_column", (("imageurl",), ("url",), ("link",)))
-CAPTION = Role(
-    "a caption",
-    "caption_column",
-    (
+# Common names of columns, without case and punctuation, by the setting that names them. They come in ranks: the first
+# rank with a column counts, and of two columns in one rank the user must name one.
+_Ranks = tuple[tuple[str, ...], ...]
+_NAMES: dict[str, _Ranks] = {
+    "image_column": (
+        *(_PATHS, _FILES, ("image", "img", "picture", "photo"), ("path", "file")),
+        *(("imageurl",), ("url",), ("link",)),  # to tell the user that they hold URLs
+    ),
+    "caption_column": (
         ("caption", "captions", *_LONG_CAPTIONS, "description", "descriptions", "paragraph", "paragraphs", "sentences"),
         ("text", "texts", "title", "sentence", "raw", "prompt", "comment", "alttext", "txt"),
     ),
-)
-ID = Role("an id", "id_column", (("imageid", "imgid"), ("exampleid", "sampleid"), ("id",), ("key",), ("uid", "uuid")))
-SPLIT = Role("a split", "split_column", (("split",), ("karpathysplit",)))
-MAYBE_SPLIT = Role("a split", "split_column", (("partition",), ("subset",), ("set",)))
-SHORT = Role("a short caption", "short_column", (("shortcaption", "captionshort", "shortdescription", "short"),))
-GROUP = Role("a group", "group_column", (("group", "groupid"), ("clusterid",), ("family", "familyid")))
-
+    "id_column": (("imageid", "imgid"), ("exampleid", "sampleid"), ("id",), ("key",), ("uid", "uuid")),
+    "split_column": (("split",), ("karpathysplit",)),
+    "short_column": (("shortcaption", "captionshort", "shortdescription", "short"),),
+    "group_column": (("group", "groupid"), ("clusterid",), ("family", "familyid")),
+}
+_MAYBE_SPLIT = (("partition",), ("subset",), ("set",))
 _NUMBERED_CAPTION = re.compile(r"(captions?|texts?|sentences?|descriptions?|comments?)[\W_]*\d+", re.IGNORECASE)
 _CAPTION_KEYS = ("raw", "caption", "text", "sentence")
 
@@ -79,23 +49,49 @@ GOAL_IMAGE, GOAL_CAPTION, GOAL_REGIONS = "original_filename", "original_caption"
 
 @dataclass(frozen=True)
 class Columns:
-    """The column of each role; None where there is none.
+    """The column of each role; "" where there is none.
 
     `name` says, if `image` holds the image itself, which image it is. `regions` holds the segments of GOAL's lists.
     """
 
     captions: tuple[str, ...]
     image: str
-    name: str | None = None
-    id: str | None = None
-    split: str | None = None
-    short: str | None = None
-    group: str | None = None
-    regions: str | None = None
+    name: str = ""
+    id: str = ""
+    split: str = ""
+    short: str = ""
+    group: str = ""
+    regions: str = ""
 
     def all(self) -> list[str]:
         every = (*self.captions, self.image, self.name, self.id, self.split, self.short, self.group, self.regions)
-        return list(dict.fromkeys(column for column in every if column is not None))
+        return list(dict.fromkeys(filter(None, every)))
+
+
+@dataclass
+class _Choice:
+    """The columns of a table, those that the user named, and everything that is wrong with them."""
+
+    names: Sequence[str]
+    read: ReadConfig
+    errors: list[str] = field(default_factory=list)
+
+    def known(self, setting: str, name: str) -> str:
+        if name not in self.names:
+            close = "".join(f"; did you mean {near!r}?" for near in get_close_matches(name, self.names, 1))
+            self.errors.append(f"there is no column {name[:200]!r} ({_option(setting)}){close}")
+        return name
+
+    def pick(self, setting: str, among: Sequence[str] | None = None, ranks: _Ranks = (), needed: bool = False) -> str:
+        """The column that the user named for a setting, or one with a common name; "" if there is none."""
+        named = getattr(self.read, setting)
+        if named is not None:
+            return self.known(setting, named)
+        found = _first_rank(ranks or _NAMES[setting], self.names if among is None else among)
+        if len(found) > 1 or (needed and not found):
+            which = f"{_listed(found)} may each be meant" if found else "none has a common name"
+            self.errors.append(f"{which}: choose a column with {_option(setting)}")
+        return found[0] if found else ""
 
 
 def choose_columns(
@@ -113,82 +109,68 @@ def choose_columns(
     Raises:
         ValueError: with everything that is wrong with the columns, and the columns there are.
     """
-    errors: list[str] = []
-
-    def named(role: Role, name: str) -> str:
-        if name not in names:
-            close = get_close_matches(name, names, 1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
-            errors.append(f"there is no column {name[:200]!r} ({role.option}){meant}")
-        return name
-
-    def guess(role: Role, among: Iterable[str] = names) -> str | None:
-        found = role.candidates(among)
-        if len(found) > 1:
-            several = ", or several separated by commas" if role is CAPTION else ""
-            errors.append(f"{_listed(found)} may each hold {role.holds}: choose one with {role.option}{several}")
-        return found[0] if found else None
-
-    def pick(role: Role) -> str | None:
-        setting = getattr(read, role.setting)
-        return guess(role) if setting is None else named(role, setting)
-
-    def lacking(role: Role) -> str:
-        known = ", ".join(name for rank in role.ranks for name in rank)
-        errors.append(f"no column has a name that is known for {role.holds} ({known}): choose one with {role.option}")
-        return ""
-
-    def image_column() -> str:
-        if read.image_column is not None:
-            return named(IMAGE, read.image_column)
-        if goal:
-            return GOAL_IMAGE
-        if holding:
-            if len(holding) == 1 or IMAGE.candidates(holding):
-                return guess(IMAGE, holding) or holding[0]
-            errors.append(f"{_listed(holding)} each hold images: choose one with {IMAGE.option}")
-            return holding[0]
-        # Of Karpathy's `filepath` and `filename` the first is a directory: columns with names of images go first.
-        naming = [name for name in names if any(_names_image(row.get(name)) for row in head)]
-        return guess(IMAGE, naming if IMAGE.candidates(naming) else names) or guess(URL) or lacking(IMAGE)
-
-    def caption_columns() -> tuple[str, ...]:
-        if read.caption_column is not None:
-            text = read.caption_column
-            return tuple(named(CAPTION, part.strip()) for part in ([text] if text in names else text.split(",")))
-        if goal:
-            return (GOAL_CAPTION,)
-        one = guess(CAPTION)
-        return (one,) if one else tuple(filter(_NUMBERED_CAPTION.fullmatch, names)) or (lacking(CAPTION),)
-
+    choice = _Choice(names, read)
     goal = GOAL_IMAGE in names and GOAL_CAPTION in names
-    image, captions = image_column(), caption_columns()
+    if goal and read.image_column is None:
+        image = GOAL_IMAGE
+    elif len(holding) == 1 and read.image_column is None:
+        image = holding[0]
+    else:
+        # Of Karpathy's `filepath` and `filename` the first is a directory: columns with names of images go first.
+        likely = holding or [name for name in names if any(_names_image(row.get(name)) for row in head)]
+        likely = likely if holding or _first_rank(_NAMES["image_column"], likely) else names
+        image = choice.pick("image_column", likely, needed=True)
+    captions: tuple[str, ...] = (GOAL_CAPTION,) if goal else tuple(filter(_NUMBERED_CAPTION.fullmatch, names))
+    if read.caption_column is not None:
+        parts = [read.caption_column] if read.caption_column in names else read.caption_column.split(",")
+        captions = tuple(choice.known("caption_column", part.strip()) for part in parts)
+    elif not goal and (one := choice.pick("caption_column", needed=not captions)):
+        captions = (one,)
     urls = [cell for row in head if isinstance(cell := row.get(image), str) and cell.strip()]
     if urls and all(map(is_url, urls)):
-        errors.append(
-            f"column {image!r} holds URLs ({urls[0][:100]}): download the images first, and name a column with their "
-            f"paths ({IMAGE.option})"
-        )
-    split = pick(SPLIT)
-    if split is None:
-        split = guess(MAYBE_SPLIT, [name for name in names if _holds_splits(row.get(name) for row in head)])
-    short = pick(SHORT)
-    called = IMAGE_NAME.candidates(name for name in names if name != image)
+        found = f"column {image!r} holds URLs ({urls[0][:100]}): download the images first"
+        choice.errors.append(f"{found}, and name a column with their paths ({_option('image_column')})")
+    holds_splits = [name for name in names if _holds_splits(row.get(name) for row in head)]
+    short = choice.pick("short_column")
+    called = _first_rank((_PATHS, _FILES), [name for name in names if name != image])
     columns = Columns(
         captions,
         image,
-        name=(read.id_column or (called[0] if len(called) == 1 else None)) if image in holding else None,
-        id=pick(ID),
-        split=split,
-        short=None if short in captions else short,
-        group=pick(GROUP),
-        regions=GOAL_REGIONS if goal and GOAL_REGIONS in names else None,
+        name=(read.id_column or (called[0] if len(called) == 1 else "")) if image in holding else "",
+        id=choice.pick("id_column"),
+        split=choice.pick("split_column") or choice.pick("split_column", holds_splits, _MAYBE_SPLIT),
+        short="" if short in captions else short,
+        group=choice.pick("group_column"),
+        regions=GOAL_REGIONS if goal and GOAL_REGIONS in names else "",
     )
-    if errors:
-        hint = "" if any(name.isidentifier() for name in names) else " Does the file lack a first line of column names?"
-        shown = "".join(f"\n  {error}" for error in dict.fromkeys(errors))
-        raise ValueError(f"the columns of {table} cannot be read:{shown}\nIt has {_listed(names)}.{hint}")
+    if choice.errors:
+        errors = "".join(f"\n  {error}" for error in dict.fromkeys(choice.errors))
+        raise ValueError(f"the columns of {table} cannot be read:{errors}\nIts columns are {_listed(names)}")
     return columns
+
+
+def _first_rank(ranks: _Ranks, names: Iterable[str]) -> list[str]:
+    """The columns of the first rank that has any."""
+    plain = {name: re.sub(r"[\W_]+", "", name.lower()) for name in names}
+    return next((found for rank in ranks if (found := [name for name in plain if plain[name] in rank])), [])
+
+
+def _option(setting: str) -> str:
+    return "--read." + setting.replace("_", "-")
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 40} more" if len(names) > 40 else ""
+    return ", ".join(repr(name[:60]) for name in names[:40]) + more
+
+
+def _names_image(cell: Any) -> bool:
+    return isinstance(cell, str) and not is_url(cell) and is_image_name(cell.strip().replace("\\", "/"))
+
+
+def _holds_splits(cells: Iterable[Any]) -> bool:
+    values = [cell for cell in cells if not is_blank(cell)]
+    return bool(values) and all(isinstance(value, str) and normal_split(value) in SPLITS for value in values)
 
 
 def is_blank(cell: Any) -> bool:
@@ -210,7 +192,7 @@ def plain_text(cell: Any, column: str) -> str:
     return text
 
 
-def caption_texts(cell: Any, column: str, *, lists_in_text: bool = False) -> list[str]:
+def caption_texts(cell: Any, column: str, lists_in_text: bool = False) -> list[str]:
     """The captions in a cell: a string, or a list of strings or of objects such as Karpathy's {"raw": …}.
 
     With `lists_in_text` a string may be a list of strings itself, as JSON or Python write it.
@@ -254,19 +236,3 @@ def invalid_text(text: str) -> str | None:
             return f"byte 0x{code - 0xDC00:02x} is not UTF-8; save the file as UTF-8"
         return f"contains half of a surrogate pair, U+{code:04X}"
     return None
-
-
-def _names_image(cell: Any) -> bool:
-    return isinstance(cell, str) and not is_url(cell) and is_image_name(cell.strip().replace("\\", "/"))
-
-
-def _holds_splits(cells: Iterable[Any]) -> bool:
-    values = [cell for cell in cells if not is_blank(cell)]
-    return bool(values) and all(isinstance(value, str) and normal_split(value) in SPLITS for value in values)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 40} more" if len(names) > 40 else ""
-    return (
-        ("the columns " if len(names) > 1 else "the column ") + ", ".join(repr(name[:60]) for name in names[:40]) + more
-    )

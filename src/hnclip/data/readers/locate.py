@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from unicodedata import normalize
 
-from hnclip.core import ImageSource, Problem
+from hnclip.config import ReadConfig
+from hnclip.core import ImageSource
 from hnclip.data.image_sources import FileImage, TarImage
+from hnclip.data.records import ReadLog, RowError
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_COMPRESSED = {b"\x1f\x8b": "gunzip -k", b"BZh": "bunzip2 -k", b"\xfd7zXZ": "unxz -k", b"(\xb5/\xfd": "unzstd"}
+
+
+def is_url(name: str) -> bool:
+    return _URL.match(name) is not None
 
 
 class ImageFinder:
@@ -24,33 +30,21 @@ class ImageFinder:
     Directories are listed once each, when a name first needs them.
     """
 
-    def __init__(self, root: str | Path) -> None:
-        self.root = os.path.abspath(root)
-        self._tar: TarIndex | None = None
+    def __init__(self, root: str | Path, log: ReadLog) -> None:
+        self.root = os.path.abspath(os.path.expanduser(root))
+        self.tar = index_tar(Path(self.root), log) if os.path.isfile(self.root) else None
+        if self.tar is None and not os.path.isdir(self.root):
+            raise ValueError(f"{root} should hold the images, but does not exist: name a directory or .tar file")
         self._folders: dict[str, dict[str, str]] = {}
         self._by_name: dict[str, list[str]] | None = None
-        if os.path.isfile(self.root):
-            self._tar = index_tar(Path(self.root))
-        elif not os.path.isdir(self.root):
-            raise ValueError(f"{root} should hold the images, but does not exist: name a directory or .tar file")
-
-    @property
-    def is_directory(self) -> bool:
-        return self._tar is None
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """Damage of the tar file."""
-        return () if self._tar is None else self._tar.problems
 
     def relative(self, name: str) -> str:
         """A name in a table as a normalised POSIX path, relative to the root if it lies below it."""
         path = os.path.normpath(name.replace("\\", "/"))
         return path[len(self.root) + 1 :] if path.startswith(self.root + "/") else path
 
-    def at(self, name: str) -> FileImage:
-        """The file of that path, whether or not it exists."""
-        path = self.relative(name)
+    def at(self, path: str) -> FileImage:
+        """The file of a path that `relative` returned, whether or not it exists."""
         if path.startswith(("/", "../")):
             folder, base = os.path.split(os.path.normpath(os.path.join(self.root, path)))
             return FileImage(base, folder)
@@ -59,74 +53,112 @@ class ImageFinder:
     def find(self, name: str) -> ImageSource | None:
         """The image of exactly that path, below the root or absolute; None if there is none."""
         for path in dict.fromkeys((self.relative(name), name)):  # a name may contain real backslashes
-            found = self._spelling(path)
+            folder, slash, base = path.rpartition("/") if self.tar is None else ("", "", path)
+            names = self._names(folder or slash)
+            found = names.get(base) or names.get(normalize("NFC", base))
             if found is not None:
-                return self._source(found)
+                return self._source(folder + slash + found)
         return None
 
     def find_by_name(self, name: str) -> ImageSource | None:
         """The image whose path ends most like this one, at least with the same base name; None if there is none.
 
         Raises:
-            ValueError: several images fit equally well.
+            RowError: several images fit equally well.
         """
-        path = self.relative(name)
         if self._by_name is None:
             self._by_name = {}
-            for file in files_below(Path(self.root)) if self._tar is None else self._tar.files:
+            for file in files_below(Path(self.root)) if self.tar is None else self.tar.files:
                 self._by_name.setdefault(_parts(file)[0], []).append(file)
-        same = self._by_name.get(_parts(path)[0], [])
-        shared = [_shared_end(path, file) for file in same]
-        fitting = [file for file, count in zip(same, shared) if count == max(shared)]
+        parts = _parts(self.relative(name))
+        shared = {
+            file: len(list(takewhile(lambda pair: pair[0] == pair[1], zip(parts, _parts(file)))))
+            for file in self._by_name.get(parts[0], ())
+        }
+        fitting = [file for file, count in shared.items() if count == max(shared.values())]
         if len(fitting) > 1:
-            raise ValueError(
-                f"several images in {self.root} could be {name!r}: {', '.join(sorted(fitting)[:3])}; name images by "
-                "their path"
-            )
+            some = ", ".join(sorted(fitting)[:3])
+            raise RowError("missing image", f"several images in {self.root} could be {name!r}: {some}")
         return self._source(fitting[0]) if fitting else None
 
     def _source(self, path: str) -> ImageSource:
-        return self.at(path) if self._tar is None else self._tar.image(path)
-
-    def _spelling(self, path: str) -> str | None:
-        """The path as the directory or tar spells it. Archives packed on macOS spell accents as two characters."""
-        folder, slash, base = path.rpartition("/")
-        if self._tar is not None:
-            folder, slash, base = "", "", path
-        names = self._names(folder or slash)
-        found = names.get(base) or names.get(normalize("NFC", base))
-        return None if found is None else folder + slash + found
+        return self.at(path) if self.tar is None else self.tar.image(path)
 
     def _names(self, folder: str) -> dict[str, str]:
         """The files of the tar, or of a directory that is absolute or below the root: each by its name, and by its
-        name with composed accents."""
+        name with composed accents, because archives packed on macOS spell accents as two characters."""
         if folder not in self._folders:
-            names: Iterable[str] = ()
-            if self._tar is not None:
-                names = self._tar.files
-            else:
+            names: Iterable[str] = self.tar.files if self.tar else ()
+            if self.tar is None:
                 with suppress(OSError), os.scandir(os.path.join(self.root, folder)) as entries:  # absent or unreadable
                     names = [entry.name for entry in entries if entry.is_file()]
             self._folders[folder] = {normalize("NFC", name): name for name in names} | {name: name for name in names}
         return self._folders[folder]
 
 
-def is_url(name: str) -> bool:
-    return _URL.match(name) is not None
+class TableImages:
+    """Finds the images that tables name: by path below `read.images` or the table's folder, on request by file name."""
+
+    def __init__(self, read: ReadConfig, log: ReadLog) -> None:
+        self._log = log
+        self._images = [] if read.images is None else [ImageFinder(read.images, log)]
+        self._search = read.match == "name"
+        self._folders: dict[Path, ImageFinder] = {}
+        self._roots: list[ImageFinder] = []
+        self._prefix = ""
+        self._by_name: list[str] = []  # names in tables that only a search by file name found
+
+    def enter(self, folder: Path | None, prefix: str = "") -> None:
+        """Go on with a table in this folder, if it has one. `prefix` is the folder's path below that of the whole
+        source: the same name in two folders is not the same image."""
+        if folder is not None and folder not in self._folders:
+            self._folders[folder] = ImageFinder(folder, self._log)
+        self._roots = [*self._images, *([] if folder is None else [self._folders[folder]])]
+        self._prefix = "" if self._images else prefix
+
+    def find(self, written: str) -> tuple[ImageSource, str]:
+        """The image, and its name for ids. An image that does not exist is found to be missing when it is read."""
+        if is_url(written) or "\0" in written or not self._roots:
+            why = "is a URL: download the images first" if is_url(written) else "is no file here (--read.images)"
+            raise RowError("missing image", f"{written!r} {why}")
+        first, *others = self._roots
+        name = first.relative(written)
+        image: ImageSource = first.at(name)
+        if others or first.tar or self._search or not written.isascii():  # else no directory has to be listed
+            image = self._look_up(written) or image
+            for root in others:
+                name = root.relative(name)
+        return image, os.path.normpath(f"{self._prefix}/{name}") if self._prefix and name[0] != "/" else name
+
+    def _look_up(self, written: str) -> ImageSource | None:
+        found = next((image for root in self._roots if (image := root.find(written))), None)
+        if found is None and self._search:
+            found = next((image for root in self._roots if (image := root.find_by_name(written))), None)
+            self._by_name += [] if found is None else [written]
+        return found
+
+    def warn_if_none(self, table: str, names: Sequence[str]) -> None:
+        """Report it at once if none of these names, the first of a table, is found."""
+        names = [name for name in names if "\0" not in name]
+        places = [(root, name) for root in self._roots for name in names]
+        if self._search or not places:
+            return
+        if any(
+            root.find(name) if root.tar else os.path.exists(root.at(root.relative(name)).key) for root, name in places
+        ):
+            return
+        detail = f"none of the first {len(names)} images exists, such as {names[0][:200]!r}"
+        self._log.warn("no image found", table, f"{detail} (--read.images, --read.match name)")
+
+    def warn_of_search(self) -> None:
+        """Report how many images were found by file name."""
+        if self._by_name:
+            first = ", ".join(map(repr, self._by_name[:3]))
+            self._log.warn("matched by name", self._roots[0].root, f"{len(self._by_name):,} rows, first {first}")
 
 
 def _parts(path: str) -> list[str]:
     return normalize("NFC", path).split("/")[::-1]
-
-
-def _shared_end(first: str, second: str) -> int:
-    """How many trailing parts two paths have in common."""
-    count = 0
-    for one, other in zip(_parts(first), _parts(second)):
-        if one != other:
-            break
-        count += 1
-    return count
 
 
 def files_below(root: Path, report: Callable[[OSError], None] | None = None) -> Iterator[str]:
@@ -151,36 +183,28 @@ def files_below(root: Path, report: Callable[[OSError], None] | None = None) -> 
 
 @dataclass(frozen=True)
 class TarIndex:
-    """The regular files in a tar, in their order, and its damage. If a name occurs twice, the later file counts.
+    """The regular files in a tar, in their order. If a name occurs twice, the later file counts.
 
     `files` has offset and size of each file by its name, without a leading `./`.
     """
 
     path: Path
     files: dict[str, tuple[int, int]]
-    problems: tuple[Problem, ...] = ()
 
     def image(self, name: str) -> TarImage:
         return TarImage(self.path, name, *self.files[name])
 
 
-def index_tar(path: Path) -> TarIndex:
+def index_tar(path: Path, log: ReadLog) -> TarIndex:
     """Index an uncompressed tar by its headers. A damaged or incomplete one keeps its first files, with a problem."""
     with path.open("rb") as file:
-        start = file.read(8)
-        for magic, command in _COMPRESSED.items():
-            if start.startswith(magic):
-                raise ValueError(
-                    f"{path} is compressed, and images inside cannot be read in place: run `{command} {path}` and use "
-                    "the .tar that it writes"
-                )
         total = file.seek(0, os.SEEK_END)
         file.seek(0)
         files: dict[str, tuple[int, int]] = {}
         try:
             tar = tarfile.TarFile(fileobj=file)
         except (tarfile.TarError, ValueError, OverflowError) as error:
-            raise ValueError(f"{path} is not a tar file: {error}") from error
+            raise ValueError(f"{path} is not an uncompressed tar file ({error}); decompress a .tar.gz first") from error
         try:
             while (member := tar.next()) is not None:
                 tar.members.clear()  # type: ignore[attr-defined]  # else every header stays in memory
@@ -194,5 +218,5 @@ def index_tar(path: Path) -> TarIndex:
                 raise tarfile.ReadError("bad header")
         except (tarfile.TarError, ValueError, OverflowError) as error:
             detail = f"the tar file is damaged or incomplete ({error}); {len(files)} files before that are used"
-            return TarIndex(path, files, (Problem("unreadable row", str(path), detail),))
+            log.problem("unreadable row", str(path), detail)
     return TarIndex(path, files)
