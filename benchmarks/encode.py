@@ -23,6 +23,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from hnclip.search.embeddings import open_embeddings
+from hnclip.search.encode import Encoder
+from hnclip.search.shards import claim
 from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -32,9 +35,6 @@ from hnclip.measure import Report, gemm_rate, machine, threads, time_ways
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.options import Encode, Opening
-from hnclip.search.embeddings import open_embeddings
-from hnclip.search.encode import Encoder
-from hnclip.search.shards import claim
 
 log = logging.getLogger("hnclip.bench")
 

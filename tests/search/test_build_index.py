@@ -24,8 +24,8 @@ from build_helpers import (
     options,
     stop_after,
 )
-from encode_helpers import PROCESSES, save_picture
 
+from encode_helpers import PROCESSES, save_picture
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage
 from hnclip.data.image_sources import FileImage

@@ -21,13 +21,13 @@ from hnclip.core import Box, InvalidImage, Problem, Record
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
 from hnclip.data.texts import Splitting, split_sentences
+from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, models_of
 from hnclip.options import PrepareRegions
 from hnclip.prepare.manifest import record_mark
 from hnclip.prepare.proposers import FindBoxes, open_proposer
-from hnclip.search.fingerprint import model_fingerprint
 
 log = logging.getLogger(__name__)
 
