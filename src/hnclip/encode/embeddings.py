@@ -114,7 +114,11 @@ def open_embeddings(directory: str | Path, *, verify: bool = False) -> StoredEmb
         ValueError: the directory holds no embeddings, is incomplete, or is damaged.
     """
     directory = Path(directory)
-    found = {manifest["number"]: manifest for manifest in map(read_manifest, manifest_files(directory))}
+    found: dict[int, Manifest] = {}
+    for file in manifest_files(directory):
+        if (manifest := read_manifest(file)) is None:
+            raise ValueError(f"{file} is damaged: run hnclip encode again with the same options")
+        found[manifest["number"]] = manifest
     if not found:
         raise ValueError(f"{directory} holds no embeddings: run hnclip encode DATA --out {directory}")
     job = next(iter(found.values()))["job"]
@@ -166,12 +170,13 @@ def manifest_bytes(content: Mapping[str, Any]) -> bytes:
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
 
 
-def read_manifest(file: Path) -> Manifest:
-    """The manifest of a shard; ValueError if it is damaged."""
-    content = read_json(file)
-    if content.pop("checksum", None) != _checksum(content):
-        raise ValueError(f"{file} is damaged: encode its shard again with the same command")
-    return content
+def read_manifest(file: Path) -> Manifest | None:
+    """The manifest of a shard; None if it is damaged."""
+    try:
+        content = read_json(file)
+    except ValueError:
+        return None
+    return content if content.pop("checksum", None) == _checksum(content) else None
 
 
 def find_damage(directory: Path, manifest: Manifest, *, verify: bool) -> str:

@@ -155,7 +155,15 @@ class Encoder:
 
     def pending(self, numbers: Iterable[int]) -> list[int]:
         """Those of the shards that do not exist, are damaged, or whose images have changed."""
-        missing = [number for number in numbers if not self._exists(number)]
+        missing = []
+        for number in numbers:
+            manifest, damage = self._find(number, self._stamp(number), verify=True)
+            if manifest is None:
+                missing.append(number)
+            else:
+                self._own[number] = manifest
+            if damage:
+                log.warning(f"{damage}; shard {number} is encoded again")
         self._check_skipped(self._own.values())
         return missing
 
@@ -167,9 +175,9 @@ class Encoder:
 
     def write(self, number: int, advance: Advance = lambda done: None) -> None:
         """Encode a shard and write its files, the manifest last, unless another process has done so by now."""
-        if self._exists(number):
-            return
         stamp = self._stamp(number)  # before the images are read
+        if self._find(number, stamp, verify=True)[0] is not None:
+            return
         contents, counts, problems = self._encode(number, advance)
         manifest = {
             "number": number,
@@ -183,7 +191,7 @@ class Encoder:
             },
         }
         try:
-            self._path(MANIFEST, number).unlink(missing_ok=True)  # the shard is missing until it is written again
+            (self.out / self._name(MANIFEST, number)).unlink(missing_ok=True)  # missing until it is written again
             for name, content in {**contents, self._name(MANIFEST, number): stored.manifest_bytes(manifest)}.items():
                 with replace_file(self.out / name) as partial:
                     partial.write_bytes(content)
@@ -197,10 +205,10 @@ class Encoder:
 
     def finish(self) -> tuple[tuple[int, ...], dict[str, int] | None]:
         """The missing shards, or the counts of all shards if none is missing; their problems are then listed."""
-        shards = {number: self._read(number, verify=False) for number in range(self.job["shards"])}
-        manifests = [manifest for manifest in shards.values() if manifest is not None]
+        shards = [self._find(number, None, verify=False)[0] for number in range(self.job["shards"])]
+        manifests = [manifest for manifest in shards if manifest is not None]
         if len(manifests) < len(shards):
-            return tuple(number for number, manifest in shards.items() if manifest is None), None
+            return tuple(number for number, manifest in enumerate(shards) if manifest is None), None
         problems = [*self.data.problems, *self._check_skipped(manifests)]
         if problems:
             write_problems(self.out / SKIPPED, problems)
@@ -215,44 +223,34 @@ class Encoder:
     def _create_directory(self) -> None:
         """Create the directory; ValueError if it holds anything else or embeddings of another job."""
         try:
-            if self.out.is_dir() and any(self.out.iterdir()) and not (self.out / MANIFEST).is_dir():
+            known = (self.out / MANIFEST).is_dir()
+            if not known and self.out.is_dir() and any(not file.name.startswith(".") for file in self.out.iterdir()):
                 raise ValueError(f"{self.out} holds other files: choose another directory with --out")
             (self.out / MANIFEST).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(f"{self.out} cannot be written ({error}): choose another directory with --out") from error
         for file in stored.manifest_files(self.out):
-            if self._checked(file) is not None:
-                break  # all others are of the same job
+            with suppress(FileNotFoundError):
+                self._check_job(stored.read_manifest(file))
 
-    def _checked(self, file: Path) -> Manifest | None:
-        """A manifest of this job, or None if there is none or it is damaged."""
-        try:
-            manifest = stored.read_manifest(file)
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            log.warning(str(error))
-            return None
-        known = manifest["job"]
+    def _check_job(self, manifest: Manifest | None) -> None:
+        known = self.job if manifest is None else manifest["job"]
         if different := [name for name in self.job if name not in NAMES and known.get(name) != self.job[name]]:
             names = ", ".join(name.removesuffix("_fingerprint").replace("_", "-") for name in different)
             raise ValueError(f"{self.out} holds embeddings that differ in {names}: choose another --out, or delete it")
-        return manifest
 
-    def _read(self, number: int, *, verify: bool) -> Manifest | None:
-        """The manifest of a shard, or None if the shard is missing or damaged."""
-        manifest = self._checked(self._path(MANIFEST, number))
-        if manifest is not None and (damage := stored.find_damage(self.out, manifest, verify=verify)):
-            log.warning(f"{damage}; its shard is encoded again")
-            return None
-        return manifest
-
-    def _exists(self, number: int) -> bool:
-        manifest = self._read(number, verify=True)
-        if manifest is None or manifest["images"] != self._stamp(number):
-            return False
-        self._own[number] = manifest
-        return True
+    def _find(self, number: int, stamp: str | None, *, verify: bool) -> tuple[Manifest | None, str]:
+        """The manifest of a shard that exists, is intact and has images of this stamp; and what is damaged."""
+        file = self.out / self._name(MANIFEST, number)
+        try:
+            manifest = stored.read_manifest(file)
+        except FileNotFoundError:
+            return None, ""
+        if manifest is None:
+            return None, f"{file} is damaged"
+        self._check_job(manifest)
+        damage = stored.find_damage(self.out, manifest, verify=verify)
+        return (None if damage or stamp not in (None, manifest["images"]) else manifest), damage
 
     def _records(self, number: int) -> Sequence[Record]:
         size = self.options.shard_size
@@ -261,9 +259,6 @@ class Encoder:
     def _name(self, kind: str, number: int, suffix: str = "json") -> str:
         """Numbers have as many digits as in clip-retrieval: sorted names are in the order of the shards."""
         return f"{kind}/{kind}_{number:0{len(str(self.job['shards']))}}.{suffix}"
-
-    def _path(self, kind: str, number: int) -> Path:
-        return self.out / self._name(kind, number)
 
     def _stamp(self, number: int) -> str:
         return "" if self.only == "captions" else images_fingerprint(self._records(number))
