@@ -17,7 +17,8 @@ from hnclip.encode.embeddings import Vectors, manifest_bytes, open_embeddings
 from hnclip.encode.shards import encode
 from hnclip.options import Encode
 
-FILES = ["img_emb/img_emb_0.npy", "text_emb/text_emb_1.npy", "metadata/metadata_0.parquet", "manifest/manifest_1.json"]
+SUFFIXES = {"img_emb": "npy", "text_emb": "npy", "metadata": "parquet", "manifest": "json"}
+FILES = [f"{kind}/{kind}_{shard}.{suffix}" for kind, suffix in SUFFIXES.items() for shard in (0, 1)] + ["skipped.jsonl"]
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,7 @@ def job(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Enco
     (folder / "data/02.png").write_bytes(b"no image")
     job = options(data, model_directory, folder / "out", max_bad=0.2)
     encode(job)
+    assert set(contents(job.out)) == set(FILES)
     return job
 
 
@@ -79,7 +81,7 @@ def flip_last(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip, flip_last, Path.unlink])
-@pytest.mark.parametrize("name", [*FILES, "skipped.jsonl"])
+@pytest.mark.parametrize("name", FILES)
 def test_damage_is_found_and_the_same_command_repairs_it(name: str, damage: object, copy: Encode, job: Encode) -> None:
     damage(copy.out / name)  # type: ignore[operator]
     if name != "skipped.jsonl":  # which is not read
