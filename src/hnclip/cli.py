@@ -451,8 +451,12 @@ def _encode(arguments: Sequence[str]) -> None:
 
     options = _parse(Encode, "encode", arguments)
 
-    from hnclip.search.encode import encode
+    import torch
 
+    from hnclip.encode.shards import encode
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
     result = encode(options)
     print(json.dumps(result.to_dict()) if options.output.json else result.to_text())
 

@@ -273,11 +273,12 @@ class Interpolate:
 
 @dataclass(frozen=True)
 class Encode:
-    """Encode images and captions to a directory of embeddings that numpy can read. The same command resumes an
-    interrupted one. With --partition 0/N to N-1/N, N processes share the work; the result is bit-identical."""
+    """Encode images and captions to a directory of embeddings in the layout of clip-retrieval. The same command resumes
+    an interrupted one and encodes damaged files again. With --partition 0/N to N-1/N, N processes share the work; the
+    result is bit-identical."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """As for `hnclip train` (docs/data.md); with --only images also any folder of images."""
+    """As for `hnclip train` (docs/data.md), or any folder of images."""
     out: Path
     """Directory to write, or to resume."""
     opening: Annotated[Opening, tyro.conf.arg(name="")]
@@ -298,6 +299,8 @@ class Encode:
     """Data type of the embeddings on disk."""
     cache: bool = False
     """Store decoded images in the image cache, as training does; useful if several models encode the same images."""
+    verify: bool = False
+    """Encode nothing; compare every file of --out with its checksum."""
     engine: Literal["local", "ray"] = "local"
     """local: in this process. ray: in a pool of Ray actors (pip install 'hnclip[scale]')."""
     workers: int | None = None

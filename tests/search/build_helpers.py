@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from encode_helpers import save_picture
 
+from encode_helpers import save_picture
 from hnclip.config import ReadConfig
 from hnclip.data.image_sources import FileImage
 from hnclip.models.dual_encoder import DualEncoder

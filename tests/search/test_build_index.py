@@ -24,8 +24,8 @@ from build_helpers import (
     options,
     stop_after,
 )
-from encode_helpers import PROCESSES, save_picture
 
+from encode_helpers import PROCESSES, save_picture
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage
 from hnclip.data.image_sources import FileImage
@@ -572,7 +572,7 @@ def test_an_index_of_something_else_is_refused_and_replaced(
         assert f"hnclip index {folder} --out {tmp_path / 'x.hnc'}" in str(error.value)
         assert "--replace" in str(error.value)
     with monkeypatch.context() as patch:
-        patch.setattr(build, "model_fingerprint", lambda found: "another")
+        patch.setattr(build, "model_fingerprint", lambda *given: "another")
         with pytest.raises(ValueError, match="was made with another model"):
             make(folder)
     assert names_of(tmp_path / "x.hnc") == contents_of(folder)

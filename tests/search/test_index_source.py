@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from encode_helpers import save_picture
 from index_helpers import about, commit_all
 
+from encode_helpers import save_picture
 from hnclip.config import ReadConfig
 from hnclip.core import Problem
 from hnclip.search.index.opening import open_writer

@@ -21,12 +21,12 @@ from hnclip.core import InvalidImage, Record
 from hnclip.data.batching import numbers, text_numbers
 from hnclip.data.records import DataSet
 from hnclip.data.sources import open_data
+from hnclip.encode.embeddings import open_embeddings
+from hnclip.encode.fingerprint import model_fingerprint, records_fingerprint
+from hnclip.encode.shards import encode
 from hnclip.evaluate.retrieval import group_numbers
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.options import Diagnose, Encode
-from hnclip.search.embeddings import open_embeddings
-from hnclip.search.encode import encode
-from hnclip.search.fingerprint import model_fingerprint, records_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Source:
 
     def __init__(self, options: Diagnose, model: DualEncoder) -> None:
         self.options = options
-        self.transform, self.fingerprint = model.text_transform, model_fingerprint(model)
+        self.transform, self.fingerprint = model.text_transform, model_fingerprint(model, model.name)
         wanted = {"train", "validation"} if options.split is None else {options.split}
         self.data: DataSet = open_data(options.data, options.read, splits=wanted)
         self._found: dict[tuple[str, bool], Material] = {}
@@ -178,8 +178,8 @@ class Source:
             cut=torch.tensor([len(row) >= self.transform.context for row in tokens]),
             image=None if found.images is None else torch.from_numpy(found.images[:]),
             image_ids=_picture_numbers(records) if pictures else None,
-            left_out=found.manifest["left_out"],
-            truncated=found.manifest["truncated"],
+            left_out=found.counts["skipped"],
+            truncated=found.counts["truncated"],
         )
 
     def _directory(self, split: str, only: str) -> Path:

@@ -22,12 +22,12 @@ from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
 from hnclip.data.manifest import record_mark
 from hnclip.data.texts import split_sentences
+from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, models_of
 from hnclip.options import PrepareRegions
 from hnclip.prepare.proposers import FindBoxes, open_proposer
-from hnclip.search.fingerprint import model_fingerprint
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
+from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import BUNDLED, load, models_of
-from hnclip.search.fingerprint import model_fingerprint
 from hnclip.search.index.compact import compact
 from hnclip.search.index.generations import check_place
 from hnclip.search.index.layout import KINDS, About
@@ -122,7 +122,7 @@ def _about(options: IndexOptions, source: IndexSource, model: DualEncoder) -> Ab
     return About(
         model=options.model,
         source=model.source,
-        fingerprint=model_fingerprint(model),
+        fingerprint=model_fingerprint(model, model.name),
         opening=opening,
         width=model.width,
         storage=options.storage,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.search.engines.gallery import Gallery
 from hnclip.search.engines.open import open_candidates
-from hnclip.search.fingerprint import model_fingerprint
 from hnclip.search.index.layout import KINDS, Kind
 from hnclip.search.index.reader import Caption, Index, Item
 
@@ -121,7 +121,7 @@ def open_model(index: Index, model: str | None = None, device: str = "auto") -> 
             f"{index.path} was made with {index.about.source}, which cannot be opened: {error}\n"
             "If it has moved, say where it lies now by --model"
         ) from error
-    if model_fingerprint(opened) != index.about.fingerprint:
+    if model_fingerprint(opened, opened.name) != index.about.fingerprint:
         raise ValueError(
             f"{index.path} was made with {index.about.source}, and {name} is another model now: give the one it was "
             f"made with by --model, or index again with\n  hnclip index {index.about.data} --out NEW.hnc --model {name}"

@@ -25,9 +25,9 @@ from hnclip.data.batching import numbers, pad_texts
 from hnclip.data.image_cache import load_images
 from hnclip.data.texts import Tokens
 from hnclip.data.validate import check_share, drop_unreadable
+from hnclip.encode.fingerprint import images_fingerprint, model_fingerprint, records_fingerprint
 from hnclip.evaluate.retrieval import group_numbers
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.search.fingerprint import model_fingerprint, pictures_fingerprint, records_fingerprint
 from hnclip.util.console import progress
 from hnclip.util.files import replace_file
 
@@ -190,7 +190,7 @@ def _joined(
 
 def _key(records: Sequence[Record], encoding: Encoding) -> str:
     """Sums of a batch of another size may differ in their last digits, so its size is part of the name."""
-    parts: Any = (_LAYOUT, records_fingerprint(records), pictures_fingerprint(records), encoding.batch)
+    parts: Any = (_LAYOUT, records_fingerprint(records), images_fingerprint(records), encoding.batch)
     return sha256(repr(parts).encode()).hexdigest()[:32]
 
 

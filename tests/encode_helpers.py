@@ -1,4 +1,4 @@
-"""Small data on disk, and calls of `encode` in this process or in one of its own."""
+"""Small data on disk, and calls of `encode` in this process or in another."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 from PIL import Image
 
 from hnclip.config import ReadConfig
+from hnclip.encode.shards import EncodeResult, encode
 from hnclip.options import Encode, Opening
-from hnclip.search.encode import Outcome, encode
 
 WORDS = ["a", "red", "house", "stands", "beside", "two", "small", "trees", "under", "the", "cloudy", "sky"]
 
 # Real processes, but what they import is imported once.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["hnclip.search.encode", "transformers.models.clip.modeling_clip", "transformers.models.clip.tokenization_clip"]
+    ["hnclip.encode.shards", "transformers.models.clip.modeling_clip", "transformers.models.clip.tokenization_clip"]
 )
 
 
@@ -32,7 +32,7 @@ def save_picture(path: Path, seed: int) -> None:
 
 
 def write_table(folder: Path, records: int) -> Path:
-    """A table of pictures with one to three captions each, of very different lengths."""
+    """A table of images with one to three captions each, of very different lengths."""
     random = np.random.default_rng(records)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "pairs.csv").open("w", newline="", encoding="utf-8") as file:
@@ -63,5 +63,5 @@ def start(target: Callable[..., Any], *arguments: Any) -> BaseProcess:
     return process
 
 
-def encode_all(*given: Encode) -> list[Outcome]:
+def encode_all(*given: Encode) -> list[EncodeResult]:
     return [encode(each) for each in given]

@@ -1,0 +1,58 @@
+"""The encoder loop on images as they are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from encode_helpers import save_picture
+from hnclip.data.image_sources import FileImage
+from hnclip.encode.loop import encode_captions, encode_images, encode_pixels
+from hnclip.models.load import load
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("batch", [1, 3, 100])
+def test_images_are_encoded_in_order_and_bad_ones_reported(
+    batch: int, cached: bool, model_directory: Path, tmp_path: Path
+) -> None:
+    for number in range(6):
+        save_picture(tmp_path / f"{number}.png", number)
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    names = ["0", "bad", "1", "0", "2", "missing", "3", "4", "1", "5"]
+    model = load(model_directory).train()
+    done: list[int] = []
+    found = encode_images(
+        model,
+        [FileImage(tmp_path / f"{name}.png") for name in names],
+        batch=batch,
+        cache=tmp_path / "cache" if cached else None,
+        advance=done.append,
+    )
+    valid = [index for index, name in enumerate(names) if name.isdigit()]
+    assert found.kept == tuple(valid)
+    assert {index: problem.kind for index, problem in found.problems.items()} == {
+        1: "corrupt image",
+        5: "missing image",
+    }
+    assert sum(done) == len(names)
+    assert model.training
+    expected = model.encode([tmp_path / f"{names[index]}.png" for index in valid], to="torch")
+    torch.testing.assert_close(found.vectors, expected, atol=2e-6, rtol=0)
+
+
+def test_nothing_to_encode_is_an_empty_array(model_directory: Path) -> None:
+    model = load(model_directory)
+    pixels = torch.empty(0, 3, 48, 48, dtype=torch.uint8)
+    found = [encode_images(model, []).vectors, encode_pixels(model, pixels), encode_captions(model, [])]
+    assert [vectors.shape for vectors in found] == [(0, 32)] * 3
+
+
+def test_captions_are_encoded_by_length_and_returned_in_order(model_directory: Path) -> None:
+    model = load(model_directory)
+    texts = [" ".join(["tree"] * length) for length in (30, 2, 100, 1, 7, 7)]
+    found = encode_captions(model, model.text_transform(texts), batch=2)
+    expected = torch.cat([encode_captions(model, model.text_transform([text])) for text in texts])
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
