@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import hnclip.train.loop as loop
 import pytest
 
+import hnclip.train.runs as loop
 from hnclip.cli import main
-from hnclip.config import RunOptions, SpeedConfig, to_json
+from hnclip.config import RunOptions, SpeedConfig, TrainConfig, to_json
 from hnclip.recipes import tiny
 from hnclip.train.log import read_metrics
 
@@ -113,7 +113,7 @@ def test_train_eval_resume_and_rerun(model_directory: Path, tmp_path: Path, caps
     assert result["steps"] == 1
     assert main(["train", "--resume", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == result
-    assert main(["train", "--resume", str(out), "--json", "--device", "cpu", "--save-every", "3"]) == 0
+    assert main(["train", "--resume", str(out), "--json", "--device", "cpu", "--save-minutes", "3"]) == 0
     assert json.loads(capsys.readouterr().out) == result
 
     stored = tmp_path / "results.json"
@@ -132,6 +132,50 @@ def test_train_eval_resume_and_rerun(model_directory: Path, tmp_path: Path, caps
     capsys.readouterr()
     same = [(run / "last" / "model.safetensors").read_bytes() for run in (out, again)]
     assert same[0] == same[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], (3e-4, 4)),
+        (["--model", "bundled"], (3e-4, 4)),
+        (["--model", "elsewhere"], (2e-6, 10)),
+        (["--model", "elsewhere", "--adapt.method", "lora"], (5e-5, 10)),
+        (["--adapt.method=dora"], (5e-5, 10)),
+        (["--model", "elsewhere", "--recipe", "demo", "--recipe", "lora"], (5e-5, 10)),
+        (["--model", "elsewhere", "--optim.lr", "1e-3"], (1e-3, 10)),
+    ],
+)
+def test_defaults_follow_the_model(
+    arguments: list[str], expected: tuple[float, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def train(config: TrainConfig, options: RunOptions) -> None:
+        asked.append((config.optim.lr, config.optim.epochs))
+        raise ValueError("enough")
+
+    monkeypatch.setattr(loop, "train", train)
+    assert main(["train", *arguments]) == 1
+    assert asked == [expected]
+
+
+def test_own_data_need_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == 1
+    assert "--model" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_improves_nothing_says_so(
+    model_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a run"
+    options = ["--model", str(model_directory), "--recipe", "tiny", "--limit", "12", "--optim.lr", "1e-15"]
+    assert main(["train", *options, "--out", str(out), "--optim.epochs", "1", "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "no epoch was better" in said
+    for command in ("hnclip eval --model", "hnclip index IMAGES --model", "hnclip train --resume"):
+        assert f"{command} '{out}'" in said
 
 
 @pytest.mark.parametrize(
@@ -161,11 +205,11 @@ def test_resuming_takes_other_options_of_the_run(tmp_path: Path, monkeypatch: py
         raise ValueError("no run")
 
     monkeypatch.setattr(loop, "resume", resume)
-    words = ["--device", "cpu", "--speed.parallel", "fsdp", "--save-every", "3", "--tensorboard"]
+    words = ["--device", "cpu", "--speed.parallel", "fsdp", "--save-minutes", "3", "--tensorboard"]
     assert main(["train", "--resume", str(run), *words]) == 1
     speed = SpeedConfig(parallel="fsdp")
     expected = RunOptions(
-        out=run, device="cpu", threads=3, speed=speed, save_every=3, evaluate_batch=7, tensorboard=True
+        out=run, device="cpu", threads=3, speed=speed, save_minutes=3.0, evaluate_batch=7, tensorboard=True
     )
     assert asked == [(run, expected)]
 

@@ -41,9 +41,9 @@ def test_check_train_evaluate_compare(
     assert main(["train", "--data", data, "--out", str(run), *options, "--read.validation-share", "0.25"]) == 0
     said = capsys.readouterr()
     assert f"18 training pairs and 6 validation images from {data}" in said.err
-    hint = next(line for line in said.out.splitlines() if line.startswith("next: hnclip "))
+    hint = next(line for line in said.out.splitlines() if line.startswith("evaluate: hnclip "))
     assert "--split validation --read.validation-share 0.25" in hint  # training pairs are not what to evaluate on
-    assert main([*shlex.split(hint.removeprefix("next: hnclip ")), "--json"]) == 0
+    assert main([*shlex.split(hint.removeprefix("evaluate: hnclip ")), "--json"]) == 0
     assert [row["images"] for row in read(capsys)["results"]] in ([6], [6, 6])
 
     queries, page = tmp_path / "queries", tmp_path / "page.md"

@@ -157,7 +157,7 @@ IMPOSSIBLE = [
     (TrainConfig, {"probe_gradients": -1}),
     (TrainConfig, {"activation": "relu"}),
     (TrainConfig, {"out": Path("runs")}),  # where it runs is not part of what is trained
-    (RunOptions, {"save_every": 0}),
+    (RunOptions, {"save_minutes": -1}),
     (RunOptions, {"threads": -1}),
     (RunOptions, {"evaluate_batch": 0}),
     (SpeedConfig, {"parallel": "dp"}),

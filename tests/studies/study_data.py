@@ -8,7 +8,7 @@ from pathlib import Path
 from hnclip.data.scenes import scene_records
 
 COUNTS = {"train": 16, "validation": 8, "test": 8}
-SHORT = ["optim.epochs=1", "optim.micro_batch=4", "optim.accumulate=1", "save_every=1"]
+SHORT = ["optim.epochs=1", "optim.micro_batch=4", "optim.accumulate=1", "save_minutes=0.0"]
 
 
 def write_pairs(folder: Path, style: str = "park", *, test: bool = True, counts: dict[str, int] = COUNTS) -> Path:

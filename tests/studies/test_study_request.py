@@ -153,9 +153,11 @@ def test_auto_is_resolved_when_a_setting_is_made(set_fields: tuple[str, ...], mo
 def test_options_of_the_runs_can_be_set_too() -> None:
     """They change no run."""
     plain = options(device="cpu", threads=2)
-    asked = options(device="cpu", threads=2, set=("speed.recompute=true", "save-every=1", "optim.epochs=2"))
+    asked = options(device="cpu", threads=2, set=("speed.recompute=true", "save-minutes=1", "optim.epochs=2"))
     assert run_options_of(plain) == RunOptions(device="cpu", threads=2)
-    assert run_options_of(asked) == RunOptions(device="cpu", threads=2, speed=SpeedConfig(recompute=True), save_every=1)
+    assert run_options_of(asked) == RunOptions(
+        device="cpu", threads=2, speed=SpeedConfig(recompute=True), save_minutes=1.0
+    )
     assert setting_of(asked) == setting_of(options(set=("optim.epochs=2",)))
-    with pytest.raises(ValueError, match=r"--set: save_every: .*greater than or equal to 1, got 0"):
-        run_options_of(options(set=("save_every=0",)))
+    with pytest.raises(ValueError, match=r"--set: save_minutes: .*greater than or equal to 0, got -1"):
+        run_options_of(options(set=("save_minutes=-1",)))

@@ -14,7 +14,7 @@ from study_data import write_pairs
 from hnclip.config import ObjectiveConfig, OptimConfig, RunOptions, TrainConfig
 from hnclip.models.load import load
 from hnclip.train.log import read_metrics
-from hnclip.train.loop import train
+from hnclip.train.runs import train
 
 INFONCE = ObjectiveConfig(global_loss="infonce", token_weight=0.0)
 COUNTS = {"train": 8, "validation": 8, "test": 8}

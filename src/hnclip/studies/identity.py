@@ -33,7 +33,6 @@ ROOMS = (
     "train",
     "core.py",
     "config.py",
-    "prepare/manifest.py",
     *_RANKING,
 )
 EVALUATION = (*_RANKING, "evaluate/bootstrap.py")
