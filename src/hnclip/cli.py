@@ -153,7 +153,7 @@ def _train(arguments: Sequence[str]) -> None:
         print(f"gradients, in {result.out / METRICS}:\n{gradient_dynamics(measured).to_text()}")
     if result.best["epoch"] == 0:
         print("no epoch was better on the validation split than the model before training (epoch 0), which is best/")
-    has_test = read_metrics(result.out, "data")[0]["test_split"]
+    has_test = any(entry["test_split"] for entry in read_metrics(result.out, "data"))
     out = shlex.quote(str(result.out))
     print(f"evaluate: {eval_command(saved_config(result.out), result.out, split=None if has_test else 'validation')}")
     print(f"search:   hnclip index IMAGES --model {out} --out images.hnc")

@@ -330,6 +330,8 @@ def read_config(kind: type[Config], path: Path) -> Config:
         return from_json(kind, path.read_text(encoding="utf-8"))
     except ValidationError as error:
         raise ValueError(f"{path}: {one_line(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a text file: {error}") from error
 
 
 def one_line(error: ValidationError) -> str:

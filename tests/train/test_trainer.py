@@ -256,6 +256,7 @@ DAMAGES = {
     ),
     "truncated configuration": ("config.json", lambda content: content[:50]),
     "another configuration": ("config.json", lambda content: content.replace(b'"lr": 0.001', b'"lr": 0.002')),
+    "binary configuration": ("config.json", lambda content: b"\xff" + content),
     "truncated options": ("options.json", lambda content: content[:20]),
 }
 
