@@ -7,13 +7,10 @@ import pickle
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from encode_helpers import contents, options, write_table
-from hnclip.encode.embeddings import Vectors, manifest_bytes, open_embeddings
+from hnclip.encode.embeddings import manifest_bytes, open_embeddings
 from hnclip.encode.shards import encode
 from hnclip.options import Encode
 
@@ -37,26 +34,6 @@ def job(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Enco
 def copy(job: Encode, tmp_path: Path) -> Encode:
     shutil.copytree(job.out, tmp_path / "copy")
     return Encode(**{**vars(job), "out": tmp_path / "copy"})
-
-
-@given(
-    st.integers(-9, 8)
-    | st.lists(st.integers(-9, 8), max_size=6)
-    | st.builds(slice, *[st.none() | st.integers(-12, 12)] * 2, st.none() | st.sampled_from([1, 2, -1, -3]))
-)
-def test_rows_are_chosen_as_in_one_array(chosen: int | list[int] | slice) -> None:
-    whole = np.random.default_rng(0).standard_normal((9, 4)).astype(np.float32)
-    found = Vectors([whole[:3], whole[3:3], whole[3:4], whole[4:]])
-    expected = whole[np.array(chosen, np.int64) if isinstance(chosen, list) else chosen]
-    np.testing.assert_array_equal(found[chosen], expected)
-    assert found[chosen].shape == expected.shape
-    assert found.shape == (len(found), 4) == whole.shape
-
-
-@pytest.mark.parametrize("wrong", [9, -10, [0, 9], 0.5, np.array([True])])
-def test_rows_that_do_not_exist(wrong: object) -> None:
-    with pytest.raises(IndexError):
-        Vectors([np.zeros((9, 4))])[wrong]  # type: ignore[index]
 
 
 def truncate(file: Path) -> None:

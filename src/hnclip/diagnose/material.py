@@ -13,6 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -163,7 +164,7 @@ class Source:
             ),
         )
         found = open_embeddings(out)
-        if found.captions is None:
+        if not found.captions:
             raise ValueError(f"{out} holds no captions")
         by_id = {record.id: record for record in self.data.records}
         # Captions in which there is nothing to read are not among the encoded ones.
@@ -173,10 +174,10 @@ class Source:
             split=split,
             records=records,
             owner=torch.from_numpy(found.owners),
-            text=torch.from_numpy(found.captions[:]),
+            text=torch.from_numpy(np.concatenate(found.captions)),
             caption_ids=text_numbers(tokens),
             cut=torch.tensor([len(row) >= self.transform.context for row in tokens]),
-            image=None if found.images is None else torch.from_numpy(found.images[:]),
+            image=torch.from_numpy(np.concatenate(found.images)) if found.images else None,
             image_ids=_picture_numbers(records) if pictures else None,
             left_out=found.counts["skipped"],
             truncated=found.counts["truncated"],

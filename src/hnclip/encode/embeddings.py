@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from itertools import accumulate
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -34,46 +33,19 @@ IMAGES, TEXTS, METADATA, MANIFEST, SKIPPED = "img_emb", "text_emb", "metadata", 
 Manifest = dict[str, Any]
 
 
-class Vectors:
-    """Several mapped arrays [n, D] as one array [N, D]."""
-
-    def __init__(self, blocks: Sequence[np.ndarray]) -> None:
-        self.blocks = tuple(blocks)
-        self._starts = np.array([0, *accumulate(map(len, blocks))])  # [blocks + 1]
-        self.shape, self.dtype = (int(self._starts[-1]), blocks[0].shape[1]), blocks[0].dtype
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, chosen: int | slice | Sequence[int] | np.ndarray) -> np.ndarray:
-        """Copies of rows: [D] for a number, [n, D] for a slice or n numbers; negative ones count from the end."""
-        if isinstance(chosen, slice):
-            chosen = np.arange(*chosen.indices(len(self)))
-        given = np.asarray(chosen)
-        if given.size and (given.dtype.kind not in "iu" or given.min() < -len(self) or given.max() >= len(self)):
-            raise IndexError(f"rows are chosen by integers below {len(self)}, got {chosen!r}")
-        rows = np.atleast_1d(given).astype(np.int64) % max(1, len(self))  # [n]
-        found = np.empty((len(rows), self.shape[1]), self.dtype)  # [n, D]
-        numbers = np.searchsorted(self._starts, rows, side="right") - 1  # [n]
-        for number in np.unique(numbers):
-            here = numbers == number
-            found[here] = self.blocks[number][rows[here] - self._starts[number]]
-        return found if given.ndim else found[0]
-
-
 @dataclass(frozen=True)
 class StoredEmbeddings:
     """A complete directory of embeddings.
 
     Shape:
-        images: I rows, or None if images were not encoded
-        captions: T rows, or None
+        images: mapped arrays [n, D] of all shards, I rows together; empty if images were not encoded
+        captions: the same, T rows
     """
 
     directory: Path
     manifests: Sequence[Manifest]
-    images: Vectors | None
-    captions: Vectors | None
+    images: tuple[np.ndarray, ...]
+    captions: tuple[np.ndarray, ...]
 
     def records(self) -> Iterator[dict[str, Any]]:
         """For each row of `images`, and also if there are none: id, image_path, caption (the first) and captions."""
@@ -100,7 +72,7 @@ class StoredEmbeddings:
     @cached_property
     def owners(self) -> np.ndarray:
         """[T], the row of each caption's image."""
-        counts = [len(record["captions"]) for record in self.records()] if self.captions is not None else []
+        counts = [len(record["captions"]) for record in self.records()] if self.captions else []
         return np.repeat(np.arange(len(counts)), counts)
 
 
@@ -131,14 +103,14 @@ def open_embeddings(directory: str | Path, *, verify: bool = False) -> StoredEmb
     for manifest in manifests:
         if damage := find_damage(directory, manifest, verify=verify):
             raise ValueError(f"{damage}; {_again(directory, job)}")
-    vectors: dict[str, Vectors | None] = {}
+    arrays: dict[str, tuple[np.ndarray, ...]] = {}
     for kind in (IMAGES, TEXTS):
         try:
-            blocks = [np.load(file, "r", allow_pickle=False) for file in _files(directory, manifests, kind)]
-            vectors[kind] = Vectors(blocks) if blocks else None
+            files = _files(directory, manifests, kind)
+            arrays[kind] = tuple(np.load(file, "r", allow_pickle=False) for file in files)
         except (OSError, ValueError) as error:
             raise ValueError(f"{directory / kind} holds a damaged file: {error}; {_again(directory, job)}") from error
-    return StoredEmbeddings(directory, manifests, vectors[IMAGES], vectors[TEXTS])
+    return StoredEmbeddings(directory, manifests, arrays[IMAGES], arrays[TEXTS])
 
 
 def _files(directory: Path, manifests: Sequence[Manifest], kind: str) -> list[Path]:
