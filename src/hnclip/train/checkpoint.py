@@ -5,6 +5,7 @@ It holds whole tensors, so a run continues with any number of processes, and as 
 
 from __future__ import annotations
 
+import shutil
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,4 +129,8 @@ def only_writer(run: Path) -> Iterator[None]:
     with exclusive_lock(run / ".lock", f"another process is training in {run}; wait for it or choose another --out"):
         for leftover in run.glob(f".{CHECKPOINT}.new-*"):  # of a process that was killed
             leftover.unlink()
-        yield
+        try:
+            yield
+        finally:
+            if [file.name for file in run.iterdir()] == [".lock"]:  # the run could not start
+                shutil.rmtree(run)
