@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from hnclip.core import Record
+from hnclip.config import ReadConfig
 from hnclip.data.readers.benchmark_rows import (
+    COLUMNS,
     BenchmarkFile,
-    BenchmarkFolder,
     SplitReader,
     find_below,
-    goal_row,
-    list_row,
-    read_long_dci,
-    read_vg,
-    reads,
-    sharegpt4v_row,
+    goal_rows,
+    list_rows,
+    long_dci_rows,
+    sharegpt4v_rows,
+    vg_rows,
 )
-from hnclip.data.readers.locate import ImageFinder
-from hnclip.data.records import DataSet, ReadLog
+from hnclip.data.readers.collect import RecordCollector, SourceTable
+from hnclip.data.readers.rows import read_rows
+from hnclip.data.records import DataSet
 
 _SHOWN = 3  # problems that a message shows
+
+
+Reading = tuple[SplitReader, tuple[BenchmarkFile, ...]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class BenchmarkSplit:
     """
 
     count: int
-    readings: tuple[tuple[SplitReader, tuple[BenchmarkFile, ...]], ...]
+    readings: tuple[Reading, ...]
     verified: bool = False
 
 
@@ -53,6 +56,7 @@ class Benchmark:
         absent: splits that it never has, and what to use instead.
         held_out: how the ids of those records begin that no training split of the same source contains, where not all
             records are such.
+        match: how its files name images, as `ReadConfig.match`.
     """
 
     name: str
@@ -62,6 +66,7 @@ class Benchmark:
     groups: BenchmarkFile | None = None
     absent: Mapping[str, str] = field(default_factory=dict)
     held_out: str | None = None
+    match: Literal["path", "name"] = "name"
 
     @property
     def counts(self) -> dict[str, int]:
@@ -102,39 +107,53 @@ def open_benchmark(
     if not wanted:
         why = "".join(f"; {benchmark.absent[split]}" for split in sorted(chosen) if split in benchmark.absent)
         raise ValueError(f"{name} has no split {', '.join(sorted(chosen))}: it has {', '.join(benchmark.splits)}{why}")
-    root, log = _root(benchmark, folder), ReadLog()
-    place = BenchmarkFolder(root, ImageFinder(images or find_below(root, benchmark.images) or root, log), log)
-    records: dict[str, Record] = {}
-    missing: dict[str, str] = {}
-    for split in wanted:
-        readings = benchmark.splits[split].readings
-        lacking = [[str(file) for file in files if not place.find(file)] for _, files in readings]
-        if all(lacking):
-            missing[split] = "; or ".join(" and ".join(files) for files in lacking)
-            continue
-        read, files = readings[lacking.index([])]
-        found = read(place, split, *files)
-        for record in _read_split(place, benchmark, split, found, (counts or benchmark.counts)[split]):
-            if record.id in records:
-                raise ValueError(f"{name}: {record.id} is in both {records[record.id].split} and {split}")
-            records[record.id] = record
+    root = _root(benchmark, folder)
+    place = images or find_below(root, benchmark.images) or root
+    collector = RecordCollector(ReadConfig(images=str(place), match=benchmark.match, id_column="id"))
+    lacking = {split: _add_split(collector, root, split, benchmark.splits[split].readings) for split in wanted}
+    missing = {split: files for split, files in lacking.items() if files}
     if missing and (splits is not None or len(missing) == len(wanted)):
         lines = "".join(f"\n  {split}: {files}" for split, files in missing.items())
         raise ValueError(f"{name} in {root} lacks files (docs/benchmarks.md):{lines}")
-    if benchmark.groups and place.find(benchmark.groups):
-        for _, row in place.rows(benchmark.groups):
-            id, group = str(row.get("example_id")), row.get("cluster_id")
-            if id in records and group is not None:
-                records[id] = replace(records[id], group=str(group))
+    groups: dict[str, str] = {}
+    if benchmark.groups and (file := find_below(root, benchmark.groups.names)):
+        rows = [row for _, row in read_rows(file, collector.log) if row.get("cluster_id") is not None]
+        groups = {str(row.get("example_id")): str(row["cluster_id"]) for row in rows}
+    data = collector.finish(f"{name} in {root}")
+    problems = tuple(dict.fromkeys(data.problems))  # a file may be read for several splits
+    shown = "".join(f"; {item.kind}, {item.where}: {item.detail}" for item in problems[:_SHOWN])
+    for split in wanted:
+        found, expected = data.splits().get(split, 0), (counts or benchmark.counts)[split]
+        if split not in missing and found != expected:
+            detail = f"split {split} in {root} has {found:,} records, not the {expected:,} of the"
+            detail += f" published file or paper; unusable rows: {len(problems):,}{shown}"
+            if benchmark.splits[split].verified:
+                raise ValueError(f"{name}: {detail}")
+            collector.log.warn("other count", name, detail)
     unread = {split: f"it was not read, only {', '.join(wanted)}" for split in benchmark.splits if split not in wanted}
     return DataSet(
         name=name,
-        records=tuple(records.values()),
-        problems=tuple(dict.fromkeys(log.problems)),
+        records=tuple(replace(record, group=groups.get(record.id)) for record in data.records),
+        problems=problems,
         exact=True,
         absent={**benchmark.absent, **unread, **{split: f"{root} lacks {files}" for split, files in missing.items()}},
-        warnings=tuple(dict.fromkeys(log.warnings)),
+        # The directories of published lists are those of another machine.
+        warnings=tuple(warning for warning in collector.log.warnings if warning.kind != "matched by name"),
     )
+
+
+def _add_split(collector: RecordCollector, root: Path, split: str, readings: Sequence[Reading]) -> str:
+    """Add the rows of a split by the first reading whose files are there; without any, the files that are missing."""
+    lacking = []
+    for read, files in readings:
+        paths = {file: find_below(root, file.names) for file in files}
+        absent = [str(file) for file, path in paths.items() if path is None]
+        if not absent:
+            rows = iter(read(collector.log, *paths.values()))
+            collector.add_table(SourceTable(str(root), "", COLUMNS, (), lambda columns: rows), split)
+            return ""
+        lacking.append(" and ".join(absent))
+    return "; or ".join(lacking)
 
 
 def held_out(name: str, data: DataSet) -> frozenset[str] | None:
@@ -144,27 +163,6 @@ def held_out(name: str, data: DataSet) -> frozenset[str] | None:
     if benchmark is None or benchmark.held_out is None:
         return None
     return frozenset(record.id for record in data.records if record.id.startswith(benchmark.held_out))
-
-
-def _read_split(
-    folder: BenchmarkFolder, benchmark: Benchmark, split: str, found: Iterable[Record], expected: int
-) -> Iterable[Record]:
-    """The records of a split, of each id the first, and their number checked."""
-    before = len(folder.log.problems)
-    records: dict[str, Record] = {}
-    for record in found:
-        if record.id in records:
-            folder.log.problem("repeated id", record.id, f"occurs again in split {split}")
-        else:
-            records[record.id] = record
-    if len(records) != expected:
-        problems = folder.log.problems[before:]
-        shown = "".join(f"; {item.kind}, {item.where}: {item.detail}" for item in problems[:_SHOWN])
-        detail = f"split {split} in {folder.root} has {len(records):,} records, not the {expected:,} of the"
-        if benchmark.splits[split].verified:
-            raise ValueError(f"{benchmark.name}: {detail} published file; unusable rows: {len(problems):,}{shown}")
-        folder.log.warn("other count", benchmark.name, f"{detail} paper; unusable rows: {len(problems):,}{shown}")
-    return records.values()
 
 
 def _root(benchmark: Benchmark, folder: Path | None) -> Path:
@@ -206,16 +204,16 @@ def _split(count: int, *readings: tuple[Any, ...], verified: bool = False) -> Be
 
 
 def _docci(*parts: str) -> tuple[SplitReader, BenchmarkFile]:
-    return reads(list_row(("image_file",), ("description",), parts)), DOCCI_CAPTIONS
+    return list_rows(("image_file",), ("description",), parts), DOCCI_CAPTIONS
 
 
-_LIST, _IMAGES_IN_WORDS = reads(goal_row), reads(list_row(("image/key", "image"), ("IIW",)))
+_IMAGES_IN_WORDS = list_rows(("image/key", "image"), ("IIW",))
 DOCCI = Benchmark(
     "docci",
     {
-        "train": _split(9_450, (_LIST, DOCCI_TRAIN)),
+        "train": _split(9_450, (goal_rows, DOCCI_TRAIN)),
         "validation": _split(100, _docci("qual_dev")),
-        "test": _split(5_100, _docci("test", "qual_test"), (_LIST, DOCCI_TEST), verified=True),
+        "test": _split(5_100, _docci("test", "qual_test"), (goal_rows, DOCCI_TEST), verified=True),
     },
     folders=("docci",),
     images=("images", "docci_images", "docci_images.tar", "images.tar"),
@@ -229,13 +227,13 @@ DOCCI_OFFICIAL = {
 }
 DCI = Benchmark(
     "dci",
-    {"train": _split(5_445, (_LIST, DCI_TRAIN)), "test": _split(1_999, (_LIST, DCI_TEST), verified=True)},
+    {"train": _split(5_445, (goal_rows, DCI_TRAIN)), "test": _split(1_999, (goal_rows, DCI_TEST), verified=True)},
     folders=("dci",),
     images=("photos", "images", "sa_000138", "sa_000138.tar"),
 )
 LONG_DCI = Benchmark(
     "long-dci",
-    {"test": _split(7_444, (read_long_dci, DCI_TRAIN, DCI_TEST))},
+    {"test": _split(7_444, (long_dci_rows, DCI_TRAIN, DCI_TEST))},
     folders=("long-dci", "dci"),
     images=DCI.images,
     absent={"train": "Long-DCI is for tests only, the paper trains on dci"},
@@ -243,7 +241,7 @@ LONG_DCI = Benchmark(
 )
 URBAN_1K = Benchmark(
     "urban-1k",
-    {"test": _split(1_000, (_LIST, URBAN_CAPTIONS), (_LIST, URBAN_LIST), verified=True)},
+    {"test": _split(1_000, (goal_rows, URBAN_CAPTIONS), (goal_rows, URBAN_LIST), verified=True)},
     folders=("urban-1k", "Urban1k"),
     images=("image", "images"),
     absent={"train": "Urban-1K is for tests only, the paper trains on vg-paragraphs"},
@@ -251,9 +249,9 @@ URBAN_1K = Benchmark(
 VG_PARAGRAPHS = Benchmark(
     "vg-paragraphs",
     {
-        "train": _split(14_575, (read_vg, VG_CAPTIONS, VG_TRAIN)),
-        "validation": _split(2_487, (read_vg, VG_CAPTIONS, VG_VAL)),
-        "test": _split(2_489, (read_vg, VG_CAPTIONS, VG_TEST)),
+        "train": _split(14_575, (vg_rows, VG_CAPTIONS, VG_TRAIN)),
+        "validation": _split(2_487, (vg_rows, VG_CAPTIONS, VG_VAL)),
+        "test": _split(2_489, (vg_rows, VG_CAPTIONS, VG_TEST)),
     },
     folders=("vg-paragraphs",),
 )
@@ -270,11 +268,12 @@ IIW = Benchmark(
 SHAREGPT4V = Benchmark(
     "sharegpt4v",
     {  # the first thousand rows are for validation, as in Long-CLIP
-        "train": _split(1_245_901, (reads(sharegpt4v_row, 1_000), SHAREGPT4V_CAPTIONS)),
-        "validation": _split(1_000, (reads(sharegpt4v_row, 0, 1_000), SHAREGPT4V_CAPTIONS)),
+        "train": _split(1_245_901, (sharegpt4v_rows(1_000, None), SHAREGPT4V_CAPTIONS)),
+        "validation": _split(1_000, (sharegpt4v_rows(0, 1_000), SHAREGPT4V_CAPTIONS)),
     },
     folders=("sharegpt4v", "ShareGPT4V"),
     images=("data",),
+    match="path",
 )
 BENCHMARKS: Mapping[str, Benchmark] = {
     "docci": DOCCI,
