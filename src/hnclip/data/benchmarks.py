@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hnclip.config import ReadConfig
 from hnclip.data.readers.benchmark_rows import (
     COLUMNS,
-    BenchmarkFile,
     SplitReader,
     find_below,
-    goal_rows,
     list_rows,
     long_dci_rows,
     sharegpt4v_rows,
@@ -26,20 +25,21 @@ from hnclip.data.records import DataSet
 
 _SHOWN = 3  # problems that a message shows
 
-
-Reading = tuple[SplitReader, tuple[BenchmarkFile, ...]]
+# The path of a file or directory in the benchmark's folder, as published, followed by other names that it goes by.
+File = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class BenchmarkSplit:
-    """How many records a split has, and the ways to read it, a reader and its files each, the best first.
+    """How many records a split has, its reader, and the files that it reads.
 
     Another count is an error if it was `verified` in the published file, and a warning if it is the paper's or the data
     set's own statement.
     """
 
     count: int
-    readings: tuple[Reading, ...]
+    read: SplitReader
+    files: tuple[File, ...]
     verified: bool = False
 
 
@@ -49,6 +49,7 @@ class Benchmark:
 
     Args:
         name: as `--data` spells it.
+        origin: where its files come from.
         splits: by name, in the order of their records.
         folders: names of its folder in $HNCLIP_DATA, the first that exists.
         images: names that the directory or tar of the images may have in the folder; the folder itself if none exists.
@@ -60,10 +61,11 @@ class Benchmark:
     """
 
     name: str
+    origin: str
     splits: Mapping[str, BenchmarkSplit]
     folders: tuple[str, ...]
     images: tuple[str, ...] = ()
-    groups: BenchmarkFile | None = None
+    groups: File = ()
     absent: Mapping[str, str] = field(default_factory=dict)
     held_out: str | None = None
     match: Literal["path", "name"] = "name"
@@ -94,8 +96,8 @@ def open_benchmark(
         counts: other numbers of records than the published ones, for copies in miniature.
 
     Raises:
-        ValueError: files are missing (all of them are named, with where they come from) or damaged, or a split does
-            not have its verified number of records.
+        ValueError: files are missing (all of them are named) or damaged, or a split does not have its verified number
+            of records.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {name!r}; known: {', '.join(BENCHMARKS)}")
@@ -110,15 +112,21 @@ def open_benchmark(
     root = _root(benchmark, folder)
     place = images or find_below(root, benchmark.images) or root
     collector = RecordCollector(ReadConfig(images=str(place), match=benchmark.match, id_column="id"))
-    lacking = {split: _add_split(collector, root, split, benchmark.splits[split].readings) for split in wanted}
-    missing = {split: files for split, files in lacking.items() if files}
+    missing: dict[str, str] = {}
+    for split in wanted:
+        paths = {file[0]: find_below(root, file) for file in benchmark.splits[split].files}
+        if None in paths.values():
+            missing[split] = " and ".join(file for file, path in paths.items() if path is None)
+            continue
+        rows = benchmark.splits[split].read(collector.log, *paths.values())
+        collector.add_table(SourceTable(str(root), "", COLUMNS, (), lambda columns: rows), split)  # noqa: B023
     if missing and (splits is not None or len(missing) == len(wanted)):
         lines = "".join(f"\n  {split}: {files}" for split, files in missing.items())
-        raise ValueError(f"{name} in {root} lacks files (docs/benchmarks.md):{lines}")
+        raise ValueError(f"{name} in {root} lacks files of {benchmark.origin} (docs/benchmarks.md):{lines}")
     groups: dict[str, str] = {}
-    if benchmark.groups and (file := find_below(root, benchmark.groups.names)):
-        rows = [row for _, row in read_rows(file, collector.log) if row.get("cluster_id") is not None]
-        groups = {str(row.get("example_id")): str(row["cluster_id"]) for row in rows}
+    if (file := find_below(root, benchmark.groups)) is not None:
+        clusters = [(row.get("example_id"), row.get("cluster_id")) for _, row in read_rows(file, collector.log)]
+        groups = {str(id): str(cluster) for id, cluster in clusters if cluster is not None}
     data = collector.finish(f"{name} in {root}")
     problems = tuple(dict.fromkeys(data.problems))  # a file may be read for several splits
     shown = "".join(f"; {item.kind}, {item.where}: {item.detail}" for item in problems[:_SHOWN])
@@ -142,20 +150,6 @@ def open_benchmark(
     )
 
 
-def _add_split(collector: RecordCollector, root: Path, split: str, readings: Sequence[Reading]) -> str:
-    """Add the rows of a split by the first reading whose files are there; without any, the files that are missing."""
-    lacking = []
-    for read, files in readings:
-        paths = {file: find_below(root, file.names) for file in files}
-        absent = [str(file) for file, path in paths.items() if path is None]
-        if not absent:
-            rows = iter(read(collector.log, *paths.values()))
-            collector.add_table(SourceTable(str(root), "", COLUMNS, (), lambda columns: rows), split)
-            return ""
-        lacking.append(" and ".join(absent))
-    return "; or ".join(lacking)
-
-
 def held_out(name: str, data: DataSet) -> frozenset[str] | None:
     """Ids of the records that no training split of the benchmark's own source contains, where the test split mixes
     both: the 1,999 of Long-DCI's 7,444. None for anything else: there every test record is held out."""
@@ -177,111 +171,101 @@ def _root(benchmark: Benchmark, folder: Path | None) -> Path:
 
 
 _GOAL = "github.com/PerceptualAI-Lab/GOAL, folder datasets"
-_DOCCI = "https://google.github.io/docci"
-_URBAN = "https://huggingface.co/datasets/BeichenZhang/Urban1k"
-_VG = "https://cs.stanford.edu/people/ranjaykrishna/im2p/index.html"
-_IIW = "https://github.com/google/imageinwords, folder datasets"
-_SHAREGPT4V = "https://huggingface.co/datasets/Lin-Chen/ShareGPT4V"
 _SEGMENTS = "_segment_sim_bbox_del_org.json"  # GOAL's training lists with regions; others are of whole images only
-DOCCI_CAPTIONS = BenchmarkFile(_DOCCI, ("docci_descriptions.jsonlines",))
-DOCCI_CLUSTERS = BenchmarkFile(_DOCCI, ("docci_metadata.jsonlines",))
-DOCCI_TRAIN = BenchmarkFile(_GOAL, (f"docci{_SEGMENTS}", "docci_train_del_org.json", "docci_train.json"))
-DOCCI_TEST = BenchmarkFile(_GOAL, ("docci_test.json",))
-DCI_TRAIN = BenchmarkFile(_GOAL, (f"DCI{_SEGMENTS}", "DCI_train_del_org.json", "dci_train.json"))
-DCI_TEST = BenchmarkFile(_GOAL, ("DCI_test.json", "dci_test.json"))
-URBAN_CAPTIONS = BenchmarkFile(_URBAN, ("caption", "captions"))
-URBAN_LIST = BenchmarkFile(_GOAL, ("urban_dataset_test.json", "urban1k_test.json", "urban1k.json", "Urban1k.json"))
-VG_CAPTIONS = BenchmarkFile(_VG, ("paragraphs_v1.json",))
-VG_TRAIN, VG_VAL, VG_TEST = (BenchmarkFile(_VG, (f"{name}_split.json",)) for name in ("train", "val", "test"))
-IIW_400 = BenchmarkFile(_IIW, ("IIW-400/data.jsonl", "iiw-400/data.jsonl"))
-IIW_DCI = BenchmarkFile(_IIW, ("DCI_Test/data.jsonl", "DCI_TEST/data.jsonl"))
-IIW_DOCCI = BenchmarkFile(_IIW, ("DOCCI_Test/data.jsonl", "DOCCI_TEST/data.jsonl"))
-SHAREGPT4V_CAPTIONS = BenchmarkFile(_SHAREGPT4V, ("share-captioner_coco_lcs_sam_1246k_1107.json",))
+_DCI_TRAIN = (f"DCI{_SEGMENTS}", "DCI_train_del_org.json", "dci_train.json")
+_DCI_TEST = ("DCI_test.json", "dci_test.json")
+_URBAN_LISTS = ("urban_dataset_test.json", "urban1k_test.json", "urban1k.json", "Urban1k.json")
 
 
-def _split(count: int, *readings: tuple[Any, ...], verified: bool = False) -> BenchmarkSplit:
-    return BenchmarkSplit(count, tuple((read, tuple(files)) for read, *files in readings), verified)
+def _list(count: int, *file: str, parts: tuple[str, ...] = (), verified: bool = False) -> BenchmarkSplit:
+    return BenchmarkSplit(count, partial(list_rows, parts=parts), (file,), verified)
 
 
-def _docci(*parts: str) -> tuple[SplitReader, BenchmarkFile]:
-    return list_rows(("image_file",), ("description",), parts), DOCCI_CAPTIONS
+def _docci(count: int, *parts: str, verified: bool = False) -> BenchmarkSplit:
+    return _list(count, "docci_descriptions.jsonlines", parts=parts, verified=verified)
 
 
-_IMAGES_IN_WORDS = list_rows(("image/key", "image"), ("IIW",))
-DOCCI = Benchmark(
+def _vg(count: int, split: str) -> BenchmarkSplit:
+    return BenchmarkSplit(count, vg_rows, (("paragraphs_v1.json",), (f"{split}_split.json",)))
+
+
+def _sharegpt4v(count: int, start: int, stop: int | None) -> BenchmarkSplit:
+    read = partial(sharegpt4v_rows, start=start, stop=stop)
+    return BenchmarkSplit(count, read, (("share-captioner_coco_lcs_sam_1246k_1107.json",),))
+
+
+_DOCCI = Benchmark(
     "docci",
+    f"https://google.github.io/docci and {_GOAL}",
     {
-        "train": _split(9_450, (goal_rows, DOCCI_TRAIN)),
-        "validation": _split(100, _docci("qual_dev")),
-        "test": _split(5_100, _docci("test", "qual_test"), (goal_rows, DOCCI_TEST), verified=True),
+        "train": _list(9_450, f"docci{_SEGMENTS}", "docci_train_del_org.json", "docci_train.json"),
+        "validation": _docci(100, "qual_dev"),
+        "test": _list(
+            *(5_100, "docci_descriptions.jsonlines", "docci_test.json"), parts=("test", "qual_test"), verified=True
+        ),
     },
     folders=("docci",),
     images=("images", "docci_images", "docci_images.tar", "images.tar"),
-    groups=DOCCI_CLUSTERS,
+    groups=("docci_metadata.jsonlines",),
 )
-DOCCI_OFFICIAL = {
-    "train": _split(9_647, _docci("train")),
-    "validation": _split(100, _docci("qual_dev")),
-    "test": _split(5_000, _docci("test"), verified=True),
-    "qual_test": _split(100, _docci("qual_test"), verified=True),
+_DOCCI_OFFICIAL = {
+    "train": _docci(9_647, "train"),
+    "validation": _docci(100, "qual_dev"),
+    "test": _docci(5_000, "test", verified=True),
+    "qual_test": _docci(100, "qual_test", verified=True),
 }
-DCI = Benchmark(
+_DCI = Benchmark(
     "dci",
-    {"train": _split(5_445, (goal_rows, DCI_TRAIN)), "test": _split(1_999, (goal_rows, DCI_TEST), verified=True)},
+    _GOAL,
+    {"train": _list(5_445, *_DCI_TRAIN), "test": _list(1_999, *_DCI_TEST, verified=True)},
     folders=("dci",),
     images=("photos", "images", "sa_000138", "sa_000138.tar"),
 )
-LONG_DCI = Benchmark(
+_LONG_DCI = Benchmark(
     "long-dci",
-    {"test": _split(7_444, (long_dci_rows, DCI_TRAIN, DCI_TEST))},
+    _GOAL,
+    {"test": BenchmarkSplit(7_444, long_dci_rows, (_DCI_TRAIN, _DCI_TEST))},
     folders=("long-dci", "dci"),
-    images=DCI.images,
+    images=_DCI.images,
     absent={"train": "Long-DCI is for tests only, the paper trains on dci"},
     held_out="test/",
 )
-URBAN_1K = Benchmark(
+_URBAN_1K = Benchmark(
     "urban-1k",
-    {"test": _split(1_000, (goal_rows, URBAN_CAPTIONS), (goal_rows, URBAN_LIST), verified=True)},
+    f"https://huggingface.co/datasets/BeichenZhang/Urban1k or {_GOAL}",
+    {"test": _list(1_000, "caption", "captions", *_URBAN_LISTS, verified=True)},
     folders=("urban-1k", "Urban1k"),
     images=("image", "images"),
     absent={"train": "Urban-1K is for tests only, the paper trains on vg-paragraphs"},
 )
-VG_PARAGRAPHS = Benchmark(
+_VG_PARAGRAPHS = Benchmark(
     "vg-paragraphs",
-    {
-        "train": _split(14_575, (vg_rows, VG_CAPTIONS, VG_TRAIN)),
-        "validation": _split(2_487, (vg_rows, VG_CAPTIONS, VG_VAL)),
-        "test": _split(2_489, (vg_rows, VG_CAPTIONS, VG_TEST)),
-    },
+    "https://cs.stanford.edu/people/ranjaykrishna/im2p/index.html",
+    {"train": _vg(14_575, "train"), "validation": _vg(2_487, "val"), "test": _vg(2_489, "test")},
     folders=("vg-paragraphs",),
 )
-IIW = Benchmark(
+_IIW = Benchmark(
     "iiw",
+    "https://github.com/google/imageinwords, folder datasets",
     {
-        "test": _split(400, (_IMAGES_IN_WORDS, IIW_400), verified=True),
-        "dci_test": _split(112, (_IMAGES_IN_WORDS, IIW_DCI)),
-        "docci_test": _split(100, (_IMAGES_IN_WORDS, IIW_DOCCI)),
+        "test": _list(400, "IIW-400/data.jsonl", verified=True),
+        "dci_test": _list(112, "DCI_Test/data.jsonl"),
+        "docci_test": _list(100, "DOCCI_Test/data.jsonl"),
     },
     folders=("iiw",),
     absent={"train": "IIW publishes no training captions by people"},
 )
-SHAREGPT4V = Benchmark(
+_SHAREGPT4V = Benchmark(
     "sharegpt4v",
-    {  # the first thousand rows are for validation, as in Long-CLIP
-        "train": _split(1_245_901, (sharegpt4v_rows(1_000, None), SHAREGPT4V_CAPTIONS)),
-        "validation": _split(1_000, (sharegpt4v_rows(0, 1_000), SHAREGPT4V_CAPTIONS)),
-    },
+    "https://huggingface.co/datasets/Lin-Chen/ShareGPT4V",
+    # The first thousand rows are for validation, as in Long-CLIP.
+    {"train": _sharegpt4v(1_245_901, 1_000, None), "validation": _sharegpt4v(1_000, 0, 1_000)},
     folders=("sharegpt4v", "ShareGPT4V"),
     images=("data",),
     match="path",
 )
+_OFFICIAL = replace(_DOCCI, name="docci/official", splits=_DOCCI_OFFICIAL)
 BENCHMARKS: Mapping[str, Benchmark] = {
-    "docci": DOCCI,
-    "docci/official": replace(DOCCI, name="docci/official", splits=DOCCI_OFFICIAL),
-    "dci": DCI,
-    "long-dci": LONG_DCI,
-    "urban-1k": URBAN_1K,
-    "vg-paragraphs": VG_PARAGRAPHS,
-    "iiw": IIW,
-    "sharegpt4v": SHAREGPT4V,
+    benchmark.name: benchmark
+    for benchmark in (_DOCCI, _OFFICIAL, _DCI, _LONG_DCI, _URBAN_1K, _VG_PARAGRAPHS, _IIW, _SHAREGPT4V)
 }

@@ -176,9 +176,9 @@ class _Cell:
     folder: Path | None
 
     def __call__(self) -> bytes:
-        path = None
+        path: Any = None
         try:
-            cell = self.read(self.row)
+            cell: Any = self.read(self.row)
         except Exception as error:  # the file has changed; the libraries raise many types
             raise InvalidImage("missing image", f"row {self.row + 1} cannot be read: {error}") from error
         if isinstance(cell, Mapping):

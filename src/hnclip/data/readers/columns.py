@@ -19,17 +19,18 @@ Row = Mapping[str, Any]
 
 # Common names of columns, without case and punctuation, by the setting that names them: the first that a table has
 # counts. URLs are last among images, to tell the user what they are.
-_FILES = "imagepath filepath imgpath imagefilepath filename imagefile imagefilename imagename".split()
+_FILES = ("imagepath", "filepath", "imgpath", "imagefilepath", "filename", "imagefile", "imagefilename", "imagename")
 _NAMES = {
-    "image_column": [*_FILES, *"image img picture photo path file imageurl url link".split()],
+    "image_column": (*_FILES, "image", "img", "picture", "photo", "path", "file", "imageurl", "url", "link"),
     "caption_column": (
-        "longcaption densecaption detailedcaption caption captions description descriptions paragraph paragraphs "
-        "sentences text texts title sentence raw prompt comment alttext txt"
-    ).split(),
-    "id_column": "imageid imgid exampleid sampleid id key uid uuid".split(),
-    "split_column": "split karpathysplit".split(),
-    "short_column": "shortcaption captionshort shortdescription short".split(),
-    "group_column": "group groupid clusterid family familyid".split(),
+        *("longcaption", "densecaption", "detailedcaption", "caption", "captions", "description", "descriptions"),
+        *("paragraph", "paragraphs", "sentences", "text", "texts", "title", "sentence", "raw", "prompt", "comment"),
+        *("alttext", "txt"),
+    ),
+    "id_column": ("imageid", "imgid", "exampleid", "sampleid", "id", "key", "uid", "uuid"),
+    "split_column": ("split", "karpathysplit"),
+    "short_column": ("shortcaption", "captionshort", "shortdescription", "short"),
+    "group_column": ("group", "groupid", "clusterid", "family", "familyid"),
 }
 _NUMBERED_CAPTION = re.compile(r"(captions?|texts?|sentences?|descriptions?|comments?)[\W_]*\d+", re.IGNORECASE)
 _CAPTION_KEYS = ("raw", "caption", "text", "sentence")

@@ -122,10 +122,10 @@ class TableImages:
 
     def warn_if_none(self, table: str, names: Sequence[str]) -> None:
         """Report it at once if none of these names, the first of a table, is found."""
-        if names and self._roots and not self._search:
-            if not any(root.find(name) for root in self._roots for name in names):
-                detail = f"none of the first {len(names)} images exists, such as {names[0][:200]!r}"
-                self._log.warn("no image found", table, f"{detail} (--read.images, --read.match name)")
+        tried = [(root, name) for root in self._roots for name in names if not self._search]
+        if tried and not any(root.find(name) for root, name in tried):
+            detail = f"none of the first {len(names)} images exists, such as {names[0][:200]!r}"
+            self._log.warn("no image found", table, f"{detail} (--read.images, --read.match name)")
 
     def warn_of_search(self) -> None:
         """Report how many images were found by file name."""
