@@ -10,15 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from hnclip.config import ReadConfig
-from hnclip.data.readers.benchmark_rows import (
-    COLUMNS,
-    SplitReader,
-    find_below,
-    list_rows,
-    long_dci_rows,
-    sharegpt4v_rows,
-    vg_rows,
-)
+from hnclip.data.readers import benchmark_rows
+from hnclip.data.readers.benchmark_rows import COLUMNS, SplitReader, find_below
 from hnclip.data.readers.collect import RecordCollector, SourceTable
 from hnclip.data.readers.rows import read_rows
 from hnclip.data.records import DataSet
@@ -45,30 +38,17 @@ class BenchmarkSplit:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A published set of images and captions with fixed splits.
+    """A published set of images and captions with fixed splits."""
 
-    Args:
-        name: as `--data` spells it.
-        origin: where its files come from.
-        splits: by name, in the order of their records.
-        folders: names of its folder in $HNCLIP_DATA, the first that exists.
-        images: names that the directory or tar of the images may have in the folder; the folder itself if none exists.
-        groups: optional file with groups of near-duplicates by record id.
-        absent: splits that it never has, and what to use instead.
-        held_out: how the ids of those records begin that no training split of the same source contains, where not all
-            records are such.
-        match: how its files name images, as `ReadConfig.match`.
-    """
-
-    name: str
-    origin: str
+    name: str  # as `--data` spells it
+    origin: str  # of its files
     splits: Mapping[str, BenchmarkSplit]
-    folders: tuple[str, ...]
-    images: tuple[str, ...] = ()
-    groups: File = ()
-    absent: Mapping[str, str] = field(default_factory=dict)
-    held_out: str | None = None
-    match: Literal["path", "name"] = "name"
+    folders: tuple[str, ...]  # names of its folder in $HNCLIP_DATA, the first that exists
+    images: File = ()  # directory or tar of the images; the folder itself if there is none
+    groups: File = ()  # groups of near-duplicates by record id, if there is one
+    absent: Mapping[str, str] = field(default_factory=dict)  # splits that it never has, and what to use instead
+    held_out: str | None = None  # how the ids of records begin that no training split has, if not all are such
+    match: Literal["path", "name"] = "name"  # how its files name images, as `ReadConfig.match`
 
     @property
     def counts(self) -> dict[str, int]:
@@ -87,8 +67,7 @@ def open_benchmark(
     """A benchmark's records.
 
     Args:
-        name: one of `BENCHMARKS`.
-        folder: of its files; `$HNCLIP_DATA/<name before the slash>` when None.
+        folder: of its files; one in `$HNCLIP_DATA` when None.
         images: directory or .tar with the images, if they are not in the folder. The captions open without images.
         splits: read these, and require the files of these alone; a validation split that the benchmark lacks is held
             out of its training split. None reads every split whose files are there; asking the data set for another one
@@ -178,7 +157,7 @@ _URBAN_LISTS = ("urban_dataset_test.json", "urban1k_test.json", "urban1k.json", 
 
 
 def _list(count: int, *file: str, parts: tuple[str, ...] = (), verified: bool = False) -> BenchmarkSplit:
-    return BenchmarkSplit(count, partial(list_rows, parts=parts), (file,), verified)
+    return BenchmarkSplit(count, partial(benchmark_rows.list_rows, parts=parts), (file,), verified)
 
 
 def _docci(count: int, *parts: str, verified: bool = False) -> BenchmarkSplit:
@@ -186,11 +165,11 @@ def _docci(count: int, *parts: str, verified: bool = False) -> BenchmarkSplit:
 
 
 def _vg(count: int, split: str) -> BenchmarkSplit:
-    return BenchmarkSplit(count, vg_rows, (("paragraphs_v1.json",), (f"{split}_split.json",)))
+    return BenchmarkSplit(count, benchmark_rows.vg_rows, (("paragraphs_v1.json",), (f"{split}_split.json",)))
 
 
 def _sharegpt4v(count: int, start: int, stop: int | None) -> BenchmarkSplit:
-    read = partial(sharegpt4v_rows, start=start, stop=stop)
+    read = partial(benchmark_rows.sharegpt4v_rows, start=start, stop=stop)
     return BenchmarkSplit(count, read, (("share-captioner_coco_lcs_sam_1246k_1107.json",),))
 
 
@@ -224,7 +203,7 @@ _DCI = Benchmark(
 _LONG_DCI = Benchmark(
     "long-dci",
     _GOAL,
-    {"test": BenchmarkSplit(7_444, long_dci_rows, (_DCI_TRAIN, _DCI_TEST))},
+    {"test": BenchmarkSplit(7_444, benchmark_rows.long_dci_rows, (_DCI_TRAIN, _DCI_TEST))},
     folders=("long-dci", "dci"),
     images=_DCI.images,
     absent={"train": "Long-DCI is for tests only, the paper trains on dci"},

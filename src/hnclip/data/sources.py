@@ -40,7 +40,7 @@ _METADATA = re.compile(r"(^|/)metadata\.(csv|jsonl|parquet)$")
 _PART = re.compile(r"-\d+-of-\d+")  # Hugging Face's numbers of the parts of a split
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
-MOST_FILES = 200_000  # of a pattern
+_MOST_FILES = 200_000  # of a pattern
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?", re.ASCII)
 
 
@@ -123,19 +123,17 @@ def _open_other(source: str, read: ReadConfig) -> DataSet:
     if _HUB_NAME.fullmatch(hub_name) and (hub_name != source or not like_path):
         return read_hub(hub_name, read)
     raise ValueError(
-        f"data {source[:200]!r} is not known, and there is no such file or directory. Data are one of: generated "
-        f"scenes ({', '.join(SCENES)}); a benchmark as NAME or NAME=FOLDER ({', '.join(BENCHMARKS)}); a folder of "
-        f"images with .txt captions; a table ({', '.join(TABLE_SUFFIXES)}) or a folder with one; WebDataset shards "
-        "(.tar, a folder or a pattern of them); a Hugging Face data set, saved to disk, or on the hub as owner/name or "
-        "hf://owner/name"
+        f"data {source[:200]!r} is not known, and there is no such file or directory. Data (docs/data.md) are one of "
+        f"{', '.join(SCENES)}; a benchmark as NAME or NAME=FOLDER ({', '.join(BENCHMARKS)}); a folder of images with "
+        f".txt captions; a table ({', '.join(TABLE_SUFFIXES)}); WebDataset shards; a Hugging Face data set"
     )
 
 
 def _matching(pattern: str) -> list[Path]:
     """All files of a pattern: `*`, `?`, `**` as in a shell, `{000..010}` and `{a,b}`."""
-    names = list(islice(_expand(pattern), MOST_FILES + 1))
-    if len(names) > MOST_FILES:
-        raise ValueError(f"the braces of {pattern} mean more than {MOST_FILES:,} files")
+    names = list(islice(_expand(pattern), _MOST_FILES + 1))
+    if len(names) > _MOST_FILES:
+        raise ValueError(f"the braces of {pattern} mean more than {_MOST_FILES:,} files")
     found = [sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else [name] for name in names]
     files = [Path(file) for files in found for file in files]
     if not files:

@@ -70,7 +70,7 @@ def long_dci_rows(log: ReadLog, train: Path, test: Path) -> Iterator[tuple[str, 
 
 
 def sharegpt4v_rows(log: ReadLog, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Row]]:
-    """The rows from `start` to `stop` of a list of conversations, of which the second turn is the caption, and its first
+    """The rows from `start` to `stop` of a list of conversations. The second turn is the caption, and its first
     sentence the short one."""
     for place, row in islice(read_rows(path, log), start, stop):
         name, turns = row.get("image"), row.get("conversations")

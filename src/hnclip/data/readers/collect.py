@@ -12,15 +12,7 @@ from typing import Any
 
 from hnclip.config import ReadConfig
 from hnclip.core import Box, ImageSource, Record, Region
-from hnclip.data.readers.columns import (
-    Columns,
-    Row,
-    caption_texts,
-    choose_columns,
-    invalid_text,
-    is_blank,
-    plain_text,
-)
+from hnclip.data.readers.columns import Columns, Row, caption_texts, choose_columns, invalid_text, is_blank, plain_text
 from hnclip.data.readers.locate import TableImages
 from hnclip.data.readers.rows import read_rows
 from hnclip.data.records import DataSet, ReadLog, RowError, normal_split
@@ -31,26 +23,16 @@ _SHOWN = 5  # problems that an error message shows
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A table of any format, before its columns are chosen.
+    """A table of any format, before its columns are chosen."""
 
-    Args:
-        path: as messages spell it.
-        label: as ids spell it, the same on every machine.
-        names: its columns.
-        head: its first rows; cells that hold images may be left out.
-        rows: its rows with at least these columns, each with its place in the table. A cell that holds an image is an
-            ImageSource.
-        holding: columns that hold images themselves.
-        keyed: places are names, and the ids of their rows unless the user names a column.
-    """
-
-    path: str
-    label: str
-    names: Sequence[str]
-    head: Sequence[Row]
+    path: str  # as messages spell it
+    label: str  # as ids spell it, the same on every machine
+    names: Sequence[str]  # of its columns
+    head: Sequence[Row]  # its first rows; cells that hold images may be left out
+    # Its rows with at least these columns, each with its place. A cell that holds an image is an ImageSource.
     rows: Callable[[Columns], Iterator[tuple[str, Row]]]
-    holding: Sequence[str] = ()
-    keyed: bool = False
+    holding: Sequence[str] = ()  # columns that hold images themselves
+    keyed: bool = False  # places are names, and the ids of their rows unless the user names a column
 
 
 def text_table(path: Path, label: str, log: ReadLog) -> SourceTable:
@@ -175,10 +157,7 @@ class RecordCollector:
         problems = self.log.problems
         if not records:
             shown = "".join(f"\n  {found.kind}: {found.where}: {found.detail}" for found in problems[:_SHOWN])
-            rest = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-            raise ValueError(
-                f"no record with an image and a caption found in {source}{':' if shown else ''}{shown}{rest}"
-            )
+            raise ValueError(f"no record with an image and a caption in {source}; {len(problems)} problems{shown}")
         return DataSet(source, tuple(records.values()), tuple(problems), warnings=tuple(self.log.warnings))
 
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from hnclip.config import ReadConfig
@@ -41,10 +41,8 @@ GOAL_IMAGE, GOAL_CAPTION, GOAL_REGIONS = "original_filename", "original_caption"
 
 @dataclass(frozen=True)
 class Columns:
-    """The column of each role; "" where there is none.
-
-    `name` says, if `image` holds the image itself, which image it is. `regions` holds the segments of GOAL's lists.
-    """
+    """The column of each role; "" where there is none. `name` says, if `image` holds the image itself, which one it is;
+    `regions` holds the segments of GOAL's lists."""
 
     captions: tuple[str, ...]
     image: str
@@ -56,21 +54,14 @@ class Columns:
     regions: str = ""
 
     def all(self) -> list[str]:
-        every = (*self.captions, self.image, self.name, self.id, self.split, self.short, self.group, self.regions)
-        return list(dict.fromkeys(filter(None, every)))
+        return list(dict.fromkeys(filter(None, (*self.captions, *astuple(self)[1:]))))
 
 
 def choose_columns(
     table: str, names: Sequence[str], head: Sequence[Row], read: ReadConfig, *, holding: Sequence[str] = ()
 ) -> Columns:
-    """The columns of a table whose rows name an image or hold it.
-
-    Args:
-        table: as messages spell it.
-        names: all columns.
-        head: the first rows, to tell names of images from other text.
-        read: the columns that the user named.
-        holding: columns that hold images themselves, not their names.
+    """The columns of a table, of which those in `holding` hold images themselves, not their names. The first rows tell
+    names of images from other text.
 
     Raises:
         ValueError: with everything that is wrong with the columns, and the columns there are.

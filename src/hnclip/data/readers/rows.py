@@ -30,12 +30,8 @@ _BAD_JSON = (ValueError, RecursionError)
 
 
 def read_rows(path: Path, log: ReadLog) -> Iterator[PlacedRow]:
-    """The rows of a table, one after the other. What cannot be read as a row becomes a problem.
-
-    Bytes that are not in the file's encoding become surrogate escapes, which `columns.invalid_text` finds.
-
-    Raises:
-        ValueError: the file as a whole cannot be read.
+    """The rows of a table, one after the other. What cannot be read as a row becomes a problem; ValueError if that is
+    the whole file. Bytes that are not in its encoding become surrogate escapes, which `columns.invalid_text` finds.
     """
     with path.open("rb") as content:
         encoding = text_encoding(content)
@@ -47,7 +43,7 @@ def read_rows(path: Path, log: ReadLog) -> Iterator[PlacedRow]:
             if suffix in (".csv", ".tsv"):
                 yield from _csv_rows(path, file, log)
                 return
-            for place, row in _json_lines(file) if suffix != ".json" or _is_json_lines(file) else _json_rows(file):
+            for place, row in _json_rows(file) if suffix == ".json" else _json_lines(file):
                 if isinstance(row, dict):
                     yield place, row
                 else:
@@ -132,18 +128,9 @@ def _json_lines(file: IO[str]) -> Iterator[tuple[str, Any]]:
                 yield str(number), error
 
 
-def _is_json_lines(file: IO[str]) -> bool:
-    """Whether a .json file has an object on each of its first two lines, as many tools write it."""
-    lines = [line for line in (file.readline(_CHUNK), file.readline(_CHUNK)) if line.strip()]
-    file.seek(0)
-    try:
-        return len(lines) == 2 and all(isinstance(json.loads(line), dict) for line in lines)
-    except _BAD_JSON:
-        return False
-
-
 def _json_rows(file: IO[str]) -> Iterator[tuple[str, Any]]:
-    """The rows of a JSON file, each with its place. It holds a list of objects, or an object with such lists:
+    """The rows of a JSON file, each with its place. It holds a list of objects, one object after the other, or one with
+    lists:
 
     - Karpathy's splits, {"images": [{"filename", "filepath"?, "split", "sentences": [{"raw"}]}]}: a row per image,
       `filename` with the directory in `filepath`;
@@ -155,7 +142,13 @@ def _json_rows(file: IO[str]) -> Iterator[tuple[str, Any]]:
     file.seek(0)
     if start == "[":
         return _stream_list(file)
-    content = json.load(file)
+    try:
+        content = json.load(file)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        file.seek(0)
+        return _json_lines(file)
     found = content.items() if isinstance(content, dict) else ()
     lists = {key: value for key, value in found if isinstance(value, list) and value and isinstance(value[0], dict)}
     images, annotations = lists.get("images"), lists.get("annotations")
@@ -197,10 +190,9 @@ def _numbered(part: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _with_directory(image: Any) -> Any:
-    if not isinstance(image, dict) or not image.get("filepath"):
-        return image
-    rest = {key: value for key, value in image.items() if key != "filepath"}
-    return {**rest, "filename": f"{image['filepath']}/{image.get('filename', '')}"}
+    if isinstance(image, dict) and (folder := image.pop("filepath", None)):
+        image["filename"] = f"{folder}/{image.get('filename', '')}"
+    return image
 
 
 def _coco_rows(images: list[Any], annotations: list[Any]) -> Iterator[tuple[str, Any]]:
