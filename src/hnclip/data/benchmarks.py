@@ -227,9 +227,9 @@ _IIW = Benchmark(
     "iiw",
     "https://github.com/google/imageinwords, folder datasets",
     {
-        "test": _list(400, "IIW-400/data.jsonl", verified=True),
-        "dci_test": _list(112, "DCI_Test/data.jsonl"),
-        "docci_test": _list(100, "DOCCI_Test/data.jsonl"),
+        "test": _list(400, "IIW-400/data.jsonl", "iiw-400/data.jsonl", verified=True),
+        "dci_test": _list(112, "DCI_Test/data.jsonl", "DCI_TEST/data.jsonl"),
+        "docci_test": _list(100, "DOCCI_Test/data.jsonl", "DOCCI_TEST/data.jsonl"),
     },
     folders=("iiw",),
     absent={"train": "IIW publishes no training captions by people"},
