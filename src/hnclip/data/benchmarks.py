@@ -3,65 +3,52 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from hnclip.core import Record
-from hnclip.data.readers.benchmark_rows import (
-    BenchmarkFile,
-    BenchmarkFolder,
-    SplitReader,
-    find_below,
-    goal_row,
-    list_row,
-    read_long_dci,
-    read_vg,
-    reads,
-    sharegpt4v_row,
-)
-from hnclip.data.readers.locate import ImageFinder
-from hnclip.data.records import DataSet, ReadLog
+from hnclip.config import ReadConfig
+from hnclip.data.readers import benchmark_rows
+from hnclip.data.readers.benchmark_rows import COLUMNS, SplitReader, find_below
+from hnclip.data.readers.collect import RecordCollector, SourceTable
+from hnclip.data.readers.rows import read_rows
+from hnclip.data.records import DataSet
 
 _SHOWN = 3  # problems that a message shows
+
+# The path of a file or directory in the benchmark's folder, as published, followed by other names that it goes by.
+File = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class BenchmarkSplit:
-    """How many records a split has, and the ways to read it, a reader and its files each, the best first.
+    """How many records a split has, its reader, and the files that it reads.
 
     Another count is an error if it was `verified` in the published file, and a warning if it is the paper's or the data
     set's own statement.
     """
 
     count: int
-    readings: tuple[tuple[SplitReader, tuple[BenchmarkFile, ...]], ...]
+    read: SplitReader
+    files: tuple[File, ...]
     verified: bool = False
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A published set of images and captions with fixed splits.
+    """A published set of images and captions with fixed splits."""
 
-    Args:
-        name: as `--data` spells it.
-        splits: by name, in the order of their records.
-        folders: names of its folder in $HNCLIP_DATA, the first that exists.
-        images: names that the directory or tar of the images may have in the folder; the folder itself if none exists.
-        groups: optional file with groups of near-duplicates by record id.
-        absent: splits that it never has, and what to use instead.
-        held_out: how the ids of those records begin that no training split of the same source contains, where not all
-            records are such.
-    """
-
-    name: str
+    name: str  # as `--data` spells it
+    origin: str  # of its files
     splits: Mapping[str, BenchmarkSplit]
-    folders: tuple[str, ...]
-    images: tuple[str, ...] = ()
-    groups: BenchmarkFile | None = None
-    absent: Mapping[str, str] = field(default_factory=dict)
-    held_out: str | None = None
+    folders: tuple[str, ...]  # names of its folder in $HNCLIP_DATA, the first that exists
+    images: File = ()  # directory or tar of the images; the folder itself if there is none
+    groups: File = ()  # groups of near-duplicates by record id, if there is one
+    absent: Mapping[str, str] = field(default_factory=dict)  # splits that it never has, and what to use instead
+    held_out: str | None = None  # how the ids of records begin that no training split has, if not all are such
+    match: Literal["path", "name"] = "name"  # how its files name images, as `ReadConfig.match`
 
     @property
     def counts(self) -> dict[str, int]:
@@ -80,8 +67,7 @@ def open_benchmark(
     """A benchmark's records.
 
     Args:
-        name: one of `BENCHMARKS`.
-        folder: of its files; `$HNCLIP_DATA/<name before the slash>` when None.
+        folder: of its files; one in `$HNCLIP_DATA` when None.
         images: directory or .tar with the images, if they are not in the folder. The captions open without images.
         splits: read these, and require the files of these alone; a validation split that the benchmark lacks is held
             out of its training split. None reads every split whose files are there; asking the data set for another one
@@ -89,8 +75,8 @@ def open_benchmark(
         counts: other numbers of records than the published ones, for copies in miniature.
 
     Raises:
-        ValueError: files are missing (all of them are named, with where they come from) or damaged, or a split does
-            not have its verified number of records.
+        ValueError: files are missing (all of them are named) or damaged, or a split does not have its verified number
+            of records.
     """
     if name not in BENCHMARKS:
         raise ValueError(f"there is no benchmark {name!r}; known: {', '.join(BENCHMARKS)}")
@@ -102,38 +88,44 @@ def open_benchmark(
     if not wanted:
         why = "".join(f"; {benchmark.absent[split]}" for split in sorted(chosen) if split in benchmark.absent)
         raise ValueError(f"{name} has no split {', '.join(sorted(chosen))}: it has {', '.join(benchmark.splits)}{why}")
-    root, log = _root(benchmark, folder), ReadLog()
-    place = BenchmarkFolder(root, ImageFinder(images or find_below(root, benchmark.images) or root, log), log)
-    records: dict[str, Record] = {}
+    root = _root(benchmark, folder)
+    place = images or find_below(root, benchmark.images) or root
+    collector = RecordCollector(ReadConfig(images=str(place), match=benchmark.match, id_column="id"))
     missing: dict[str, str] = {}
     for split in wanted:
-        readings = benchmark.splits[split].readings
-        lacking = [[str(file) for file in files if not place.find(file)] for _, files in readings]
-        if all(lacking):
-            missing[split] = "; or ".join(" and ".join(files) for files in lacking)
+        paths = {file[0]: find_below(root, file) for file in benchmark.splits[split].files}
+        if None in paths.values():
+            missing[split] = " and ".join(file for file, path in paths.items() if path is None)
             continue
-        read, files = readings[lacking.index([])]
-        found = read(place, split, *files)
-        for record in _read_split(place, benchmark, split, found, (counts or benchmark.counts)[split]):
-            if record.id in records:
-                raise ValueError(f"{name}: {record.id} is in both {records[record.id].split} and {split}")
-            records[record.id] = record
+        rows = benchmark.splits[split].read(collector.log, *paths.values())
+        collector.add_table(SourceTable(str(root), "", COLUMNS, (), lambda columns: rows), split)  # noqa: B023
     if missing and (splits is not None or len(missing) == len(wanted)):
         lines = "".join(f"\n  {split}: {files}" for split, files in missing.items())
-        raise ValueError(f"{name} in {root} lacks files (docs/benchmarks.md):{lines}")
-    if benchmark.groups and place.find(benchmark.groups):
-        for _, row in place.rows(benchmark.groups):
-            id, group = str(row.get("example_id")), row.get("cluster_id")
-            if id in records and group is not None:
-                records[id] = replace(records[id], group=str(group))
+        raise ValueError(f"{name} in {root} lacks files of {benchmark.origin} (docs/benchmarks.md):{lines}")
+    groups: dict[str, str] = {}
+    if (file := find_below(root, benchmark.groups)) is not None:
+        clusters = [(row.get("example_id"), row.get("cluster_id")) for _, row in read_rows(file, collector.log)]
+        groups = {str(id): str(cluster) for id, cluster in clusters if cluster is not None}
+    data = collector.finish(f"{name} in {root}")
+    problems = tuple(dict.fromkeys(data.problems))  # a file may be read for several splits
+    shown = "".join(f"; {item.kind}, {item.where}: {item.detail}" for item in problems[:_SHOWN])
+    for split in wanted:
+        found, expected = data.splits().get(split, 0), (counts or benchmark.counts)[split]
+        if split not in missing and found != expected:
+            detail = f"split {split} in {root} has {found:,} records, not the {expected:,} of the"
+            detail += f" published file or paper; unusable rows: {len(problems):,}{shown}"
+            if benchmark.splits[split].verified:
+                raise ValueError(f"{name}: {detail}")
+            collector.log.warn("other count", name, detail)
     unread = {split: f"it was not read, only {', '.join(wanted)}" for split in benchmark.splits if split not in wanted}
     return DataSet(
         name=name,
-        records=tuple(records.values()),
-        problems=tuple(dict.fromkeys(log.problems)),
+        records=tuple(replace(record, group=groups.get(record.id)) for record in data.records),
+        problems=problems,
         exact=True,
         absent={**benchmark.absent, **unread, **{split: f"{root} lacks {files}" for split, files in missing.items()}},
-        warnings=tuple(dict.fromkeys(log.warnings)),
+        # The directories of published lists are those of another machine.
+        warnings=tuple(warning for warning in collector.log.warnings if warning.kind != "matched by name"),
     )
 
 
@@ -144,27 +136,6 @@ def held_out(name: str, data: DataSet) -> frozenset[str] | None:
     if benchmark is None or benchmark.held_out is None:
         return None
     return frozenset(record.id for record in data.records if record.id.startswith(benchmark.held_out))
-
-
-def _read_split(
-    folder: BenchmarkFolder, benchmark: Benchmark, split: str, found: Iterable[Record], expected: int
-) -> Iterable[Record]:
-    """The records of a split, of each id the first, and their number checked."""
-    before = len(folder.log.problems)
-    records: dict[str, Record] = {}
-    for record in found:
-        if record.id in records:
-            folder.log.problem("repeated id", record.id, f"occurs again in split {split}")
-        else:
-            records[record.id] = record
-    if len(records) != expected:
-        problems = folder.log.problems[before:]
-        shown = "".join(f"; {item.kind}, {item.where}: {item.detail}" for item in problems[:_SHOWN])
-        detail = f"split {split} in {folder.root} has {len(records):,} records, not the {expected:,} of the"
-        if benchmark.splits[split].verified:
-            raise ValueError(f"{benchmark.name}: {detail} published file; unusable rows: {len(problems):,}{shown}")
-        folder.log.warn("other count", benchmark.name, f"{detail} paper; unusable rows: {len(problems):,}{shown}")
-    return records.values()
 
 
 def _root(benchmark: Benchmark, folder: Path | None) -> Path:
@@ -179,110 +150,101 @@ def _root(benchmark: Benchmark, folder: Path | None) -> Path:
 
 
 _GOAL = "github.com/PerceptualAI-Lab/GOAL, folder datasets"
-_DOCCI = "https://google.github.io/docci"
-_URBAN = "https://huggingface.co/datasets/BeichenZhang/Urban1k"
-_VG = "https://cs.stanford.edu/people/ranjaykrishna/im2p/index.html"
-_IIW = "https://github.com/google/imageinwords, folder datasets"
-_SHAREGPT4V = "https://huggingface.co/datasets/Lin-Chen/ShareGPT4V"
 _SEGMENTS = "_segment_sim_bbox_del_org.json"  # GOAL's training lists with regions; others are of whole images only
-DOCCI_CAPTIONS = BenchmarkFile(_DOCCI, ("docci_descriptions.jsonlines",))
-DOCCI_CLUSTERS = BenchmarkFile(_DOCCI, ("docci_metadata.jsonlines",))
-DOCCI_TRAIN = BenchmarkFile(_GOAL, (f"docci{_SEGMENTS}", "docci_train_del_org.json", "docci_train.json"))
-DOCCI_TEST = BenchmarkFile(_GOAL, ("docci_test.json",))
-DCI_TRAIN = BenchmarkFile(_GOAL, (f"DCI{_SEGMENTS}", "DCI_train_del_org.json", "dci_train.json"))
-DCI_TEST = BenchmarkFile(_GOAL, ("DCI_test.json", "dci_test.json"))
-URBAN_CAPTIONS = BenchmarkFile(_URBAN, ("caption", "captions"))
-URBAN_LIST = BenchmarkFile(_GOAL, ("urban_dataset_test.json", "urban1k_test.json", "urban1k.json", "Urban1k.json"))
-VG_CAPTIONS = BenchmarkFile(_VG, ("paragraphs_v1.json",))
-VG_TRAIN, VG_VAL, VG_TEST = (BenchmarkFile(_VG, (f"{name}_split.json",)) for name in ("train", "val", "test"))
-IIW_400 = BenchmarkFile(_IIW, ("IIW-400/data.jsonl", "iiw-400/data.jsonl"))
-IIW_DCI = BenchmarkFile(_IIW, ("DCI_Test/data.jsonl", "DCI_TEST/data.jsonl"))
-IIW_DOCCI = BenchmarkFile(_IIW, ("DOCCI_Test/data.jsonl", "DOCCI_TEST/data.jsonl"))
-SHAREGPT4V_CAPTIONS = BenchmarkFile(_SHAREGPT4V, ("share-captioner_coco_lcs_sam_1246k_1107.json",))
+_DCI_TRAIN = (f"DCI{_SEGMENTS}", "DCI_train_del_org.json", "dci_train.json")
+_DCI_TEST = ("DCI_test.json", "dci_test.json")
+_URBAN_LISTS = ("urban_dataset_test.json", "urban1k_test.json", "urban1k.json", "Urban1k.json")
 
 
-def _split(count: int, *readings: tuple[Any, ...], verified: bool = False) -> BenchmarkSplit:
-    return BenchmarkSplit(count, tuple((read, tuple(files)) for read, *files in readings), verified)
+def _list(count: int, *file: str, parts: tuple[str, ...] = (), verified: bool = False) -> BenchmarkSplit:
+    return BenchmarkSplit(count, partial(benchmark_rows.list_rows, parts=parts), (file,), verified)
 
 
-def _docci(*parts: str) -> tuple[SplitReader, BenchmarkFile]:
-    return reads(list_row(("image_file",), ("description",), parts)), DOCCI_CAPTIONS
+def _docci(count: int, *parts: str, verified: bool = False) -> BenchmarkSplit:
+    return _list(count, "docci_descriptions.jsonlines", parts=parts, verified=verified)
 
 
-_LIST, _IMAGES_IN_WORDS = reads(goal_row), reads(list_row(("image/key", "image"), ("IIW",)))
-DOCCI = Benchmark(
+def _vg(count: int, split: str) -> BenchmarkSplit:
+    return BenchmarkSplit(count, benchmark_rows.vg_rows, (("paragraphs_v1.json",), (f"{split}_split.json",)))
+
+
+def _sharegpt4v(count: int, start: int, stop: int | None) -> BenchmarkSplit:
+    read = partial(benchmark_rows.sharegpt4v_rows, start=start, stop=stop)
+    return BenchmarkSplit(count, read, (("share-captioner_coco_lcs_sam_1246k_1107.json",),))
+
+
+_DOCCI = Benchmark(
     "docci",
+    f"https://google.github.io/docci and {_GOAL}",
     {
-        "train": _split(9_450, (_LIST, DOCCI_TRAIN)),
-        "validation": _split(100, _docci("qual_dev")),
-        "test": _split(5_100, _docci("test", "qual_test"), (_LIST, DOCCI_TEST), verified=True),
+        "train": _list(9_450, f"docci{_SEGMENTS}", "docci_train_del_org.json", "docci_train.json"),
+        "validation": _docci(100, "qual_dev"),
+        "test": _list(
+            *(5_100, "docci_descriptions.jsonlines", "docci_test.json"), parts=("test", "qual_test"), verified=True
+        ),
     },
     folders=("docci",),
     images=("images", "docci_images", "docci_images.tar", "images.tar"),
-    groups=DOCCI_CLUSTERS,
+    groups=("docci_metadata.jsonlines",),
 )
-DOCCI_OFFICIAL = {
-    "train": _split(9_647, _docci("train")),
-    "validation": _split(100, _docci("qual_dev")),
-    "test": _split(5_000, _docci("test"), verified=True),
-    "qual_test": _split(100, _docci("qual_test"), verified=True),
+_DOCCI_OFFICIAL = {
+    "train": _docci(9_647, "train"),
+    "validation": _docci(100, "qual_dev"),
+    "test": _docci(5_000, "test", verified=True),
+    "qual_test": _docci(100, "qual_test", verified=True),
 }
-DCI = Benchmark(
+_DCI = Benchmark(
     "dci",
-    {"train": _split(5_445, (_LIST, DCI_TRAIN)), "test": _split(1_999, (_LIST, DCI_TEST), verified=True)},
+    _GOAL,
+    {"train": _list(5_445, *_DCI_TRAIN), "test": _list(1_999, *_DCI_TEST, verified=True)},
     folders=("dci",),
     images=("photos", "images", "sa_000138", "sa_000138.tar"),
 )
-LONG_DCI = Benchmark(
+_LONG_DCI = Benchmark(
     "long-dci",
-    {"test": _split(7_444, (read_long_dci, DCI_TRAIN, DCI_TEST))},
+    _GOAL,
+    {"test": BenchmarkSplit(7_444, benchmark_rows.long_dci_rows, (_DCI_TRAIN, _DCI_TEST))},
     folders=("long-dci", "dci"),
-    images=DCI.images,
+    images=_DCI.images,
     absent={"train": "Long-DCI is for tests only, the paper trains on dci"},
     held_out="test/",
 )
-URBAN_1K = Benchmark(
+_URBAN_1K = Benchmark(
     "urban-1k",
-    {"test": _split(1_000, (_LIST, URBAN_CAPTIONS), (_LIST, URBAN_LIST), verified=True)},
+    f"https://huggingface.co/datasets/BeichenZhang/Urban1k or {_GOAL}",
+    {"test": _list(1_000, "caption", "captions", *_URBAN_LISTS, verified=True)},
     folders=("urban-1k", "Urban1k"),
     images=("image", "images"),
     absent={"train": "Urban-1K is for tests only, the paper trains on vg-paragraphs"},
 )
-VG_PARAGRAPHS = Benchmark(
+_VG_PARAGRAPHS = Benchmark(
     "vg-paragraphs",
-    {
-        "train": _split(14_575, (read_vg, VG_CAPTIONS, VG_TRAIN)),
-        "validation": _split(2_487, (read_vg, VG_CAPTIONS, VG_VAL)),
-        "test": _split(2_489, (read_vg, VG_CAPTIONS, VG_TEST)),
-    },
+    "https://cs.stanford.edu/people/ranjaykrishna/im2p/index.html",
+    {"train": _vg(14_575, "train"), "validation": _vg(2_487, "val"), "test": _vg(2_489, "test")},
     folders=("vg-paragraphs",),
 )
-IIW = Benchmark(
+_IIW = Benchmark(
     "iiw",
+    "https://github.com/google/imageinwords, folder datasets",
     {
-        "test": _split(400, (_IMAGES_IN_WORDS, IIW_400), verified=True),
-        "dci_test": _split(112, (_IMAGES_IN_WORDS, IIW_DCI)),
-        "docci_test": _split(100, (_IMAGES_IN_WORDS, IIW_DOCCI)),
+        "test": _list(400, "IIW-400/data.jsonl", "iiw-400/data.jsonl", verified=True),
+        "dci_test": _list(112, "DCI_Test/data.jsonl", "DCI_TEST/data.jsonl"),
+        "docci_test": _list(100, "DOCCI_Test/data.jsonl", "DOCCI_TEST/data.jsonl"),
     },
     folders=("iiw",),
     absent={"train": "IIW publishes no training captions by people"},
 )
-SHAREGPT4V = Benchmark(
+_SHAREGPT4V = Benchmark(
     "sharegpt4v",
-    {  # the first thousand rows are for validation, as in Long-CLIP
-        "train": _split(1_245_901, (reads(sharegpt4v_row, 1_000), SHAREGPT4V_CAPTIONS)),
-        "validation": _split(1_000, (reads(sharegpt4v_row, 0, 1_000), SHAREGPT4V_CAPTIONS)),
-    },
+    "https://huggingface.co/datasets/Lin-Chen/ShareGPT4V",
+    # The first thousand rows are for validation, as in Long-CLIP.
+    {"train": _sharegpt4v(1_245_901, 1_000, None), "validation": _sharegpt4v(1_000, 0, 1_000)},
     folders=("sharegpt4v", "ShareGPT4V"),
     images=("data",),
+    match="path",
 )
+_OFFICIAL = replace(_DOCCI, name="docci/official", splits=_DOCCI_OFFICIAL)
 BENCHMARKS: Mapping[str, Benchmark] = {
-    "docci": DOCCI,
-    "docci/official": replace(DOCCI, name="docci/official", splits=DOCCI_OFFICIAL),
-    "dci": DCI,
-    "long-dci": LONG_DCI,
-    "urban-1k": URBAN_1K,
-    "vg-paragraphs": VG_PARAGRAPHS,
-    "iiw": IIW,
-    "sharegpt4v": SHAREGPT4V,
+    benchmark.name: benchmark
+    for benchmark in (_DOCCI, _OFFICIAL, _DCI, _LONG_DCI, _URBAN_1K, _VG_PARAGRAPHS, _IIW, _SHAREGPT4V)
 }

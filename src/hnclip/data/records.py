@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import accumulate
 
 from hnclip.core import Problem, Record
 
@@ -37,11 +39,7 @@ class DataSet:
 
     def splits(self) -> dict[str, int]:
         """Declared splits with their numbers of records, in the order of their first record."""
-        counts: dict[str, int] = {}
-        for record in self.records:
-            if record.split is not None:
-                counts[record.split] = counts.get(record.split, 0) + 1
-        return counts
+        return dict(Counter(record.split for record in self.records if record.split is not None))
 
     def part(self, split: str, *, validation_share: float = 0.05) -> tuple[Record, ...]:
         """The records of a split; "all" is every record.
@@ -83,10 +81,15 @@ class ReadLog:
     warnings: list[Problem] = field(default_factory=list)
 
     def problem(self, kind: str, where: str, detail: str) -> None:
-        self.problems.append(_printable(kind, where, detail))
+        self.problems.append(Problem(kind, printable(where), printable(detail)))
 
     def warn(self, kind: str, where: str, detail: str) -> None:
-        self.warnings.append(_printable(kind, where, detail))
+        self.warnings.append(Problem(kind, printable(where), printable(detail)))
+
+
+def printable(text: str) -> str:
+    """The text with lone surrogates, which have no UTF-8 form, escaped."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def normal_split(name: str) -> str:
@@ -107,10 +110,7 @@ def fraction_of(records: Sequence[Record], fraction: float) -> tuple[Record, ...
         return tuple(records)
     count = round(fraction * len(records))
     if count < 2:
-        raise ValueError(
-            f"{100 * fraction:g} % of {len(records)} training pairs are {count}, but training needs at least 2: raise "
-            "--fraction"
-        )
+        raise ValueError(f"{100 * fraction:g} % of {len(records)} training pairs are only {count}: raise --fraction")
     # Not the hash that holds out validation records: then both would choose the same records first.
     chosen = set(_by_hash((record.id for record in records), "fraction\0")[:count])
     return tuple(record for record in records if record.id in chosen)
@@ -130,24 +130,10 @@ def _held_out(records: Sequence[Record], share: float) -> set[str]:
         raise ValueError(f"validation_share must be in [0, 1), got {share}")
     if share == 0:
         return set()
-    sizes: dict[str, int] = {}
-    for record in records:
-        sizes[_group(record)] = sizes.get(_group(record), 0) + 1
+    sizes = Counter(map(_group, records))
     if len(records) < 4 or len(sizes) < 2:
-        raise ValueError(
-            f"{len(records)} training records are too few to take a validation split from: name one with --validation"
-        )
+        raise ValueError(f"{len(records)} training records are too few to hold out some: name others with --validation")
     wanted = max(2, round(share * len(records)))
-    held_out: set[str] = set()
-    count = 0
-    for group in _by_hash(sizes):
-        if count >= wanted or len(held_out) == len(sizes) - 1:
-            break
-        held_out.add(group)
-        count += sizes[group]
-    return held_out
-
-
-def _printable(*texts: str) -> Problem:
-    """A problem that can be written as UTF-8: lone surrogates are escaped."""
-    return Problem(*(text.encode(errors="backslashreplace").decode() for text in texts))
+    groups = _by_hash(sizes)[:-1]
+    before = accumulate((sizes[group] for group in groups), initial=0)
+    return {group for group, count in zip(groups, before) if count < wanted}

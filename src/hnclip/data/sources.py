@@ -14,6 +14,12 @@ from pathlib import Path
 
 from hnclip.config import ReadConfig
 from hnclip.core import Problem, Record
+from hnclip.data.benchmarks import BENCHMARKS, open_benchmark
+from hnclip.data.readers.arrow import is_saved, parquet_table, read_hub, read_saved
+from hnclip.data.readers.collect import RecordCollector, text_table
+from hnclip.data.readers.columns import listed
+from hnclip.data.readers.folders import count_captioned, read_folder, read_shards
+from hnclip.data.readers.locate import files_below
 from hnclip.data.records import SPLITS, DataSet, normal_split
 from hnclip.data.scenes import FAMILIES, SMALL, scene_records, with_doubles
 from hnclip.data.scenes.world import DOMAINS
@@ -34,7 +40,7 @@ _METADATA = re.compile(r"(^|/)metadata\.(csv|jsonl|parquet)$")
 _PART = re.compile(r"-\d+-of-\d+")  # Hugging Face's numbers of the parts of a split
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
-MOST_FILES = 200_000  # of a pattern
+_MOST_FILES = 200_000  # of a pattern
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?", re.ASCII)
 
 
@@ -54,8 +60,6 @@ def open_data(source: str, read: ReadConfig = _DEFAULT, *, splits: Collection[st
     """
     if source in SCENES:
         return DataSet(source, tuple(open_records(source, "all")))
-    from hnclip.data.benchmarks import BENCHMARKS, open_benchmark
-
     name, _, folder = source.partition("=")
     try:
         if name in BENCHMARKS:
@@ -117,25 +121,19 @@ def _open_other(source: str, read: ReadConfig) -> DataSet:
     hub_name = source.removeprefix("hf://")
     like_path = is_data_name(source) or os.path.isdir(source.partition("/")[0])  # and mistyped
     if _HUB_NAME.fullmatch(hub_name) and (hub_name != source or not like_path):
-        from hnclip.data.readers.arrow import read_hub
-
         return read_hub(hub_name, read)
-    from hnclip.data.benchmarks import BENCHMARKS
-
     raise ValueError(
-        f"data {source[:200]!r} is not known, and there is no such file or directory. Data are one of: generated "
-        f"scenes ({', '.join(SCENES)}); a benchmark as NAME or NAME=FOLDER ({', '.join(BENCHMARKS)}); a folder of "
-        f"images with .txt captions; a table ({', '.join(TABLE_SUFFIXES)}) or a folder with one; WebDataset shards "
-        "(.tar, a folder or a pattern of them); a Hugging Face data set, saved to disk, or on the hub as owner/name or "
-        "hf://owner/name"
+        f"data {source[:200]!r} is not known, and there is no such file or directory. Data (docs/data.md) are one of "
+        f"{', '.join(SCENES)}; a benchmark as NAME or NAME=FOLDER ({', '.join(BENCHMARKS)}); a folder of images with "
+        f".txt captions; a table ({', '.join(TABLE_SUFFIXES)}); WebDataset shards; a Hugging Face data set"
     )
 
 
 def _matching(pattern: str) -> list[Path]:
     """All files of a pattern: `*`, `?`, `**` as in a shell, `{000..010}` and `{a,b}`."""
-    names = list(islice(_expand(pattern), MOST_FILES + 1))
-    if len(names) > MOST_FILES:
-        raise ValueError(f"the braces of {pattern} mean more than {MOST_FILES:,} files")
+    names = list(islice(_expand(pattern), _MOST_FILES + 1))
+    if len(names) > _MOST_FILES:
+        raise ValueError(f"the braces of {pattern} mean more than {_MOST_FILES:,} files")
     found = [sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else [name] for name in names]
     files = [Path(file) for files in found for file in files]
     if not files:
@@ -167,34 +165,23 @@ def _read_files(files: Sequence[Path], read: ReadConfig, base: Path) -> DataSet:
     names = [Path(os.path.abspath(file)).relative_to(base).as_posix() for file in files]
     splits = splits_of_paths(names) if len(names) > 1 or _PART.search(names[0]) else [None]
     if all(_TAR.search(name) for name in names):
-        from hnclip.data.readers.folders import read_shards
-
         return read_shards([(base / name, split) for name, split in zip(names, splits)], read, base)
     if not all(_is_table(name) for name in names):
         raise ValueError(
-            f"{_listed(names)} cannot be read: data are files that end in {', '.join(TABLE_SUFFIXES)} or .tar, one of "
+            f"{listed(names)} cannot be read: data are files that end in {', '.join(TABLE_SUFFIXES)} or .tar, one of "
             "these at a time; unpack other archives into a directory"
         )
-    from hnclip.data.readers.collect import RecordCollector, text_table
-
     collector = RecordCollector(read)
     for file, name, split in zip(files, names, splits):
-        if name.lower().endswith(".parquet"):
-            from hnclip.data.readers.arrow import parquet_table as open_table
-        else:
-            open_table = text_table
+        open_table = parquet_table if name.lower().endswith(".parquet") else text_table
         collector.images.enter(file.parent, os.path.dirname(name))
         collector.add_table(open_table(file, name, collector.log), split)
-    return collector.finish(_listed([str(file) for file in files]))
+    return collector.finish(listed([str(file) for file in files]))
 
 
 def _read_directory(root: Path, read: ReadConfig) -> DataSet:
     """In this order: what `save_to_disk` wrote; Hugging Face's image folder (metadata.csv and images); images of which
     most have a .txt; shards; Parquet files at any depth; other tables at the top; images of which any has a .txt."""
-    from hnclip.data.readers.arrow import is_saved, read_saved
-    from hnclip.data.readers.folders import count_captioned, read_folder
-    from hnclip.data.readers.locate import files_below
-
     if is_saved(root):
         return read_saved(root, read)
     files = list(files_below(root))
@@ -205,7 +192,7 @@ def _read_directory(root: Path, read: ReadConfig) -> DataSet:
     images, captioned = count_captioned(files)
     if not chosen and (captioned > images / 2 or not (shards or parquet or tables)):
         data = read_folder(root, files)
-        unread = Problem("unread table", str(root), f"{_listed(tables)} not read: most images have a .txt file")
+        unread = Problem("unread table", str(root), f"{listed(tables)} not read: most images have a .txt file")
         return replace(data, warnings=(*data.warnings, unread)) if tables else data
     # Parquet files of one data set are in one directory, or in one for each split.
     folders = {tuple(part for part in file.split("/")[:-1] if normal_split(part) not in SPLITS) for file in parquet}
@@ -219,7 +206,7 @@ def _read_directory(root: Path, read: ReadConfig) -> DataSet:
         chosen = tables
     if not chosen:
         raise ValueError(
-            f"{root} holds several tables or tar files: {_listed(tables + parquet + shards)}. Name one, several by a "
+            f"{root} holds several tables or tar files: {listed(tables + parquet + shards)}. Name one, several by a "
             "pattern such as 'folder/part-*.csv', or a table with the tar file of its images as --read.images"
         )
     return _read_files([root / file for file in chosen], read, root)
@@ -230,7 +217,3 @@ def splits_of_paths(paths: Sequence[str]) -> list[str | None]:
     that only some paths have means something else."""
     found = [{normal_split(word) for word in re.split(r"[/._-]+", path)} & set(SPLITS) for path in paths]
     return [splits.pop() for splits in found] if all(len(splits) == 1 for splits in found) else [None] * len(paths)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,4 +1,4 @@
-"""Images of one colour, which tests recognise, and tar files of given members."""
+"""Images of one colour, which tests recognise, tar files of given members, and what was read."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import io
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
+from hnclip.config import ReadConfig
 from hnclip.core import ImageSource
+from hnclip.data.records import DataSet
+from hnclip.data.sources import open_data
 
 
 def png(shade: int) -> bytes:
@@ -39,3 +43,17 @@ def write_tar(path: Path, members: Mapping[str, bytes]) -> Path:
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
     return path
+
+
+def read(path: Path | str, **settings: Any) -> DataSet:
+    return open_data(str(path), ReadConfig(**settings))
+
+
+def found(data: DataSet) -> list[tuple[str, tuple[str, ...], str | None, int]]:
+    """Ids, captions, splits and shades."""
+    return [(record.id, record.captions, record.split, shade(record.image)) for record in data.records]
+
+
+def problems(data: DataSet) -> set[tuple[str, str]]:
+    """Kinds and the last parts of places."""
+    return {(problem.kind, problem.where.rpartition(":")[2]) for problem in data.problems}

@@ -18,18 +18,15 @@ from hnclip.data.records import ReadLog, RowError
 FILES = {"top.png": 1, "a/one.png": 2, "a/two.png": 3, "b/two.png": 4, "b/c/deep.png": 5, "cafe\u0301.png": 8}
 
 
-@pytest.fixture(params=["directory", "tar"])
-def finder(request: pytest.FixtureRequest, tmp_path: Path) -> ImageFinder:
-    """The same tree as a directory and as a tar file."""
-    if request.param == "tar":
-        tar = write_tar(tmp_path / "all.tar", {name: png(value) for name, value in FILES.items()})
-        return ImageFinder(tar, ReadLog())
-    for name, value in FILES.items():
-        write_png(tmp_path / "all" / name, value)
-    return ImageFinder(tmp_path / "all", ReadLog())
-
-
-def test_a_path_finds_its_image(finder: ImageFinder) -> None:
+@pytest.mark.parametrize("kind", ["directory", "tar"])
+def test_images_by_path_and_by_name(tmp_path: Path, kind: str) -> None:
+    if kind == "tar":
+        root = write_tar(tmp_path / "all.tar", {name: png(value) for name, value in FILES.items()})
+    else:
+        root = tmp_path / "all"
+        for name, value in FILES.items():
+            write_png(root / name, value)
+    finder = ImageFinder(root, ReadLog())
     others = {"./a/one.png": 2, "a/../a//one.png": 2, "a\\one.png": 2, "caf\u00e9.png": 8}  # accents in one character
     for name, expected in {**FILES, **others}.items():
         image = finder.find(name)
@@ -41,11 +38,8 @@ def test_a_path_finds_its_image(finder: ImageFinder) -> None:
         with pytest.raises(InvalidImage) as caught:
             finder.at(name).read()
         assert caught.value.kind == "missing image"
-
-
-def test_a_name_finds_the_path_that_ends_most_like_it(finder: ImageFinder) -> None:
     names = {"one.png": 2, "/home/me/deep.png": 5, "/home/me/b/two.png": 4, "x/café.png": 8}
-    for name, expected in names.items():
+    for name, expected in names.items():  # the path that ends most like it
         image = finder.find_by_name(name)
         assert image is not None
         assert shade(image) == expected
@@ -91,16 +85,11 @@ def test_members_of_a_tar(tmp_path: Path) -> None:
         index_tar(path, log)
 
 
-@pytest.mark.parametrize("damage", ["inside a file", "inside a header", "damaged header"])
-def test_of_a_damaged_tar_the_first_files_are_used(tmp_path: Path, damage: str) -> None:
+# Each file takes a header and one block of 512 bytes.
+@pytest.mark.parametrize(("keep", "then"), [(2 * 1024 + 522, b""), (2 * 1024 + 100, b""), (2 * 1024, b"x" * 512)])
+def test_of_a_damaged_tar_the_first_files_are_used(tmp_path: Path, keep: int, then: bytes) -> None:
     path = write_tar(tmp_path / "a.tar", {"1.png": png(1), "2.png": png(2), "3.png": png(3)})
-    content = path.read_bytes()  # each file takes a header and one block of 512 bytes
-    damaged = {
-        "inside a file": content[: 2 * 1024 + 512 + 10],
-        "inside a header": content[: 2 * 1024 + 100],
-        "damaged header": content[: 2 * 1024] + b"x" * 512 + content[2 * 1024 + 512 :],
-    }
-    path.write_bytes(damaged[damage])
+    path.write_bytes(path.read_bytes()[:keep] + then)
     index = index_tar(path, log := ReadLog())
     assert list(index.files) == ["1.png", "2.png"]
     assert [(problem.kind, problem.where) for problem in log.problems] == [("unreadable row", str(path))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -23,25 +21,16 @@ def rows_of(path: Path, content: str | bytes) -> tuple[list[tuple[str, dict[str,
     return list(read_rows(path, log)), log
 
 
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_the_delimiter_of_a_csv_is_found(tmp_path: Path, delimiter: str) -> None:
-    text = delimiter.join(["image", '"a, b; c"']) + "\n" + delimiter.join(["1.png", '"x, y; z"']) + "\n"
-    assert rows_of(tmp_path / "t.csv", text) == ([("2", {"image": "1.png", "a, b; c": "x, y; z"})], ReadLog())
-
-
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
-def test_byte_order_mark_line_ends_quotes_and_blank_lines(tmp_path: Path, ending: str) -> None:
-    lines = ["\ufeffimage , caption,", '1.png,"say ""hi"",', 'twice"', "", " ,", "2.png,plain,"]
-    rows, log = rows_of(tmp_path / "t.csv", ending.join(lines))
-    quoted = {"image": "1.png", "caption": f'say "hi",{ending}twice'}
-    assert rows == [("2", quoted), ("6", {"image": "2.png", "caption": "plain"})]
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_csv_files(tmp_path: Path, ending: str, delimiter: str) -> None:
+    """Byte order mark, quotes, blank lines, a long cell, and a header that contains other delimiters."""
+    long = "word " * 100_000
+    lines = ['\ufeffimage ~ "a, b; c"~', '1.png~"say ""hi""~', 'twice"', "", " ~", f"2.png~{long}~"]
+    rows, log = rows_of(tmp_path / "t.csv", ending.join(lines).replace(" ~ ", "~").replace("~", delimiter))
+    quoted = {"image": "1.png", "a, b; c": f'say "hi"{delimiter}{ending}twice'}
+    assert rows == [("2", quoted), ("6", {"image": "2.png", "a, b; c": long})]
     assert log == ReadLog()
-
-
-def test_large_fields_are_read_and_the_limit_of_the_process_stays(tmp_path: Path) -> None:
-    long, limit = "word " * 100_000, csv.field_size_limit()
-    rows, _ = rows_of(tmp_path / "t.csv", f"image,caption\n1.png,{long}\n")
-    assert (rows[0][1]["caption"], csv.field_size_limit()) == (long, limit)
 
 
 @pytest.mark.parametrize("bad", ["1.png,a dog, running", "1.png", '1.png,"a dog" running'])
@@ -72,35 +61,23 @@ def test_in_a_utf_8_file_other_bytes_spoil_only_their_cell(tmp_path: Path) -> No
     assert ([row["caption"] for _, row in rows], log.warnings) == (["caf\udce9", "café"], [])
 
 
-@given(st.lists(st.lists(st.text(alphabet="ab \"',;\t\n\r|é\u2028"), min_size=2, max_size=2), max_size=6))
-def test_what_the_csv_module_writes_comes_back(
-    tmp_path_factory: pytest.TempPathFactory, cells: list[list[str]]
-) -> None:
-    text = io.StringIO()
-    csv.writer(text).writerows([["a", "b"], *cells])
-    rows, log = rows_of(tmp_path_factory.mktemp("csv") / "t.csv", text.getvalue())
-    assert [list(row.values()) for _, row in rows] == [row for row in cells if any(map(str.strip, row))]
-    assert len(log.problems) == (not rows)
-
-
 def test_json_lines(tmp_path: Path) -> None:
     content = b'\xef\xbb\xbf{"a": 1}\n\n  \n{"a": \n[1]\n{"a": "\xc3\xa9"}\r\n' + b"[" * 100_000 + b'\n{"a": 2}'
-    rows, log = rows_of(tmp_path / "t.jsonl", content)
-    assert rows == [("1", {"a": 1}), ("6", {"a": "é"}), ("8", {"a": 2})]
-    assert [problem.where for problem in log.problems] == [f"{tmp_path}/t.jsonl:{line}" for line in (4, 5, 7)]
-    rows, _ = rows_of(tmp_path / "t.json", '{"a": 1}\n{"a": 2}\n')  # lines, whatever the file is called
-    assert rows == [("1", {"a": 1}), ("2", {"a": 2})]
+    for name in ("t.jsonl", "t.json"):  # lines, whatever the file is called
+        rows, log = rows_of(tmp_path / name, content)
+        assert rows == [("1", {"a": 1}), ("6", {"a": "é"}), ("8", {"a": 2})]
+        assert [problem.where for problem in log.problems] == [f"{tmp_path}/{name}:{line}" for line in (4, 5, 7)]
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
 
 
 @given(
-    rows=st.lists(st.dictionaries(st.text(max_size=5), JSON, max_size=4) | st.text(max_size=5), max_size=8),
+    rows=st.lists(st.dictionaries(st.text(max_size=5), JSON, max_size=4) | JSON, max_size=8),
     chunk=st.integers(3, 40),
     indent=st.none() | st.integers(0, 2),
     ascii_only=st.booleans(),
@@ -108,6 +85,7 @@ JSON = st.recursive(
 def test_a_json_list_read_in_chunks_is_the_list(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], chunk: int, indent: int | None, ascii_only: bool
 ) -> None:
+    """Bare numbers, too, which a chunk may divide."""
     content = f"  {json.dumps(rows, indent=indent, ensure_ascii=ascii_only)}\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "_CHUNK", chunk)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -18,7 +18,7 @@ from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage
 from hnclip.data.image_sources import CellImage, FileImage
 from hnclip.data.readers.collect import HEAD, RecordCollector, SourceTable
-from hnclip.data.readers.columns import Columns, Row
+from hnclip.data.readers.columns import Columns, Row, listed
 from hnclip.data.records import DataSet, ReadLog, normal_split
 from hnclip.util.optional import import_extra
 
@@ -26,14 +26,16 @@ _ROWS = 4096  # of text, read at once
 _IMAGES = 16  # read at once
 _RECENT = 3  # batches of images that are kept: threads overtake each other by a few images
 
+Images = Callable[[int], CellImage]
+"""The image in a row of a column."""
+
 
 def parquet_table(path: Path, label: str, log: ReadLog) -> SourceTable:
     """A Parquet file as a table."""
     with _parquet(path) as file:
         schema = file.schema_arrow
-        head = next(file.iter_batches(batch_size=HEAD, columns=_text_columns(schema)), None)
     if len(set(schema.names)) < len(schema.names):
-        raise ValueError(f"{path} has several columns of one name: {', '.join(map(repr, schema.names))}")
+        raise ValueError(f"{path} has several columns of one name: {listed(schema.names)}")
     stat = path.stat()
     key, version = os.path.abspath(path), f"{stat.st_size}-{stat.st_mtime_ns}"
 
@@ -41,10 +43,10 @@ def parquet_table(path: Path, label: str, log: ReadLog) -> SourceTable:
         with _parquet(path) as file:
             yield from file.iter_batches(batch_size=_ROWS, columns=names)
 
-    def image(column: str, row: int) -> CellImage:
-        return CellImage(f"{key}:{row + 1}", version, _ParquetCell(path, version, column, row))
+    def images(column: str) -> Images:
+        return _images(key, version, path.parent, partial(_parquet_cell, path, version, column))
 
-    return _arrow_table(str(path), label, schema, head, batches, image, log)
+    return _arrow_table(key, label, schema, batches, images, log)
 
 
 def is_saved(directory: Path) -> bool:
@@ -57,10 +59,8 @@ def is_saved(directory: Path) -> bool:
 def read_saved(directory: Path, read: ReadConfig) -> DataSet:
     """A Dataset or DatasetDict that was saved to disk."""
     datasets = import_extra("datasets", "Hugging Face data sets", "data")
-    try:
+    with _library_errors(directory):
         loaded = datasets.load_from_disk(str(directory))
-    except Exception as error:  # a damaged directory makes the library raise many types
-        raise ValueError(f"{directory} cannot be read as a saved dataset: {error}") from error
     return _read_datasets(loaded, os.path.abspath(directory), directory, read)
 
 
@@ -85,14 +85,11 @@ def read_hub(source: str, read: ReadConfig) -> DataSet:
 
 
 def _read_datasets(loaded: Any, key: str, folder: Path | None, read: ReadConfig) -> DataSet:
-    """The records of a DatasetDict by split, or of a Dataset without.
-
-    Args:
-        key: names the data set in the keys of its images.
-        folder: where images are that a cell or column names by a relative path, if there is such a place.
-    """
+    """The records of a DatasetDict by split, or of a Dataset without. `key` names the data set in the keys of its
+    images; images that cells name by a relative path are in `folder`, if there is such a place."""
     collector = RecordCollector(read)
-    collector.images.enter(folder)
+    if folder is not None:
+        collector.images.enter(folder)
     for split, dataset in (loaded if isinstance(loaded, Mapping) else {None: loaded}).items():
         part = key if split is None else f"{key}/{split}"
         table = _dataset_table(dataset, part, str(split or "rows"), folder, collector.log)
@@ -101,48 +98,49 @@ def _read_datasets(loaded: Any, key: str, folder: Path | None, read: ReadConfig)
 
 
 def _dataset_table(dataset: Any, key: str, label: str, folder: Path | None, log: ReadLog) -> SourceTable:
-    schema = dataset.features.arrow_schema
     arrow = dataset.with_format("arrow")  # in this format nothing is decoded
-    text = _text_columns(schema)
-    head = arrow.select_columns(text)[:HEAD] if text else None
     files = [os.stat(file["filename"]) for file in dataset.cache_files]
     version = "-".join([str(len(dataset)), *(f"{stat.st_size}-{stat.st_mtime_ns}" for stat in files)])
-    alone = lru_cache(1)(lambda column: arrow.select_columns([column]))  # one object for all images
-
-    def image(column: str, row: int) -> CellImage:
-        return CellImage(f"{key}:{row + 1}", version, _DatasetCell(alone(column), folder, row))
 
     def batches(names: list[str]) -> Iterator[Any]:
         yield from arrow.select_columns(names).iter(batch_size=_ROWS)
 
-    return _arrow_table(key, label, schema, head, batches, image, log)
+    def images(column: str) -> Images:
+        return _images(key, version, folder, partial(_dataset_cell, arrow.select_columns([column])))
+
+    return _arrow_table(key, label, dataset.features.arrow_schema, batches, images, log)
 
 
 def _arrow_table(
-    path: str,
+    key: str,
     label: str,
     schema: Any,
-    head: Any,
     batches: Callable[[list[str]], Iterator[Any]],
-    image: Callable[[str, int], CellImage],
+    images: Callable[[str], Images],
     log: ReadLog,
 ) -> SourceTable:
-    """A table of which `batches` reads columns of text, and `image` the cells of a column that holds images."""
-    holding = [name for name in schema.names if name not in _text_columns(schema)]
+    """A table of which `batches` reads columns of text, and `images` the images that a column holds."""
+    text = _text_columns(schema)
+    holding = [name for name in schema.names if name not in text]
 
     def rows(columns: Columns) -> Iterator[tuple[str, Row]]:
-        text = [name for name in columns.all() if name not in holding]
-        found = (row for batch in batches(text) for row in _plain_rows(batch))
-        for number, row in enumerate(found):
+        image = images(columns.image) if columns.image in holding else None
+        wanted = [name for name in columns.all() if name not in holding]
+        for number, row in enumerate(row for batch in batches(wanted) for row in _plain_rows(batch)):
             if isinstance(row, UnicodeDecodeError):
-                log.problem("bad text", f"{path}:{number + 1}", str(row))
+                log.problem("bad text", f"{key}:{number + 1}", str(row))
                 continue
-            if columns.image in holding:
-                row[columns.image] = image(columns.image, number)
+            if image is not None:
+                row[columns.image] = image(number)
             yield str(number + 1), row
 
-    first = [] if head is None else [row for row in _plain_rows(head) if isinstance(row, dict)]
-    return SourceTable(path, label, schema.names, first, rows, holding)
+    first = next(batches(text), None) if text else None
+    head = [] if first is None else [row for row in _plain_rows(first.slice(0, HEAD)) if isinstance(row, dict)]
+    return SourceTable(key, label, schema.names, head, rows, holding)
+
+
+def _images(key: str, version: str, folder: Path | None, read: Callable[[int], Any]) -> Images:
+    return lambda row: CellImage(f"{key}:{row + 1}", version, _Cell(read, row, folder))
 
 
 def _text_columns(schema: Any) -> list[str]:
@@ -169,51 +167,35 @@ def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
 
 
 @dataclass(frozen=True, slots=True)
-class _ParquetCell:
-    """Reads the image in one cell of a Parquet file."""
+class _Cell:
+    """Reads the image in one cell: bytes, or Hugging Face's {"bytes", "path"}, of which the path, relative to `folder`,
+    is read if there are no bytes."""
 
-    path: Path
-    version: str
-    column: str
+    read: Callable[[int], Any]
     row: int
-
-    def __call__(self) -> bytes:
-        where = f"{self.path}:{self.row + 1}"
-        try:
-            cell = _parquet_column(self.path, self.version, self.column).cell(self.row)
-        except (ValueError, StopIteration) as error:
-            raise InvalidImage("missing image", f"{where} cannot be read: {error}") from error
-        return _image_bytes(cell, self.path.parent, where)
-
-
-@dataclass(frozen=True, slots=True)
-class _DatasetCell:
-    """Reads the image in one row of a data set that has a single column."""
-
-    images: Any
     folder: Path | None
-    row: int
 
     def __call__(self) -> bytes:
-        where = f"row {self.row + 1} of {self.images.column_names[0]}"
+        path: Any = None
         try:
-            cell = self.images[self.row].column(0)[0].as_py()
-        except (import_extra("pyarrow", "Hugging Face data sets", "data").ArrowException, OSError, IndexError) as error:
-            raise InvalidImage("missing image", f"{where} cannot be read: {error}") from error
-        return _image_bytes(cell, self.folder, where)
+            cell: Any = self.read(self.row)
+        except Exception as error:  # the file has changed; the libraries raise many types
+            raise InvalidImage("missing image", f"row {self.row + 1} cannot be read: {error}") from error
+        if isinstance(cell, Mapping):
+            cell, path = cell.get("bytes"), cell.get("path")
+        if isinstance(cell, bytes):
+            return cell
+        if path:
+            return FileImage(Path(self.folder or "", path)).read()
+        raise InvalidImage("missing image", f"row {self.row + 1} holds no image")
 
 
-def _image_bytes(cell: Any, folder: Path | None, where: str) -> bytes:
-    """The bytes of an image in a cell: bytes, or Hugging Face's {"bytes", "path"}, of which the path is read if there
-    are no bytes."""
-    path = None
-    if isinstance(cell, Mapping):
-        cell, path = cell.get("bytes"), cell.get("path")
-    if isinstance(cell, bytes):
-        return cell
-    if path:
-        return FileImage(Path(folder or "", path)).read()
-    raise InvalidImage("missing image", f"{where} holds no image")
+def _dataset_cell(images: Any, row: int) -> Any:
+    return images[row].column(0)[0].as_py()
+
+
+def _parquet_cell(path: Path, version: str, column: str, row: int) -> Any:
+    return _parquet_column(path, version, column).cell(row)
 
 
 class _ParquetColumn:
@@ -230,7 +212,7 @@ class _ParquetColumn:
         self._starts = [0, *accumulate(sizes)]  # first rows of the row groups, and the number of rows
 
     def cell(self, row: int) -> Any:
-        with self._lock, _arrow_errors(self._path):
+        with self._lock:
             group = bisect_right(self._starts, row) - 1
             end = self._recent[-1][0] + len(self._recent[-1][1]) if self._recent else 0
             if not self._recent or row < self._recent[0][0] or self._starts[group] > end:
@@ -255,13 +237,13 @@ _parquet_column = lru_cache(maxsize=8)(_ParquetColumn)
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
     parquet = import_extra("pyarrow.parquet", "Parquet files", "data")
-    with _arrow_errors(path), parquet.ParquetFile(path) as file:
+    with _library_errors(path), parquet.ParquetFile(path) as file:
         yield file
 
 
 @contextmanager
-def _arrow_errors(path: Path) -> Iterator[None]:
+def _library_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except (import_extra("pyarrow", "Parquet files", "data").ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as Parquet: {error}") from error
+    except Exception as error:  # a damaged file makes the libraries raise many types
+        raise ValueError(f"{path} cannot be read: {error}") from error

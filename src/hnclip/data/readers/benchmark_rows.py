@@ -1,83 +1,25 @@
-"""Rows of the published benchmarks into records."""
+"""Files of the published benchmarks as rows of one form: GOAL's, with an id, and a short caption if there is one."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from hnclip.core import ImageSource, Record
-from hnclip.data.readers.collect import goal_regions
-from hnclip.data.readers.columns import GOAL_CAPTION, GOAL_IMAGE, GOAL_REGIONS, Row, invalid_text
-from hnclip.data.readers.locate import ImageFinder
+from hnclip.data.readers.columns import GOAL_CAPTION, GOAL_IMAGE, GOAL_REGIONS, Row
 from hnclip.data.readers.rows import decode_text, read_rows
-from hnclip.data.records import ReadLog, RowError
+from hnclip.data.records import ReadLog
+
+COLUMNS = ("id", GOAL_IMAGE, GOAL_CAPTION, GOAL_REGIONS, "short")
+# Of GOAL's lists, which others took over, for training and for tests, of DOCCI, and of IIW: image and caption.
+_KEYS = (GOAL_IMAGE, "filename", "image_file", "image/key", "image"), (GOAL_CAPTION, "caption", "description", "IIW")
 
 
-@dataclass(frozen=True)
-class BenchmarkFile:
-    """A file, or directory of files, that a benchmark is read from: where it comes from, and its path in the folder as
-    published, followed by other names that it goes by."""
-
-    origin: str
-    names: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.names[0]}, from {self.origin}"
-
-
-@dataclass(frozen=True)
-class BenchmarkFolder:
-    """A benchmark's folder, its images, and what its readers have to report."""
-
-    root: Path
-    images: ImageFinder
-    log: ReadLog
-
-    def find(self, file: BenchmarkFile) -> Path | None:
-        """The file under any of its names, in the folder or one level below it; None if there is none."""
-        return find_below(self.root, file.names)
-
-    def path(self, file: BenchmarkFile) -> Path:
-        return self.find(file) or self.root / file.names[0]
-
-    def rows(self, file: BenchmarkFile) -> Iterator[tuple[str, Row]]:
-        """The rows of a table, or of a directory with a .txt for each .jpg, whose first line is the caption."""
-        path = self.path(file)
-        if path.is_dir():
-            for text in sorted(path.glob("*.txt"), key=lambda text: (len(text.stem), text.stem)):
-                lines = decode_text(text.read_bytes())[0].splitlines()
-                yield str(text), {"filename": f"{text.stem}.jpg", "caption": lines[0] if lines else ""}
-        else:
-            yield from ((f"{path}:{place}", row) for place, row in read_rows(path, self.log))
-
-    def image(self, written: str) -> ImageSource:
-        """The image that a published list names. Its directories are those of its author's machine: the base name
-        decides, and where several images have it, the longest common ending."""
-        base = _base_name(written)
-        return self.images.find(base) or self.images.find_by_name(written) or self.images.at(base)
-
-    def records(self, rows: Iterable[tuple[str, Row]], make: RowReader, split: str) -> Iterator[Record]:
-        """The records of rows; those that `make` raises RowError for become problems, None is skipped."""
-        for where, row in rows:
-            try:
-                record = make(self, row)
-            except RowError as error:
-                self.log.problem(error.kind, where, str(error))
-            else:
-                if record is not None:
-                    yield replace(record, split=split)
-
-
-# Makes a record, without its split, of a row.
-RowReader = Callable[[BenchmarkFolder, Row], Record | None]
-# Reads a split from its files, given the folder and the name of the split.
-SplitReader = Callable[..., Iterable[Record]]
+# Reads the rows of a split from its files, given a ReadLog and their paths: the place of each, and its COLUMNS.
+SplitReader = Callable[..., Iterator[tuple[str, Row]]]
 
 
 def find_below(root: Path, names: Iterable[str]) -> Path | None:
@@ -94,112 +36,71 @@ def find_below(root: Path, names: Iterable[str]) -> Path | None:
     return None
 
 
-def _base_name(path: str) -> str:
-    return re.split(r"[/\\]", path)[-1]
+def list_rows(log: ReadLog, path: Path, parts: Sequence[str] = (), prefix: str = "") -> Iterator[tuple[str, Row]]:
+    """The rows of a list of images and captions; of rows with a `split` only those in `parts`. A directory has a .txt
+    for each .jpg, whose first line is the caption.
+
+    The directories of a list are those of its author's machine, so that only the base name of an image counts. Its stem
+    is the id, after `prefix`.
+    """
+    for place, row in _text_rows(path) if path.is_dir() else read_rows(path, log):
+        if parts and row.get("split", parts[0]) not in parts:
+            continue
+        name, caption = (next((row[key] for key in keys if row.get(key) is not None), None) for keys in _KEYS)
+        stem = ""
+        if isinstance(name, str):
+            name = re.split(r"[/\\]", name)[-1]
+            stem, dot, _ = name.rpartition(".")
+            stem, name = stem or name, name if dot or not name else f"{name}.jpg"  # IIW's have no suffix
+        cells = {"id": prefix + stem, GOAL_IMAGE: name, GOAL_CAPTION: caption, GOAL_REGIONS: row.get(GOAL_REGIONS)}
+        yield f"{path.name}:{place}", cells
 
 
-def _text(row: Row, kind: str, *keys: str) -> str:
-    """The text under the first of these keys that the row has; without any, `kind` is the problem."""
-    key = next((key for key in keys if row.get(key) is not None), None)
-    if key is None:
-        raise RowError(kind, f"has no {' or '.join(keys)}")
-    text = row[key]
-    if not isinstance(text, str):
-        raise RowError("unreadable row", f"{key} is {type(text).__name__}, not text")
-    if invalid := invalid_text(text):
-        raise RowError("bad text", f"{key} cannot be used: {invalid}")
-    if not text.strip():
-        raise RowError("empty caption" if kind == "no caption" else kind, f"{key} has no text")
-    return text.strip()
+def _text_rows(folder: Path) -> Iterator[tuple[str, Row]]:
+    for text in sorted(folder.glob("*.txt"), key=lambda text: (len(text.stem), text.stem)):
+        lines = decode_text(text.read_bytes())[0].splitlines()
+        yield text.name, {"filename": f"{text.stem}.jpg", "caption": lines[0] if lines else ""}
 
 
-def _image_name(row: Row, *keys: str) -> str:
-    name = _text(row, "no image", *keys)
-    if not _base_name(name) or "\0" in name:
-        raise RowError("no image", f"names its image {name!r}")
-    return name
-
-
-def _stem(path: str) -> str:
-    """The base name without its suffix, which benchmarks use as the image's name."""
-    name = _base_name(path)
-    return name.rpartition(".")[0] or name
-
-
-def list_row(image: tuple[str, ...], caption: tuple[str, ...], parts: Collection[str] = ()) -> RowReader:
-    """Rows with an image's name, a caption, and perhaps GOAL's regions under these keys; with `parts` only those of
-    which `split` is one of these."""
-
-    def make(folder: BenchmarkFolder, row: Row) -> Record | None:
-        if parts and _text(row, "unreadable row", "split") not in parts:
-            return None
-        name = _image_name(row, *image)
-        file = name if "." in _base_name(name) else f"{name}.jpg"  # IIW names DOCCI's images without their suffix
-        text, regions = _text(row, "no caption", *caption), goal_regions(row.get(GOAL_REGIONS))
-        return Record(_stem(name), folder.image(file), (text,), None, regions=regions)
-
-    return make
-
-
-# GOAL's lists, which others took over: `[{"filename", "caption"}]` for tests, and for training
-# `[{"original_filename", "original_caption", "segment": […]}]`. `image` is another spelling of `filename`.
-goal_row = list_row((GOAL_IMAGE, "filename", "image"), (GOAL_CAPTION, "caption"))
-
-
-def sharegpt4v_row(folder: BenchmarkFolder, row: Row) -> Record:
-    name, turns = _image_name(row, "image"), row.get("conversations")
-    if not isinstance(turns, list) or len(turns) < 2 or not isinstance(turns[1], dict):
-        raise RowError("no caption", "has no second turn in its conversations")
-    caption = _text(turns[1], "no caption", "value").replace("\n", " ")
-    image = (folder.images.find(name) if folder.images.tar else None) or folder.images.at(folder.images.relative(name))
-    return Record(name, image, (caption,), None, short=caption.split(". ")[0])
-
-
-def reads(make: RowReader, start: int = 0, stop: int | None = None) -> SplitReader:
-    """Reads a table, or its rows from `start` to `stop`."""
-    return lambda folder, split, file: folder.records(islice(folder.rows(file), start, stop), make, split)
-
-
-def read_long_dci(folder: BenchmarkFolder, split: str, train: BenchmarkFile, test: BenchmarkFile) -> Iterator[Record]:
+def long_dci_rows(log: ReadLog, train: Path, test: Path) -> Iterator[tuple[str, Row]]:
     """Both of GOAL's lists as one gallery: ids begin with the list that a record comes from. An image in both lists is
-    not held out."""
-    trained = set()
-    for record in folder.records(folder.rows(train), goal_row, split):
-        trained.add(record.id)
-        yield replace(record, id=f"train/{record.id}")
-    for record in folder.records(folder.rows(test), goal_row, split):
-        if record.id in trained:
-            folder.log.problem("repeated id", record.id, "is in both of GOAL's lists")
-        else:
-            yield replace(record, id=f"test/{record.id}")
+    one record of the training list, so it is not held out."""
+    yield from list_rows(log, train, prefix="train/")
+    yield from list_rows(log, test, prefix="test/")
 
 
-def _vg_row(wanted: Collection[str], folder: BenchmarkFolder, row: Row) -> Record | None:
-    if not isinstance(row.get("image_id"), int | str):
-        raise RowError("no image", "has no image_id")
-    name, url = str(row["image_id"]), row.get("url")
-    if name not in wanted:
-        return None
-    # `VG_100K/2356347.jpg`, the end of the URL: Visual Genome comes in two directories.
-    image = "/".join(url.split("/")[-2:]) if isinstance(url, str) and url else f"{name}.jpg"
-    found = folder.images.find(image) or folder.image(image)
-    return Record(name, found, (_text(row, "no caption", "paragraph"),), None)
+def sharegpt4v_rows(log: ReadLog, path: Path, start: int, stop: int | None) -> Iterator[tuple[str, Row]]:
+    """The rows from `start` to `stop` of a list of conversations. The second turn is the caption, and its first
+    sentence the short one."""
+    for place, row in islice(read_rows(path, log), start, stop):
+        name, turns = row.get("image"), row.get("conversations")
+        answer = turns[1] if isinstance(turns, list) and len(turns) > 1 else None
+        caption = answer.get("value") if isinstance(answer, dict) else None
+        cells = {"id": name, GOAL_IMAGE: name, GOAL_CAPTION: caption}
+        if isinstance(caption, str):
+            caption = caption.strip().replace("\n", " ")
+            cells |= {GOAL_CAPTION: caption, "short": caption.split(". ")[0]}
+        yield f"{path.name}:{place}", cells
 
 
-def read_vg(folder: BenchmarkFolder, split: str, captions: BenchmarkFile, ids: BenchmarkFile) -> Iterator[Record]:
-    """One record per image of the split, in the order of its list, with all paragraphs about it as captions."""
-    file = folder.path(ids)
+def vg_rows(log: ReadLog, captions: Path, ids: Path) -> Iterator[tuple[str, Row]]:
+    """The paragraphs about the images of a split; an image may have several."""
     try:
-        names = json.loads(file.read_bytes())
+        names = json.loads(ids.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
+        raise ValueError(f"{ids} is not valid JSON: {error}") from error
     if not isinstance(names, list):
-        raise ValueError(f"{file} holds {type(names).__name__}, not a list of image ids")
-    records: dict[str, Record | None] = dict.fromkeys(map(str, names))
-    for record in folder.records(folder.rows(captions), partial(_vg_row, records), split):
-        earlier = records[record.id]
-        texts = (*(earlier.captions if earlier else ()), *record.captions)
-        records[record.id] = replace(record, captions=tuple(dict.fromkeys(texts)))
-    for name in (name for name, found in records.items() if found is None):
-        folder.log.problem("no caption", str(file), f"image {name} has no paragraph")
-    yield from filter(None, records.values())
+        raise ValueError(f"{ids} holds {type(names).__name__}, not a list of image ids")
+    missing = dict.fromkeys(map(str, names))
+    wanted = set(missing)
+    for place, row in read_rows(captions, log):
+        name, url = row.get("image_id"), row.get("url")
+        if not isinstance(name, int | str):
+            log.problem("no image", f"{captions}:{place}", "has no image_id")
+        elif str(name) in wanted:
+            missing.pop(str(name), None)
+            # `VG_100K/2356347.jpg`, the end of the URL: Visual Genome comes in two directories.
+            image = "/".join(url.split("/")[-2:]) if isinstance(url, str) and url else f"{name}.jpg"
+            yield f"{captions.name}:{place}", {"id": name, GOAL_IMAGE: image, GOAL_CAPTION: row.get("paragraph")}
+    for name in missing:
+        log.problem("no caption", str(ids), f"image {name} has no paragraph")

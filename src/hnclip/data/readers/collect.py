@@ -12,15 +12,7 @@ from typing import Any
 
 from hnclip.config import ReadConfig
 from hnclip.core import Box, ImageSource, Record, Region
-from hnclip.data.readers.columns import (
-    Columns,
-    Row,
-    caption_texts,
-    choose_columns,
-    invalid_text,
-    is_blank,
-    plain_text,
-)
+from hnclip.data.readers.columns import Columns, Row, caption_texts, choose_columns, invalid_text, is_blank, plain_text
 from hnclip.data.readers.locate import TableImages
 from hnclip.data.readers.rows import read_rows
 from hnclip.data.records import DataSet, ReadLog, RowError, normal_split
@@ -31,28 +23,16 @@ _SHOWN = 5  # problems that an error message shows
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A table of any format, before its columns are chosen.
+    """A table of any format, before its columns are chosen."""
 
-    Args:
-        path: as messages spell it.
-        label: as ids spell it, the same on every machine.
-        names: its columns.
-        head: its first rows; cells that hold images may be left out.
-        rows: its rows with at least these columns, each with its place in the table. A cell that holds an image is an
-            ImageSource.
-        holding: columns that hold images themselves.
-        lists_in_text: several captions may be written into one cell of text.
-        keyed: places are names, and the ids of their rows unless the user names a column.
-    """
-
-    path: str
-    label: str
-    names: Sequence[str]
-    head: Sequence[Row]
+    path: str  # as messages spell it
+    label: str  # as ids spell it, the same on every machine
+    names: Sequence[str]  # of its columns
+    head: Sequence[Row]  # its first rows; cells that hold images may be left out
+    # Its rows with at least these columns, each with its place. A cell that holds an image is an ImageSource.
     rows: Callable[[Columns], Iterator[tuple[str, Row]]]
-    holding: Sequence[str] = ()
-    lists_in_text: bool = False
-    keyed: bool = False
+    holding: Sequence[str] = ()  # columns that hold images themselves
+    keyed: bool = False  # places are names, and the ids of their rows unless the user names a column
 
 
 def text_table(path: Path, label: str, log: ReadLog) -> SourceTable:
@@ -60,14 +40,11 @@ def text_table(path: Path, label: str, log: ReadLog) -> SourceTable:
     rows = read_rows(path, log)
     head = list(islice(rows, HEAD))
     names = list(dict.fromkeys(name for _, row in head for name in row if name))
-    in_text = path.suffix.lower() in (".csv", ".tsv")
-    return SourceTable(
-        str(path), label, names, [row for _, row in head], lambda columns: chain(head, rows), lists_in_text=in_text
-    )
+    return SourceTable(str(path), label, names, [row for _, row in head], lambda columns: chain(head, rows))
 
 
 class RecordCollector:
-    """Collects records in the order in which their images first appear.
+    """Collects records in the order in which their images first appear. Rows about one image make one record.
 
     Two images with one id are a problem if the user named the column of ids. Guessed ids that are not unique are no
     ids: then every record is named after its image.
@@ -84,13 +61,8 @@ class RecordCollector:
         self._names: dict[int, str] = {}
 
     def add(self, where: str, record: Record, name: str, key: str = "") -> None:
-        """Add what one row says about an image; the same image may come again.
-
-        Args:
-            where: the row, for messages.
-            name: of the image, unique, and the same on every machine.
-            key: equal for equal images, if the image itself cannot tell.
-        """
+        """Add what the row `where` says about an image. The image's `name` is unique and the same on every machine;
+        `key` is equal for equal images, if the image itself cannot tell."""
         if invalid := invalid_text(name):
             self.log.problem("bad text", where, f"the image's name cannot be used: {invalid}")
             return
@@ -131,7 +103,7 @@ class RecordCollector:
         if table.keyed and read.id_column is None:
             columns = replace(columns, id="", name="")
         named = [cell.strip() for row in table.head if isinstance(cell := row.get(columns.image), str)]
-        self.images.warn_if_none(table.path, [name for name in named if name])
+        self.images.warn_if_none(table.path, list(filter(None, named)))
         for place, row in table.rows(columns):
             try:
                 self._add_row(table, place, row, columns, split)
@@ -160,7 +132,7 @@ class RecordCollector:
         cells = [(row.get(column), column) for column in columns.captions]
         if len(cells) > 1:  # not every image has as many captions as there are columns
             cells = [(cell, column) for cell, column in cells if not is_blank(cell)]
-        captions = [text.strip() for cell, at in cells for text in caption_texts(cell, at, table.lists_in_text)]
+        captions = [text.strip() for cell, at in cells for text in caption_texts(cell, at)]
         short = caption_texts(row.get(columns.short), columns.short)[:1] if columns.short else []
         regions = goal_regions(row.get(columns.regions)) if columns.regions else ()
         group = text(columns.group) or None
@@ -185,10 +157,7 @@ class RecordCollector:
         problems = self.log.problems
         if not records:
             shown = "".join(f"\n  {found.kind}: {found.where}: {found.detail}" for found in problems[:_SHOWN])
-            rest = f"\n  and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
-            raise ValueError(
-                f"no record with an image and a caption found in {source}{':' if shown else ''}{shown}{rest}"
-            )
+            raise ValueError(f"no record with an image and a caption in {source}; {len(problems)} problems{shown}")
         return DataSet(source, tuple(records.values()), tuple(problems), warnings=tuple(self.log.warnings))
 
 

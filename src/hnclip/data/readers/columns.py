@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from hnclip.config import ReadConfig
 from hnclip.data.image_sources import is_image_name
 from hnclip.data.readers.locate import is_url
-from hnclip.data.records import SPLITS, RowError, normal_split
+from hnclip.data.records import RowError
 
 Row = Mapping[str, Any]
 
-_PATHS = ("imagepath", "filepath", "imgpath", "imagefilepath")
-_FILES = ("filename", "imagefile", "imagefilename", "imagename", "imgfile", "imgname")
-_LONG_CAPTIONS = ("longcaption", "densecaption", "detailedcaption")
-
-# Common names of columns, without case and punctuation, by the setting that names them. They come in ranks: the first
-# rank with a column counts, and of two columns in one rank the user must name one.
-_Ranks = tuple[tuple[str, ...], ...]
-_NAMES: dict[str, _Ranks] = {
-    "image_column": (
-        *(_PATHS, _FILES, ("image", "img", "picture", "photo"), ("path", "file")),
-        *(("imageurl",), ("url",), ("link",)),  # to tell the user that they hold URLs
-    ),
+# Common names of columns, without case and punctuation, by the setting that names them: the first that a table has
+# counts. URLs are last among images, to tell the user what they are.
+_FILES = ("imagepath", "filepath", "imgpath", "imagefilepath", "filename", "imagefile", "imagefilename", "imagename")
+_NAMES = {
+    "image_column": (*_FILES, "image", "img", "picture", "photo", "path", "file", "imageurl", "url", "link"),
     "caption_column": (
-        ("caption", "captions", *_LONG_CAPTIONS, "description", "descriptions", "paragraph", "paragraphs", "sentences"),
-        ("text", "texts", "title", "sentence", "raw", "prompt", "comment", "alttext", "txt"),
+        *("longcaption", "densecaption", "detailedcaption", "caption", "captions", "description", "descriptions"),
+        *("paragraph", "paragraphs", "sentences", "text", "texts", "title", "sentence", "raw", "prompt", "comment"),
+        *("alttext", "txt"),
     ),
-    "id_column": (("imageid", "imgid"), ("exampleid", "sampleid"), ("id",), ("key",), ("uid", "uuid")),
-    "split_column": (("split",), ("karpathysplit",)),
-    "short_column": (("shortcaption", "captionshort", "shortdescription", "short"),),
-    "group_column": (("group", "groupid"), ("clusterid",), ("family", "familyid")),
+    "id_column": ("imageid", "imgid", "exampleid", "sampleid", "id", "key", "uid", "uuid"),
+    "split_column": ("split", "karpathysplit"),
+    "short_column": ("shortcaption", "captionshort", "shortdescription", "short"),
+    "group_column": ("group", "groupid", "clusterid", "family", "familyid"),
 }
-_MAYBE_SPLIT = (("partition",), ("subset",), ("set",))
 _NUMBERED_CAPTION = re.compile(r"(captions?|texts?|sentences?|descriptions?|comments?)[\W_]*\d+", re.IGNORECASE)
 _CAPTION_KEYS = ("raw", "caption", "text", "sentence")
 
@@ -49,10 +41,8 @@ GOAL_IMAGE, GOAL_CAPTION, GOAL_REGIONS = "original_filename", "original_caption"
 
 @dataclass(frozen=True)
 class Columns:
-    """The column of each role; "" where there is none.
-
-    `name` says, if `image` holds the image itself, which image it is. `regions` holds the segments of GOAL's lists.
-    """
+    """The column of each role; "" where there is none. `name` says, if `image` holds the image itself, which one it is;
+    `regions` holds the segments of GOAL's lists."""
 
     captions: tuple[str, ...]
     image: str
@@ -64,113 +54,87 @@ class Columns:
     regions: str = ""
 
     def all(self) -> list[str]:
-        every = (*self.captions, self.image, self.name, self.id, self.split, self.short, self.group, self.regions)
-        return list(dict.fromkeys(filter(None, every)))
-
-
-@dataclass
-class _Choice:
-    """The columns of a table, those that the user named, and everything that is wrong with them."""
-
-    names: Sequence[str]
-    read: ReadConfig
-    errors: list[str] = field(default_factory=list)
-
-    def known(self, setting: str, name: str) -> str:
-        if name not in self.names:
-            close = "".join(f"; did you mean {near!r}?" for near in get_close_matches(name, self.names, 1))
-            self.errors.append(f"there is no column {name[:200]!r} ({_option(setting)}){close}")
-        return name
-
-    def pick(self, setting: str, among: Sequence[str] | None = None, ranks: _Ranks = (), needed: bool = False) -> str:
-        """The column that the user named for a setting, or one with a common name; "" if there is none."""
-        named = getattr(self.read, setting)
-        if named is not None:
-            return self.known(setting, named)
-        found = _first_rank(ranks or _NAMES[setting], self.names if among is None else among)
-        if len(found) > 1 or (needed and not found):
-            which = f"{_listed(found)} may each be meant" if found else "none has a common name"
-            self.errors.append(f"{which}: choose a column with {_option(setting)}")
-        return found[0] if found else ""
+        return list(dict.fromkeys(filter(None, (*self.captions, *astuple(self)[1:]))))
 
 
 def choose_columns(
     table: str, names: Sequence[str], head: Sequence[Row], read: ReadConfig, *, holding: Sequence[str] = ()
 ) -> Columns:
-    """The columns of a table whose rows name an image or hold it.
-
-    Args:
-        table: as messages spell it.
-        names: all columns.
-        head: the first rows, to tell likely columns from unlikely ones.
-        read: the columns that the user named.
-        holding: columns that hold images themselves, not their names.
+    """The columns of a table, of which those in `holding` hold images themselves, not their names. The first rows tell
+    names of images from other text.
 
     Raises:
         ValueError: with everything that is wrong with the columns, and the columns there are.
     """
-    choice = _Choice(names, read)
+    errors: list[str] = []
+
+    def known(setting: str, name: str) -> str:
+        if name not in names:
+            errors.append(f"there is no column {name[:200]!r} ({_option(setting)})")
+        return name
+
+    def pick(setting: str, among: Sequence[str] = names, needed: bool = False) -> str:
+        """The column that the user named for a setting, or one with a common name; "" if there is none."""
+        if (named := getattr(read, setting)) is not None:
+            return known(setting, named)
+        found = _common(_NAMES[setting], among)
+        if len(found) > 1 or (needed and not found):
+            which = f"{listed(found)} may each be meant" if found else "none has a common name"
+            errors.append(f"{which}: choose a column with {_option(setting)}")
+        return found[0] if found else ""
+
     goal = GOAL_IMAGE in names and GOAL_CAPTION in names
-    if goal and read.image_column is None:
-        image = GOAL_IMAGE
-    elif len(holding) == 1 and read.image_column is None:
-        image = holding[0]
+    if (goal or len(holding) == 1) and read.image_column is None:
+        image = GOAL_IMAGE if goal else holding[0]
     else:
         # Of Karpathy's `filepath` and `filename` the first is a directory: columns with names of images go first.
         likely = holding or [name for name in names if any(_names_image(row.get(name)) for row in head)]
-        likely = likely if holding or _first_rank(_NAMES["image_column"], likely) else names
-        image = choice.pick("image_column", likely, needed=True)
-    captions: tuple[str, ...] = (GOAL_CAPTION,) if goal else tuple(filter(_NUMBERED_CAPTION.fullmatch, names))
+        image = pick("image_column", likely if holding or _common(_NAMES["image_column"], likely) else names, True)
+    captions = (GOAL_CAPTION,) if goal else tuple(filter(_NUMBERED_CAPTION.fullmatch, names))
     if read.caption_column is not None:
         parts = [read.caption_column] if read.caption_column in names else read.caption_column.split(",")
-        captions = tuple(choice.known("caption_column", part.strip()) for part in parts)
-    elif not goal and (one := choice.pick("caption_column", needed=not captions)):
+        captions = tuple(known("caption_column", part.strip()) for part in parts)
+    elif not goal and (one := pick("caption_column", needed=not captions)):
         captions = (one,)
     urls = [cell for row in head if isinstance(cell := row.get(image), str) and cell.strip()]
     if urls and all(map(is_url, urls)):
         found = f"column {image!r} holds URLs ({urls[0][:100]}): download the images first"
-        choice.errors.append(f"{found}, and name a column with their paths ({_option('image_column')})")
-    holds_splits = [name for name in names if _holds_splits(row.get(name) for row in head)]
-    short = choice.pick("short_column")
-    called = _first_rank((_PATHS, _FILES), [name for name in names if name != image])
+        errors.append(f"{found}, and name a column with their paths ({_option('image_column')})")
+    others = [name for name in names if name != image]
     columns = Columns(
         captions,
         image,
-        name=(read.id_column or (called[0] if len(called) == 1 else "")) if image in holding else "",
-        id=choice.pick("id_column"),
-        split=choice.pick("split_column") or choice.pick("split_column", holds_splits, _MAYBE_SPLIT),
-        short="" if short in captions else short,
-        group=choice.pick("group_column"),
+        name=(read.id_column or "".join(_common(_FILES, others)[:1])) if image in holding else "",
+        id=pick("id_column"),
+        split=pick("split_column"),
+        short="" if (short := pick("short_column")) in captions else short,
+        group=pick("group_column"),
         regions=GOAL_REGIONS if goal and GOAL_REGIONS in names else "",
     )
-    if choice.errors:
-        errors = "".join(f"\n  {error}" for error in dict.fromkeys(choice.errors))
-        raise ValueError(f"the columns of {table} cannot be read:{errors}\nIts columns are {_listed(names)}")
+    if errors:
+        lines = "".join(f"\n  {error}" for error in dict.fromkeys(errors))
+        raise ValueError(f"the columns of {table} cannot be read:{lines}\nIts columns are {listed(names)}")
     return columns
 
 
-def _first_rank(ranks: _Ranks, names: Iterable[str]) -> list[str]:
-    """The columns of the first rank that has any."""
+def _common(common: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The columns with the first common name that there is: several if they differ only in case or punctuation."""
     plain = {name: re.sub(r"[\W_]+", "", name.lower()) for name in names}
-    return next((found for rank in ranks if (found := [name for name in plain if plain[name] in rank])), [])
+    return next((found for wanted in common if (found := [name for name in plain if plain[name] == wanted])), [])
 
 
 def _option(setting: str) -> str:
     return "--read." + setting.replace("_", "-")
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """The first names, for messages."""
     more = f" and {len(names) - 40} more" if len(names) > 40 else ""
     return ", ".join(repr(name[:60]) for name in names[:40]) + more
 
 
 def _names_image(cell: Any) -> bool:
     return isinstance(cell, str) and not is_url(cell) and is_image_name(cell.strip().replace("\\", "/"))
-
-
-def _holds_splits(cells: Iterable[Any]) -> bool:
-    values = [cell for cell in cells if not is_blank(cell)]
-    return bool(values) and all(isinstance(value, str) and normal_split(value) in SPLITS for value in values)
 
 
 def is_blank(cell: Any) -> bool:
@@ -192,13 +156,16 @@ def plain_text(cell: Any, column: str) -> str:
     return text
 
 
-def caption_texts(cell: Any, column: str, lists_in_text: bool = False) -> list[str]:
-    """The captions in a cell: a string, or a list of strings or of objects such as Karpathy's {"raw": …}.
-
-    With `lists_in_text` a string may be a list of strings itself, as JSON or Python write it.
-    """
+def caption_texts(cell: Any, column: str) -> list[str]:
+    """The captions in a cell: a string, which may be a JSON list of strings, or a list of strings or of objects such as
+    Karpathy's {"raw": …}."""
     if isinstance(cell, str):
-        return (_listed_texts(cell) if lists_in_text else None) or [cell]
+        if cell.lstrip().startswith("["):
+            with suppress(ValueError, RecursionError):
+                texts = json.loads(cell)
+                if texts and all(isinstance(text, str) for text in texts):
+                    return texts
+        return [cell]
     if isinstance(cell, Mapping):
         for key in _CAPTION_KEYS:
             if key in cell:
@@ -208,20 +175,6 @@ def caption_texts(cell: Any, column: str, lists_in_text: bool = False) -> list[s
     elif is_blank(cell):
         return []
     raise RowError("unreadable row", f"column {column!r} holds {type(cell).__name__}, not a caption or a list of them")
-
-
-def _listed_texts(cell: str) -> list[str] | None:
-    text = cell.strip()
-    if not (text.startswith("[") and text.endswith("]")):
-        return None
-    for parse in (json.loads, ast.literal_eval):
-        try:
-            values = parse(text)
-        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-            continue
-        if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
-            return values
-    return None
 
 
 def invalid_text(text: str) -> str | None:

@@ -36,7 +36,7 @@ def read_folder(root: Path, files: Sequence[str]) -> DataSet:
     texts = {os.path.splitext(file)[0]: file for file in files if file.lower().endswith(".txt")}
     has_splits = any(map(_top_split, images))
     collector = RecordCollector(ReadConfig())
-    log, base, others = collector.log, os.path.abspath(root), list[str]()
+    log, base = collector.log, os.path.abspath(root)
     for stem, (image, *more) in images.items():
         split = _top_split(stem)
         if has_splits and split is None:
@@ -48,14 +48,13 @@ def read_folder(root: Path, files: Sequence[str]) -> DataSet:
             log.problem("no caption", image, f"there is no {stem}.txt")
             continue
         try:
-            caption = _one_caption(texts[stem], (root / texts[stem]).read_bytes(), others)
+            caption = _one_caption((root / texts[stem]).read_bytes(), texts[stem], log)
         except OSError as error:
             log.problem("unreadable row", texts[stem], f"cannot be read: {error.strerror}")
             continue
         collector.add(texts[stem], Record(stem, FileImage(image, base), (caption,), split), stem)
     for file in (file for stem, file in texts.items() if stem not in images):
         log.problem("no image", file, "there is no image of the same name")
-    _warn_of_encoding(log, root, others)
     return collector.finish(str(root))
 
 
@@ -72,17 +71,12 @@ def _top_split(path: str) -> str | None:
     return split if slash and split in SPLITS else None
 
 
-def _one_caption(name: str, content: bytes, others: list[str]) -> str:
-    """The text of a caption file on one line; a file in another encoding is added to `others`."""
+def _one_caption(content: bytes, where: str, log: ReadLog) -> str:
+    """The text of a caption file on one line. The first file that is not UTF-8 is reported."""
     text, encoding = decode_text(content)
-    others += [] if encoding == "utf-8-sig" else [f"{name} as {encoding}"]
+    if encoding != "utf-8-sig" and all(warning.kind != "other encoding" for warning in log.warnings):
+        log.warn("other encoding", where, f"it is not UTF-8 and was read as {encoding}, and so may others be")
     return " ".join(line.strip() for line in re.split(r"[\r\n]+", text) if line.strip())
-
-
-def _warn_of_encoding(log: ReadLog, where: Path, others: Sequence[str]) -> None:
-    if others:
-        detail = f"{len(others):,} caption files are not UTF-8; the first was read: {others[0]}"
-        log.warn("other encoding", str(where), detail)
 
 
 def read_shards(shards: Sequence[tuple[Path, str | None]], read: ReadConfig, base: Path) -> DataSet:
@@ -115,7 +109,6 @@ def _shard_table(index: TarIndex, label: str, log: ReadLog) -> SourceTable:
 
 
 def _rows(index: TarIndex, samples: dict[str, dict[str, str]], log: ReadLog) -> Iterator[tuple[str, Row]]:
-    others: list[str] = []
     with index.path.open("rb") as file:
 
         def content(name: str) -> bytes:
@@ -139,7 +132,6 @@ def _rows(index: TarIndex, samples: dict[str, dict[str, str]], log: ReadLog) -> 
             if images:
                 row[_IMAGE] = index.image(images[0])
             if text := sample.get("txt") or sample.get("caption"):
-                row[_TEXT] = _one_caption(text, content(text), others)
+                row[_TEXT] = _one_caption(content(text), f"{index.path}:{key}", log)
             if row:
                 yield key, row
-    _warn_of_encoding(log, index.path, others)

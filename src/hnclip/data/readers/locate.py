@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -25,17 +24,13 @@ def is_url(name: str) -> bool:
 
 
 class ImageFinder:
-    """The images in a directory, with all below it, or in an uncompressed tar file.
-
-    Directories are listed once each, when a name first needs them.
-    """
+    """The images in a directory, with all below it, or in an uncompressed tar file."""
 
     def __init__(self, root: str | Path, log: ReadLog) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
         self.tar = index_tar(Path(self.root), log) if os.path.isfile(self.root) else None
         if self.tar is None and not os.path.isdir(self.root):
             raise ValueError(f"{root} should hold the images, but does not exist: name a directory or .tar file")
-        self._folders: dict[str, dict[str, str]] = {}
         self._by_name: dict[str, list[str]] | None = None
 
     def relative(self, name: str) -> str:
@@ -51,13 +46,12 @@ class ImageFinder:
         return FileImage(path, self.root)
 
     def find(self, name: str) -> ImageSource | None:
-        """The image of exactly that path, below the root or absolute; None if there is none."""
-        for path in dict.fromkeys((self.relative(name), name)):  # a name may contain real backslashes
-            folder, slash, base = path.rpartition("/") if self.tar is None else ("", "", path)
-            names = self._names(folder or slash)
-            found = names.get(base) or names.get(normalize("NFC", base))
-            if found is not None:
-                return self._source(folder + slash + found)
+        """The image of exactly that path, below the root or absolute; None if there is none. Accents may be one
+        character or, as macOS spells them, two."""
+        path = self.relative(name)
+        for spelled in [path] if path.isascii() else [path, normalize("NFC", path), normalize("NFD", path)]:
+            if spelled in self.tar.files if self.tar else os.path.isfile(os.path.join(self.root, spelled)):
+                return self._source(spelled)
         return None
 
     def find_by_name(self, name: str) -> ImageSource | None:
@@ -84,17 +78,6 @@ class ImageFinder:
     def _source(self, path: str) -> ImageSource:
         return self.at(path) if self.tar is None else self.tar.image(path)
 
-    def _names(self, folder: str) -> dict[str, str]:
-        """The files of the tar, or of a directory that is absolute or below the root: each by its name, and by its
-        name with composed accents, because archives packed on macOS spell accents as two characters."""
-        if folder not in self._folders:
-            names: Iterable[str] = self.tar.files if self.tar else ()
-            if self.tar is None:
-                with suppress(OSError), os.scandir(os.path.join(self.root, folder)) as entries:  # absent or unreadable
-                    names = [entry.name for entry in entries if entry.is_file()]
-            self._folders[folder] = {normalize("NFC", name): name for name in names} | {name: name for name in names}
-        return self._folders[folder]
-
 
 class TableImages:
     """Finds the images that tables name: by path below `read.images` or the table's folder, on request by file name."""
@@ -104,16 +87,16 @@ class TableImages:
         self._images = [] if read.images is None else [ImageFinder(read.images, log)]
         self._search = read.match == "name"
         self._folders: dict[Path, ImageFinder] = {}
-        self._roots: list[ImageFinder] = []
+        self._roots = self._images
         self._prefix = ""
         self._by_name: list[str] = []  # names in tables that only a search by file name found
 
-    def enter(self, folder: Path | None, prefix: str = "") -> None:
-        """Go on with a table in this folder, if it has one. `prefix` is the folder's path below that of the whole
-        source: the same name in two folders is not the same image."""
-        if folder is not None and folder not in self._folders:
+    def enter(self, folder: Path, prefix: str = "") -> None:
+        """Go on with a table in this folder. `prefix` is the folder's path below that of the whole source: the same
+        name in two folders is not the same image."""
+        if folder not in self._folders:
             self._folders[folder] = ImageFinder(folder, self._log)
-        self._roots = [*self._images, *([] if folder is None else [self._folders[folder]])]
+        self._roots = [*self._images, self._folders[folder]]
         self._prefix = "" if self._images else prefix
 
     def find(self, written: str) -> tuple[ImageSource, str]:
@@ -124,7 +107,7 @@ class TableImages:
         first, *others = self._roots
         name = first.relative(written)
         image: ImageSource = first.at(name)
-        if others or first.tar or self._search or not written.isascii():  # else no directory has to be listed
+        if others or first.tar or self._search or not written.isascii():  # else the path alone decides
             image = self._look_up(written) or image
             for root in others:
                 name = root.relative(name)
@@ -139,16 +122,10 @@ class TableImages:
 
     def warn_if_none(self, table: str, names: Sequence[str]) -> None:
         """Report it at once if none of these names, the first of a table, is found."""
-        names = [name for name in names if "\0" not in name]
-        places = [(root, name) for root in self._roots for name in names]
-        if self._search or not places:
-            return
-        if any(
-            root.find(name) if root.tar else os.path.exists(root.at(root.relative(name)).key) for root, name in places
-        ):
-            return
-        detail = f"none of the first {len(names)} images exists, such as {names[0][:200]!r}"
-        self._log.warn("no image found", table, f"{detail} (--read.images, --read.match name)")
+        tried = [(root, name) for root in self._roots for name in names if not self._search]
+        if tried and not any(root.find(name) for root, name in tried):
+            detail = f"none of the first {len(names)} images exists, such as {names[0][:200]!r}"
+            self._log.warn("no image found", table, f"{detail} (--read.images, --read.match name)")
 
     def warn_of_search(self) -> None:
         """Report how many images were found by file name."""
@@ -163,10 +140,8 @@ def _parts(path: str) -> list[str]:
 
 def files_below(root: Path, report: Callable[[OSError], None] | None = None) -> Iterator[str]:
     """Paths of all files below, relative to the root, sorted by directory; hidden ones are left out. Links to
-    directories are followed, and each directory is visited once.
-
-    Args:
-        report: called for directories that cannot be listed; the error's `filename` says which.
+    directories are followed, and each directory is visited once. `report` is called with the error of a directory that
+    cannot be listed.
     """
     visited = set()
     for folder, folders, files in os.walk(root, onerror=report, followlinks=True):
@@ -183,10 +158,8 @@ def files_below(root: Path, report: Callable[[OSError], None] | None = None) -> 
 
 @dataclass(frozen=True)
 class TarIndex:
-    """The regular files in a tar, in their order. If a name occurs twice, the later file counts.
-
-    `files` has offset and size of each file by its name, without a leading `./`.
-    """
+    """Offset and size of the regular files in a tar by their names, without a leading `./`; of two files with one name
+    the later counts."""
 
     path: Path
     files: dict[str, tuple[int, int]]

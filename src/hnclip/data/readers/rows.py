@@ -18,10 +18,10 @@ from hnclip.data.records import ReadLog
 PlacedRow = tuple[str, dict[str, Any]]
 
 _DELIMITERS = ("\t", ",", ";", "|")
-_LONGEST_ROW = 1000  # lines of one CSV row; beyond it a quote was never closed
-_LONGEST_FIELD = 1 << 27  # characters; the csv module's own limit is 128 kB
+_LONGEST_FIELD = 1 << 24  # characters of a CSV cell, beyond which a quote was never closed
 _CHUNK = 1 << 20  # characters read at once
 _LONGEST_OBJECT = 1 << 24  # characters of one row of a JSON list
+_AFTER_ROW = re.compile(r"\s*(,\s*|(?=\]))")  # in a JSON list
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _ESCAPED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8
 _DECODED = re.compile("[^\0-\x7f\udc80-\udcff]")  # a character of several bytes that is
@@ -30,12 +30,8 @@ _BAD_JSON = (ValueError, RecursionError)
 
 
 def read_rows(path: Path, log: ReadLog) -> Iterator[PlacedRow]:
-    """The rows of a table, one after the other. What cannot be read as a row becomes a problem.
-
-    Bytes that are not in the file's encoding become surrogate escapes, which `columns.invalid_text` finds.
-
-    Raises:
-        ValueError: the file as a whole cannot be read.
+    """The rows of a table, one after the other. What cannot be read as a row becomes a problem; ValueError if that is
+    the whole file. Bytes that are not in its encoding become surrogate escapes, which `columns.invalid_text` finds.
     """
     with path.open("rb") as content:
         encoding = text_encoding(content)
@@ -47,7 +43,7 @@ def read_rows(path: Path, log: ReadLog) -> Iterator[PlacedRow]:
             if suffix in (".csv", ".tsv"):
                 yield from _csv_rows(path, file, log)
                 return
-            for place, row in _json_lines(file) if suffix != ".json" or _is_json_lines(file) else _json_rows(file):
+            for place, row in _json_rows(file) if suffix == ".json" else _json_lines(file):
                 if isinstance(row, dict):
                     yield place, row
                 else:
@@ -89,20 +85,12 @@ def _csv_rows(path: Path, file: IO[str], log: ReadLog) -> Iterator[PlacedRow]:
     file.seek(0)
     bare = "".join(first.split('"')[::2])  # what stands outside of quotes
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=bare.count)
-    start = 0  # lines before the row
-
-    def lines() -> Iterator[str]:
-        for line in file:
-            if reader.line_num - start >= _LONGEST_ROW:
-                raise csv.Error(f"the row goes on for more than {_LONGEST_ROW} lines")
-            yield line
-
-    reader = csv.reader(lines(), delimiter=delimiter, strict=True)
+    reader = csv.reader(file, delimiter=delimiter, strict=True)
+    csv.field_size_limit(_LONGEST_FIELD)
     header: list[str] = []
     empty = True
     while True:
-        start = reader.line_num
-        limit = csv.field_size_limit(_LONGEST_FIELD)  # one for the whole process, so it is raised for a row only
+        start = reader.line_num  # lines before the row
         try:
             cells = next(reader, None)
         except csv.Error as error:
@@ -110,8 +98,6 @@ def _csv_rows(path: Path, file: IO[str], log: ReadLog) -> Iterator[PlacedRow]:
                 raise ValueError(f"line {start + 1}: a quote is not closed ({error})") from error
             log.problem("unreadable row", f"{path}:{start + 1}", str(error))
             continue
-        finally:
-            csv.field_size_limit(limit)
         if cells is None:
             break
         if not any(map(str.strip, cells)):
@@ -142,18 +128,9 @@ def _json_lines(file: IO[str]) -> Iterator[tuple[str, Any]]:
                 yield str(number), error
 
 
-def _is_json_lines(file: IO[str]) -> bool:
-    """Whether a .json file has an object on each of its first two lines, as many tools write it."""
-    lines = [line for line in (file.readline(_CHUNK), file.readline(_CHUNK)) if line.strip()]
-    file.seek(0)
-    try:
-        return len(lines) == 2 and all(isinstance(json.loads(line), dict) for line in lines)
-    except _BAD_JSON:
-        return False
-
-
 def _json_rows(file: IO[str]) -> Iterator[tuple[str, Any]]:
-    """The rows of a JSON file, each with its place. It holds a list of objects, or an object with such lists:
+    """The rows of a JSON file, each with its place. It holds a list of objects, one object after the other, or one with
+    lists:
 
     - Karpathy's splits, {"images": [{"filename", "filepath"?, "split", "sentences": [{"raw"}]}]}: a row per image,
       `filename` with the directory in `filepath`;
@@ -165,7 +142,13 @@ def _json_rows(file: IO[str]) -> Iterator[tuple[str, Any]]:
     file.seek(0)
     if start == "[":
         return _stream_list(file)
-    content = json.load(file)
+    try:
+        content = json.load(file)
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise
+        file.seek(0)
+        return _json_lines(file)
     found = content.items() if isinstance(content, dict) else ()
     lists = {key: value for key, value in found if isinstance(value, list) and value and isinstance(value[0], dict)}
     images, annotations = lists.get("images"), lists.get("annotations")
@@ -181,23 +164,22 @@ def _json_rows(file: IO[str]) -> Iterator[tuple[str, Any]]:
 def _stream_list(file: IO[str]) -> Iterator[tuple[str, Any]]:
     """The rows of a JSON list one by one: files of gigabytes are never in memory as a whole."""
     decode = json.JSONDecoder().raw_decode
-    gap = re.compile(r"[\s,]*")
-    buffer = file.read(_CHUNK)
-    at = buffer.index("[") + 1
+    buffer, at = file.read(_CHUNK).lstrip()[1:].lstrip(), 0
     number = 0
-    while True:
-        at = gap.match(buffer, at).end()  # type: ignore[union-attr]  # it matches anywhere
-        if buffer.startswith("]", at):
-            break
+    while not buffer.startswith("]", at):
         try:
-            row, at = decode(buffer, at)
+            row, end = decode(buffer, at)
+            after = _AFTER_ROW.match(buffer, end)
+            if after is None:  # a number may go on in the next chunk
+                raise ValueError("',' or ']' is missing after it")
         except _BAD_JSON as error:
             more = file.read(_CHUNK)
             if not more or len(buffer) - at > _LONGEST_OBJECT or isinstance(error, RecursionError):
                 raise ValueError(f"row [{number}] is not valid JSON: {error}") from error
-            buffer, at = buffer[at:] + more, 0
+            buffer, at = (buffer[at:] + more).lstrip(), 0
             continue
         yield f"[{number}]", row
+        at = after.end()
         number += 1
     if buffer[at + 1 :].strip() or any(map(str.strip, file)):
         raise ValueError(f"there is more after the list of {number} rows")
@@ -208,10 +190,9 @@ def _numbered(part: str, rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _with_directory(image: Any) -> Any:
-    if not isinstance(image, dict) or not image.get("filepath"):
-        return image
-    rest = {key: value for key, value in image.items() if key != "filepath"}
-    return {**rest, "filename": f"{image['filepath']}/{image.get('filename', '')}"}
+    if isinstance(image, dict) and (folder := image.pop("filepath", None)):
+        image["filename"] = f"{folder}/{image.get('filename', '')}"
+    return image
 
 
 def _coco_rows(images: list[Any], annotations: list[Any]) -> Iterator[tuple[str, Any]]:
