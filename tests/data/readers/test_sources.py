@@ -39,9 +39,17 @@ def test_scenes(source: str, style: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(data.part("test")) == scene_records(style, "test")
     assert open_records(source, "all") == list(data.records)
     asked: list[tuple[str, str]] = []
-    monkeypatch.setattr(sources, "scene_records", lambda style, split, **more: asked.append((style, split)) or [])
-    open_records(source, "validation")
-    assert asked == [(style, "validation")]
+
+    def create(style: str, split: str, **more: Any) -> list[Record]:
+        asked.append((style, split))
+        return scene_records(style, split, **more)
+
+    monkeypatch.setattr(sources, "scene_records", create)
+    assert open_records(source, "validation") == list(data.part("validation"))
+    some = open_data(source, splits={"validation", "train"})
+    assert asked == [(style, "validation"), (style, "train"), (style, "validation")]
+    assert some.part("train") == data.part("train")
+    assert "test" in some.absent
 
 
 def test_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
