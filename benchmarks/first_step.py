@@ -1,9 +1,9 @@
 """Time from the command `hnclip train` to the end of its first optimiser step, and that of another checkout.
 
 Every turn is a fresh process of each checkout, one after the other: `hnclip train --model bundled --data
-scenes/park/small` one thread and a batch of 8 pairs, so that the step itself takes little. Images are in the cache of each
-checkout from a first run that does not count. Parts of the time: `imports` are all import statements wherever they run;
-`model`, `data`, `evaluation` (before training) and `step` are what else passes until the log says that each is done.
+scenes/park/small` with one thread and a batch of 8 pairs, so that the step itself takes little. Images are in the cache
+of each checkout from a first run that does not count. Parts: `imports` are all imports wherever they run; `model`,
+`data`, `evaluation` (before training) and `step` are what else passes until the log says that each is done.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ logging.getLogger("hnclip").addHandler(type("Marks", (logging.NullHandler,), {"h
 from hnclip.cli import main
 sys.exit(main(sys.argv[1:]))
 """
-TRAIN = "train --model bundled --data scenes/park/small --threads 1 --optim.micro-batch 8 --optim.accumulate 1".split()
+TRAIN = ["train", "--model", "bundled", "--data", "scenes/park/small", "--threads", "1"]
+TRAIN += ["--optim.micro-batch", "8", "--optim.accumulate", "1"]
 
 
 @dataclass(frozen=True)

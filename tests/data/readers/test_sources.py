@@ -9,6 +9,7 @@ import pytest
 from small_images import png, shade, write_png, write_tar
 
 from hnclip.config import ReadConfig
+from hnclip.core import Record
 from hnclip.data import benchmarks as benchmarks_module
 from hnclip.data import sources
 from hnclip.data.readers import arrow
