@@ -1,10 +1,10 @@
-"""A training step of every method beside plain fine-tuning: pictures per second, memory, inputs, preparation.
+"""A training step of every method compared with plain fine-tuning: images per second, memory, inputs, preparation.
 
 All on one model (CLIP with 248 positions and random weights, as in `hnclip bench step`) and one batch: each method
-gets the views that it asks for, in the numbers and lengths that real data have. `plain` is InfoNCE on pictures and
+gets the views that it asks for, in the numbers and lengths that real data have. `plain` is InfoNCE on images and
 captions. `times` is the time of a step over that of plain fine-tuning, `over HN-CLIP` over that of HN-CLIP, and
 `official` what the paper measured of the released code over HN-CLIP, on its own machine (HN-CLIP, training efficiency).
-Preparation is done once, for any number of epochs; it is timed on drawn pictures of 500 × 375 pixels.
+Preparation is done once, for any number of epochs; it is timed on drawn images of 500 × 375 pixels.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Options:
     """Repetitions; the median counts."""
     memory: bool = True
     """Also measure the memory of each, in processes of their own: what the first step adds to model and batch."""
-    pictures: int = 4
-    """Drawn pictures on which preparation is timed; 0 leaves it out."""
+    images: int = 4
+    """Drawn images on which preparation is timed; 0 leaves it out."""
     device: str = "cpu"
 
 
@@ -92,7 +92,7 @@ def build_batch(model: str, objective: Objective, encoder: DualEncoder, pairs: i
     def part(view: str) -> Tensor:
         if view in objective.image_views:
             patches = torch.zeros(pairs, 1, grid, grid, dtype=torch.bool)
-            patches[:, :, : grid // 2, : grid // 2] = True  # a quarter of the picture
+            patches[:, :, : grid // 2, : grid // 2] = True  # a quarter of the image
             return patches.flatten(2)
         starts = torch.arange(1, CHUNKS + 1 if objective.parts[0].startswith("chunk") else 2)
         return torch.stack([starts, starts + 4], 1).expand(pairs, -1, -1).clone()
@@ -128,10 +128,11 @@ def build_way(
     objective = build_objective(config.objective)
     encoder.readouts.update(build_readouts(objective, encoder))
     batch = build_batch(model, objective, encoder, micro_batch)
-    optim = replace(config.optim, micro_batch=micro_batch, accumulate=1, precision="fp32", epochs=1)
-    optimizer = build_optimizer(encoder, lr=1e-6, scale_lr=1e-6, weight_decay=0.01, betas=(0.9, 0.98))
-    stepper = TrainStep(encoder, objective, optimizer, optim, total=100)
-    return lambda: stepper(batch, 50).read()
+    optim = replace(
+        config.optim, lr=1e-6, scale_lr=1e-6, micro_batch=micro_batch, accumulate=1, precision="fp32", epochs=1
+    )
+    train_step = TrainStep(encoder, objective, build_optimizer(encoder, optim), optim, total=100)
+    return lambda: train_step(batch, 50).read()
 
 
 def _around(shared: DualEncoder) -> DualEncoder:
@@ -145,10 +146,10 @@ def work_of(**arguments: Any) -> Callable[[], object]:
 
 
 def extra_inputs(objective: Objective) -> str:
-    """What a step reads beside picture and caption."""
+    """What a step reads in addition to image and caption."""
     images = len(objective.image_views) - 1
     texts = len(objective.text_views) - 1
-    named = [f"{images} pictures" if images > 1 else "1 picture"] if images else []
+    named = [f"{images} images" if images > 1 else "1 image"] if images else []
     named += [f"{texts} texts" if texts > 1 else "1 text"] if texts else []
     return ", ".join(named) or "none"
 
@@ -171,7 +172,7 @@ def run(options: Options) -> Report:
     for name in options.methods if options.memory else ():
         log.info(f"{name}: memory")
         megabytes[name] = peak_memory(__file__, "work_of", method=name, **fixed) / 1e6
-    prepared = preparation(options) if options.pictures else {}
+    prepared = preparation(options) if options.images else {}
     ways, shared = {}, step.build_model(options.model, options.device)
     for name in options.methods:
         log.info(f"{name}: building")
@@ -185,7 +186,7 @@ def run(options: Options) -> Report:
         row: dict[str, Any] = {
             "method": name,
             "seconds": timing,
-            "pictures": options.micro_batch / timing.median,
+            "images": options.micro_batch / timing.median,
             "times": timing.ratio(timings[PLAIN]),
             "rate": 1 / timing.ratio(timings[PLAIN]),
             "over": timing.ratio(timings[HN]),
@@ -198,7 +199,7 @@ def run(options: Options) -> Report:
         rows.append(row)
     columns = {
         "method": "method",
-        "pictures": "pictures/s",
+        "images": "images/s",
         "rate": "of plain",
         "times": "times plain",
         "over": "over HN-CLIP",
@@ -208,35 +209,35 @@ def run(options: Options) -> Report:
         "inputs": "extra inputs",
         "prepare": "ms to prepare",
     }
-    notes = [f"preparing a picture: {kind} {cost:.1f} ms" for kind, cost in prepared.items()]
+    notes = [f"preparing a image: {kind} {cost:.1f} ms" for kind, cost in prepared.items()]
     return Report("methods", columns, rows, machine(options.device), notes)
 
 
 def preparation(options: Options) -> dict[str, float]:
-    """Milliseconds that each kind of `hnclip prepare` takes for a picture: regions are proposed by the default and
+    """Milliseconds that each kind of `hnclip prepare` takes for a image: regions are proposed by the default and
     matched to sentences by the model of the benchmark."""
     from hnclip.data.derived_images import EdgeImage
     from hnclip.data.lexicon import load_filter
     from hnclip.prepare.proposers import felzenszwalb, grid_cells, union
 
-    log.info(f"preparing {options.pictures} images")
+    log.info(f"preparing {options.images} images")
     encoder: DualEncoder = step.build_model(options.model, options.device).eval()
     find_boxes, shorten = union(felzenszwalb, grid_cells), load_filter("lexicon")
     generator = torch.Generator().manual_seed(5)
-    scenes = scene_records("park", "train", families=options.pictures, members=1)
-    pictures = [record.image.load().convert("RGB").resize((500, 375)) for record in scenes]
+    scenes = scene_records("park", "train", families=options.images, members=1)
+    images = [record.image.load().convert("RGB").resize((500, 375)) for record in scenes]
 
     @torch.inference_mode()
-    def regions(picture: Image.Image) -> None:
-        crops = [picture, *(picture.crop(box) for box in find_boxes(picture))]
+    def regions(image: Image.Image) -> None:
+        crops = [image, *(image.crop(box) for box in find_boxes(image))]
         encoder.encode_images(encoder.preprocess_images(crops))
         words = torch.randint(1, step.END - 1, (SENTENCES, SENTENCE), generator=generator)
         encoder.encode_texts(pad_texts(words.tolist(), step.END).to(encoder.device))
 
     works: dict[str, Callable[[], object]] = {
-        "regions": lambda: [regions(picture) for picture in pictures],
-        "edges": lambda: [EdgeImage(record.image).apply(picture) for record, picture in zip(scenes, pictures)],
+        "regions": lambda: [regions(image) for image in images],
+        "edges": lambda: [EdgeImage(record.image).apply(image) for record, image in zip(scenes, images)],
         "text": lambda: [shorten(record.captions[0]) for record in scenes],
     }
     timings = time_ways(works, turns=1, warmup=0, device=options.device)
-    return {kind: 1000 * timing.median / len(pictures) for kind, timing in timings.items()}
+    return {kind: 1000 * timing.median / len(images) for kind, timing in timings.items()}

@@ -1,21 +1,33 @@
-"""A whole HN-CLIP training step, encoder to optimiser, beside the straightforward padded fp32 loop.
+"""A whole HN-CLIP training step, encoder to optimiser, compared with the straightforward padded fp32 loop.
 
 The model is CLIP ViT-B/16 with 248 positions, random weights; captions have the lengths of DOCCI's test captions in
-CLIP's tokens (37 to 248, mean 140), drawn by quantiles. The peers do the same step without any of hnclip: transformers'
-CLIPModel in fp32, captions padded to 248 as in the trainers of Long-CLIP and its followers, the losses of the paper
-written out, torch's plain AdamW. `long-clip` beside that encodes a second, short caption padded to 248 for each
-picture, as the Long-CLIP trainer does. SDPA attention for all.
+CLIP's tokens (37 to 248, mean 140), drawn by quantiles. `padded fp32 loop` does the same step without any of hnclip:
+transformers' CLIPModel in fp32, captions padded to 248 as in the trainers of Long-CLIP and its followers, the losses of
+the paper written out, torch's plain AdamW. `long-clip` also encodes a second, short caption padded to 248 for each
+image, as the Long-CLIP trainer does. SDPA attention for all.
 
-`tokens` is text tokens computed per token needed. `of GEMM` is the rate of multiplications and additions, counted by
-torch while a step runs, over the measured rate of a plain product of matrices in the same type.
+`hnclip` takes its negatives from the micro-batch. The ways that change one thing about it are compared with it: InfoNCE
+alone, gradient caching (`cached`, negatives from the batch), `memory` negatives, recomputed or compiled blocks, bf16.
+`× peer` is the time of a step over that of its peer. `tokens` is text tokens computed per token needed. `of GEMM` is
+the rate of multiplications and additions, counted by torch while a step runs, over the measured rate of a plain product
+of matrices in the same type.
+
+With --against another checkout of hnclip takes turns with this one, each in a process of its own; the
+`benchmarks/step.py` of each builds the step.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +36,14 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from hnclip.config import ObjectiveConfig, OptimConfig
-from hnclip.core import Batch
+from hnclip.core import Batch, Embeddings, ViewEmbeddings
 from hnclip.data.batching import pad_texts
 from hnclip.losses import GLOBAL_LOSSES, token_loss
 from hnclip.measure import Report, gemm_rate, machine, peak_memory, time_ways
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, wrap
 from hnclip.objectives.registry import build_objective
+from hnclip.train.memory import PairMemory
 from hnclip.train.optimizer import build_optimizer
 from hnclip.train.setup import compile_blocks, fast_bf16, recompute_activations
 from hnclip.train.step import TrainStep
@@ -42,13 +55,29 @@ CONTEXT = 248
 LENGTHS = (37, 85, 99, 111, 121, 132, 145, 160, 180, 210, 248)
 END = 49407
 SIZES = {
-    # width, layers, heads of the pictures' tower; the same of the texts'; side and patch of pictures; joint width
+    # width, layers, heads of the image tower; the same of the text tower; side and patch of images; joint width
     "B/16": ((768, 12, 12), (512, 12, 8), (224, 16), 512),
     "small": ((192, 4, 3), (128, 4, 2), (64, 16), 64),
 }
-HNCLIP = "hnclip"
-PADDED = "padded fp32 loop"
-WAYS = (PADDED, "long-clip", HNCLIP, "infonce", "whole batch", "cached", "recompute", "compile", "bf16")
+HNCLIP, PADDED, OTHER = "hnclip", "padded fp32 loop", "other checkout"
+PEERS = {
+    PADDED: PADDED,
+    "long-clip": PADDED,
+    HNCLIP: PADDED,
+    **dict.fromkeys(("infonce", "cached", "memory", "recompute", "compile", "bf16"), HNCLIP),
+}
+
+# One step for every line of standard input.
+CHILD = """
+import json, sys, torch
+from hnclip.measure import load_file
+file, arguments, threads = sys.argv[1:]
+torch.set_num_threads(int(threads))
+step = load_file(file).build_way(**json.loads(arguments))
+for _ in sys.stdin:
+    found = step()
+    print(found["loss"] if isinstance(found, dict) else "nan", flush=True)
+"""
 
 
 @dataclass(frozen=True)
@@ -57,15 +86,21 @@ class Options:
 
     model: str = "B/16"
     """B/16, or small to try this benchmark."""
-    micro_batch: int = 16
-    accumulate: int = 1
-    """Micro-batches per step; the paper has 8. Time and memory are proportional, save the optimiser's part."""
-    ways: tuple[str, ...] = ("padded fp32 loop", "long-clip", "hnclip", "infonce", "cached", "recompute", "compile")
-    """Which ways to measure; the first is the peer of the ratios. Beside the peers: hnclip; infonce without the token
-    term; one micro-batch of the whole batch; gradient caching (cached); recomputed or compiled blocks; bf16."""
+    micro_batch: int = 8
+    accumulate: int = 2
+    """Micro-batches per step; the paper has 16 × 8. Time is proportional, except for the optimiser's part."""
+    ways: tuple[str, ...] = (PADDED, HNCLIP, "cached", "memory")
+    """Of padded fp32 loop, long-clip, hnclip, infonce, cached, memory, recompute, compile and bf16, which is added
+    where the device computes it in hardware."""
+    pairs_in_memory: int = 10_000
+    """Pairs that `memory` compares with."""
+    against: Path | None = None
+    """Another checkout of hnclip: only its step and this one's are measured."""
+    against_way: str = HNCLIP
+    """The way that both checkouts measure."""
     turns: int = 3
     """Repetitions; the median counts. 0 measures memory alone."""
-    memory: bool = True
+    memory: bool = False
     """Also measure the memory of each way, in processes of their own: what the first step adds to model and batch, so
     gradients (1 × the weights) and the optimiser's state (2 ×) with it."""
     device: str = "cpu"
@@ -141,7 +176,7 @@ def straightforward(model: DualEncoder, batch: Batch, micro_batch: int, *, short
         best_word = similar.masked_fill(~mask[None, :, None], -1e4).amax(3).mean(2)
         best_patch = (similar.amax(2) * mask).sum(2) / mask.sum(1)
         total = total + (F.cross_entropy(scale * best_word, right) + F.cross_entropy(scale * best_patch.T, right)) / 2
-        if short:  # Long-CLIP: short captions, as long as the long ones, against the pictures' main components
+        if short:  # Long-CLIP: short captions, as long as the long ones, against the images' main components
             other = F.normalize(backbone.get_text_features(input_ids=ids.roll(7, 1)).pooler_output, dim=-1)
             few = scale * i @ other.T
             total = total + (F.cross_entropy(few, right) + F.cross_entropy(few.T, right)) / 2
@@ -160,29 +195,50 @@ def straightforward(model: DualEncoder, batch: Batch, micro_batch: int, *, short
 
 
 def build_way(
-    way: str, model: str, micro_batch: int, accumulate: int, device: str, shared: DualEncoder | None = None
+    way: str,
+    model: str,
+    micro_batch: int,
+    accumulate: int,
+    device: str,
+    shared: DualEncoder | None = None,
+    pairs_in_memory: int = 10_000,
 ) -> Callable[[], object]:
-    """A step of one way, ready to run. `shared` saves the memory of one model per way."""
+    """A step of one way, ready to run. `shared` saves the memory of one model per way. `--against` calls this function
+    of another checkout with the first five arguments."""
     encoder, batch = shared or build_model(model, device), build_batch(model, micro_batch * accumulate)
     if way in (PADDED, "long-clip"):
         return straightforward(encoder, batch, micro_batch, short=way == "long-clip")
-    if way == "whole batch":
-        micro_batch = len(batch)
     plain = ObjectiveConfig(global_loss="infonce", token_weight=0.0)
-    objective = plain if way == "infonce" else ObjectiveConfig()
     optim = OptimConfig(
+        lr=1e-6,
         micro_batch=micro_batch,
         accumulate=accumulate,
-        negatives="batch" if way == "cached" else "micro",
+        negatives={"cached": "batch", "memory": "memory"}.get(way, "micro"),  # type: ignore[arg-type]
+        memory=pairs_in_memory if way == "memory" else 0,
         precision="bf16" if way == "bf16" else "fp32",
     )
-    optimizer = build_optimizer(encoder, lr=1e-6, scale_lr=1e-6, weight_decay=0.01, betas=(0.9, 0.98))
-    stepper = TrainStep(encoder, build_objective(objective), optimizer, optim, total=10**6)
+    step = TrainStep(
+        encoder,
+        build_objective(plain if way == "infonce" else ObjectiveConfig()),
+        build_optimizer(encoder, optim),
+        optim,
+        total=10**6,
+        memory=full_memory(SIZES[model][3], pairs_in_memory, device) if way == "memory" else None,
+    )
     if way == "recompute":
         recompute_activations(encoder)
     if way == "compile":
         compile_blocks(encoder)
-    return lambda: stepper(batch, 0).read()
+    return lambda: step(batch, 0).read()
+
+
+def full_memory(width: int, pairs: int, device: str) -> PairMemory:
+    """Random unit vectors of pairs that are not in the batch."""
+    generator, rows = torch.Generator().manual_seed(4), 10**6 + torch.arange(pairs)
+    image, text = (F.normalize(torch.randn(pairs, width, generator=generator), dim=1).to(device) for _ in range(2))
+    ids = torch.stack([rows, rows], 1).to(device)
+    views = {"full": ViewEmbeddings(image)}, {"caption": ViewEmbeddings(text)}
+    return PairMemory(pairs, Embeddings(*views, torch.tensor(1.0, device=device), ids=ids), rows)
 
 
 def work_of(**arguments: Any) -> Callable[[], object]:
@@ -232,85 +288,120 @@ def losses_alone(options: Options) -> dict[str, Callable[[], None]]:
 
 
 def run(options: Options) -> Report:
+    if options.model not in SIZES:
+        raise ValueError(f"model must be one of {', '.join(SIZES)}, got {options.model}")
+    for way in options.ways:
+        if way not in PEERS:
+            raise ValueError(f"there is no way {way!r}; there are {', '.join(PEERS)}")
+    if options.against is not None:
+        return compare_checkouts(options, options.against)
     fixed: dict[str, Any] = {
         "model": options.model,
         "micro_batch": options.micro_batch,
         "accumulate": options.accumulate,
         "device": options.device,
+        "pairs_in_memory": options.pairs_in_memory,
     }
-    for way in options.ways:
-        if way not in WAYS:
-            raise ValueError(f"there is no way {way!r}; there are {', '.join(WAYS)}")
-    if options.model not in SIZES:
-        raise ValueError(f"model must be one of {', '.join(SIZES)}, got {options.model}")
-    extra = ["bf16"] if fast_bf16(torch.device(options.device)) else []
+    extra = ["bf16"] if fast_bf16(torch.device(options.device)) and HNCLIP in options.ways else []
     wanted = list(dict.fromkeys([*options.ways, *extra]))
-    if options.turns == 0:
-        megabytes = {way: peak_memory(__file__, "work_of", way=way, **fixed) / 1e6 for way in options.ways}
-        rows = [{"way": way, "megabytes": size} for way, size in megabytes.items()]
-        return Report("step", {"way": "way", "megabytes": "MB"}, rows, machine(options.device))
-    log.info("the rate of plain products of matrices")
-    rate = gemm_rate(torch.float32, options.device)
-    pairs = options.micro_batch * options.accumulate
-    needed = int(build_batch(options.model, pairs).texts["caption"].lengths.sum())
-
-    # Ways that leave the model as it is share one; activations are what memory is for.
-    common = build_model(options.model, options.device)
-    models = {
-        way: build_model(options.model, options.device) if way in ("recompute", "compile") else common for way in wanted
-    }
-    ways: dict[str, Callable[[], object]] = {}
-    started: dict[str, float] = {}
-    counted: dict[str, tuple[float, int]] = {}
-    for way in wanted:
-        log.info(f"{way}: first step")
-        ways[way] = build_way(way, **fixed, shared=models[way])
-        if way != "compile":
-            counted[way] = count(ways[way], models[way])
-        else:
-            started[way] = time_ways({way: ways[way]}, turns=1, warmup=0, device=options.device)[way].median
-            ways[way]()  # the second length of captions compiles once more
-    log.info(f"{options.turns} turns of {len(ways)} ways")
-    timings = time_ways(ways, turns=options.turns, warmup=0, device=options.device)
-    peer = timings[wanted[0]]
-    rows = []
-    for way, timing in timings.items():
-        row: dict[str, Any] = {
-            "way": way,
-            "seconds": timing,
-            "median": timing.median,
-            "spread": timing.spread,
-            "pairs": pairs / timing.median,
-            "speedup": 1 / timing.ratio(peer),
-        }
-        if way in counted:
-            flops, tokens = counted[way]
-            row |= {"tokens": tokens / needed, "tflop": flops / 1e12}
-            full = gemm_rate(torch.bfloat16, options.device) if way == "bf16" else rate
-            row["share"] = flops / timing.median / full
-        if options.memory and way != "compile":
-            log.info(f"{way}: memory")
-            row["megabytes"] = peak_memory(__file__, "work_of", way=way, **fixed) / 1e6
-        rows.append(row)
+    rows: dict[str, dict[str, Any]] = {way: {"way": way} for way in wanted}
+    notes = time_steps(options, fixed, rows) if options.turns else []
+    for way, row in rows.items() if options.memory or not options.turns else ():
+        log.info(f"{way}: memory")
+        row["megabytes"] = peak_memory(__file__, "work_of", way=way, **fixed) / 1e6
     columns = {
         "way": "way",
-        "median": "s",
-        "spread": "spread",
+        "seconds": "s",
         "pairs": "pairs/s",
-        "speedup": f"times {wanted[0]}",
+        "peer": "peer",
+        "ratio": "× peer",
         "tokens": "tokens",
         "tflop": "Tflop",
         "share": "of GEMM",
         "megabytes": "MB",
     }
+    return Report("step", columns, list(rows.values()), machine(options.device), notes)
+
+
+def time_steps(options: Options, fixed: dict[str, Any], rows: dict[str, dict[str, Any]]) -> list[str]:
+    """Add times, ratios and flops to the rows; returns notes."""
+    log.info("the rate of plain products of matrices")
+    rate = gemm_rate(torch.float32, options.device)
+    pairs = options.micro_batch * options.accumulate
+    needed = int(build_batch(options.model, pairs).texts["caption"].lengths.sum())
+    common = build_model(options.model, options.device)  # for the ways that leave the model as it is
+    ways: dict[str, Callable[[], object]] = {}
+    compiling = 0.0
+    for way, row in rows.items():
+        log.info(f"{way}: first step")
+        model = build_model(options.model, options.device) if way in ("recompute", "compile") else common
+        ways[way] = build_way(way, **fixed, shared=model)
+        if way == "compile":
+            compiling = time_ways({way: ways[way]}, turns=1, warmup=0, device=options.device)[way].median
+            ways[way]()  # the second length of captions compiles once more
+        else:
+            flops, tokens = count(ways[way], model)
+            row |= {"tokens": tokens / needed, "tflop": flops / 1e12}
+    log.info(f"{options.turns} turns of {len(ways)} ways")
+    timings = time_ways(ways, turns=options.turns, warmup=0, device=options.device)
+    for way, timing in timings.items():
+        row, peer = rows[way], PEERS[way]
+        row |= {"seconds": timing, "pairs": pairs / timing.median}
+        if peer in timings and peer != way:
+            row |= {"peer": peer, "ratio": timing.ratios(timings[peer])}
+        if "tflop" in row:
+            full = gemm_rate(torch.bfloat16, options.device) if way == "bf16" else rate
+            row["share"] = 1e12 * row["tflop"] / timing.median / full
     notes = [f"products of matrices: {rate / 1e9:.0f} Gflop/s in fp32"]
     notes += share_of_losses(options, timings[HNCLIP].median) if HNCLIP in timings else []
-    if started and HNCLIP in timings:
+    if compiling and HNCLIP in timings:
         saved = timings[HNCLIP].median - timings["compile"].median
-        extra = started["compile"] - timings["compile"].median
-        even = f"pays after {math.ceil(extra / saved):,} steps" if saved > 0 else "does not pay"
-        notes.append(f"compiling takes {extra:.0f} s and saves {saved:.2f} s of a step: it {even}")
-    return Report("step", columns, rows, machine(options.device), notes)
+        more = compiling - timings["compile"].median
+        even = f"pays after {math.ceil(more / saved):,} steps" if saved > 0 else "does not pay"
+        notes.append(f"compiling takes {more:.0f} s and saves {saved:.2f} s of a step: it {even}")
+    return notes
+
+
+def compare_checkouts(options: Options, other: Path) -> Report:
+    """The same way of another checkout and of this one, in turns, each in a process that lives as long as the turns."""
+    fixed = {"way": options.against_way, "model": options.model, "device": options.device}
+    fixed |= {"micro_batch": options.micro_batch, "accumulate": options.accumulate}
+    with ExitStack() as stack:
+        steps = {}
+        for name, checkout in ((OTHER, other.resolve()), (HNCLIP, Path(__file__).resolve().parents[1])):
+            file = checkout / "benchmarks" / "step.py"
+            if not file.exists():
+                raise ValueError(f"{checkout} is not a checkout of hnclip: {file} does not exist")
+            process = subprocess.Popen(
+                [sys.executable, "-c", CHILD, str(file), json.dumps(fixed), str(torch.get_num_threads())],
+                env={**os.environ, "PYTHONPATH": str(checkout / "src")},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            steps[name] = lambda process=process: ask(process)
+        first = {name: step() for name, step in steps.items()}
+        timings = time_ways(steps, turns=max(1, options.turns), warmup=0, device="cpu")
+    rows = [
+        {"way": name, "loss": first[name], "seconds": timing, "ratio": timing.ratios(timings[OTHER])}
+        for name, timing in timings.items()
+    ]
+    columns = {"way": "checkout", "loss": "loss of the first step", "seconds": "s", "ratio": f"× {OTHER}"}
+    return Report("step", columns, rows, machine(options.device), [f"{OTHER}: {other}; way: {options.against_way}"])
+
+
+def ask(process: subprocess.Popen[str]) -> float:
+    """One step in the process of a checkout; its loss."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("step\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("the process of a checkout failed; its error is above")
+    return float(line)
 
 
 def share_of_losses(options: Options, step: float) -> list[str]:

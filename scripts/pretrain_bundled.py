@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hnclip.train.prefetch import ahead
 from transformers import CLIPConfig, CLIPModel
 
 from hnclip.analysis.caption_pairs import caption_similarity
+from hnclip.config import OptimConfig
 from hnclip.core import Batch
 from hnclip.data.batching import prepare
 from hnclip.data.scenes import scene_records, stream_records
@@ -95,9 +95,8 @@ def pretrain(out: Path, seed: int, stages: Any) -> None:
 
 def _train(model: DualEncoder, stage: Stage, seed: int) -> Iterator[dict[str, Any]]:
     """One stage; yields an entry of the log every twenty steps, with recalls at the end of the stage."""
-    optimizer = build_optimizer(
-        model, lr=stage.lr, scale_lr=stage.scale_lr, weight_decay=WEIGHT_DECAY, betas=(0.9, 0.98)
-    )
+    optim = OptimConfig(lr=stage.lr, scale_lr=stage.scale_lr, weight_decay=WEIGHT_DECAY, beta1=0.9, beta2=0.98)
+    optimizer = build_optimizer(model, optim)
     started = time.perf_counter()
     for step, batch in enumerate(_stream(model, stage, seed), start=1):
         set_learning_rate(optimizer, learning_rate_factor(step - 1, total=stage.steps, warmup=WARMUP))
@@ -118,14 +117,14 @@ def _train(model: DualEncoder, stage: Stage, seed: int) -> Iterator[dict[str, An
 
 
 def _stream(model: DualEncoder, stage: Stage, seed: int) -> Iterator[Batch]:
-    """The batches of a stage, the next one drawn while the model works on the present one."""
+    """The batches of a stage."""
 
     def make(step: int) -> Batch:
         name = f"{seed}/{stage.name}/{step}"
         records = stream_records(name, BATCH, members=stage.members, long=stage.long, things=stage.things)
         return prepare(records, model.text_transform, model.image_transform).batch(range(len(records)))
 
-    return ahead(make, range(stage.steps))
+    return map(make, range(stage.steps))
 
 
 def _evaluate(model: DualEncoder) -> dict[str, float]:

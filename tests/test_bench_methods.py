@@ -15,18 +15,18 @@ from hnclip.objectives.registry import METHOD_CHOICES, METHODS
 def test_methods_take_a_step_each() -> None:
     module = open_benchmark("methods")
     names = ("plain", "hn_clip", "finelip", "goal", "structxlip", "lora")
-    options = module.Options(model="small", micro_batch=2, methods=names, turns=1, memory=False, pictures=1)
+    options = module.Options(model="small", micro_batch=2, methods=names, turns=1, memory=False, images=1)
     found = json.loads(json.dumps(module.run(options).to_dict(), allow_nan=False))
     rows = {row["method"]: row for row in found["rows"]}
     assert tuple(rows) == names
     for row in rows.values():
         assert row["times"] == pytest.approx(row["seconds"]["median"] / rows["plain"]["seconds"]["median"])
         assert row["over"] == pytest.approx(row["seconds"]["median"] / rows["hn_clip"]["seconds"]["median"])
-        assert row["pictures"] == pytest.approx(2 / row["seconds"]["median"])
+        assert row["images"] == pytest.approx(2 / row["seconds"]["median"])
     assert {name: row["official"] for name, row in rows.items() if row["official"]} == {"goal": 2.4, "structxlip": 5.4}
     inputs = {name: row["inputs"] for name, row in rows.items()}
     assert inputs["hn_clip"] == inputs["finelip"] == inputs["lora"] == "none"
-    assert (inputs["goal"], inputs["structxlip"]) == ("1 picture, 1 text", "3 pictures, 1 text")
+    assert (inputs["goal"], inputs["structxlip"]) == ("1 image, 1 text", "3 images, 1 text")
     assert rows["structxlip"]["prepare"] > rows["goal"]["prepare"] > 0
     assert rows["hn_clip"]["prepare"] is None
 
@@ -54,15 +54,15 @@ def test_runs_differ_in_the_method_and_the_global_term_alone() -> None:
 
 
 def test_two_runs_beside_their_start(model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
+    images = tmp_path / "images"
+    images.mkdir()
     for number in range(60):
-        Image.new("RGB", (48, 48), (4 * number, 100, 255 - 4 * number)).save(pictures / f"{number}.png")
-        (pictures / f"{number}.txt").write_text(f"a park with {number} trees and {60 - number} birds")
+        Image.new("RGB", (48, 48), (4 * number, 100, 255 - 4 * number)).save(images / f"{number}.png")
+        (images / f"{number}.txt").write_text(f"a park with {number} trees and {60 - number} birds")
     module = open_benchmark("method_runs")
     options = module.Options(
         model=str(model_directory),
-        data=str(pictures),
+        data=str(images),
         methods=("plain",),
         epochs=1,
         cluster=0,
@@ -80,4 +80,4 @@ def test_two_runs_beside_their_start(model_directory: Path, tmp_path: Path, capl
     assert found[1]["validation_t2i_change"].count("[") == 1
     caplog.set_level("INFO", logger="hnclip")
     module.run(options)
-    assert sum("using the finished run" in line for line in caplog.messages) == 2
+    assert sum("finished already" in line for line in caplog.messages) == 2

@@ -53,11 +53,6 @@ class Timing:
         return statistics.median(self.seconds)
 
     @property
-    def minimum(self) -> float:
-        """The turn that the rest of the machine disturbed least."""
-        return min(self.seconds)
-
-    @property
     def spread(self) -> float:
         """The range between the quartiles, as a share of the median; 0 of a single turn."""
         found = Quartiles.of(self.seconds)
@@ -68,7 +63,7 @@ class Timing:
         return Quartiles.of(1000 * seconds for seconds in self.seconds)
 
     def per_second(self, work: float) -> Quartiles:
-        """The speed of a turn that does so much work: pictures, pairs, multiplications …"""
+        """The speed of a turn that does so much work: images, pairs, multiplications …"""
         return Quartiles.of(work / seconds for seconds in self.seconds)
 
     def ratio(self, peer: Timing) -> float:
@@ -138,33 +133,14 @@ def synchronize(device: torch.device | str) -> None:
 def gemm_rate(
     dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", *, size: int = 2048, turns: int = 5
 ) -> float:
-    """Multiplications and additions per second of the product of two square matrices: what the machine can do at most
-    for a program that is made of such products."""
-    return 2 * size**3 / gemm_timing(dtype, device, size=size, turns=turns).median
-
-
-def gemm_timing(dtype: torch.dtype, device: torch.device | str, *, size: int, turns: int) -> Timing:
-    """The product of two square matrices: 2·size³ multiplications and additions."""
+    """Multiplications and additions per second in a product of two square matrices: the limit of the machine for a
+    program that consists of such products."""
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    return time_ways({"gemm": lambda: left @ right}, turns=turns, device=device)["gemm"]
-
-
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The p of values ≈ c·sizes^p: least squares through the logarithms of the larger half of the sizes, where the
-    costs that do not grow count least. NaN where a value is not positive or fewer than two sizes are given.
-
-    >>> round(exponent([1, 2, 4, 8], [5, 12, 48, 192]), 3)
-    2.0
-    """
-    points = sorted(zip(sizes, values, strict=True))
-    half = points[-max(2, math.ceil(len(points) / 2)) :]
-    if len({size for size, _ in half}) < 2 or any(value <= 0 for _, value in half):
-        return math.nan
-    return statistics.linear_regression(*zip(*((math.log(size), math.log(value)) for size, value in half))).slope
+    return 2 * size**3 / time_ways({"gemm": lambda: left @ right}, turns=turns, device=device)["gemm"].median
 
 
 def peak_memory(file: str | Path, function: str, /, **arguments: Any) -> int:
-    """The bytes that a piece of work needs beside its inputs, in a fresh process.
+    """The bytes that a piece of work needs in addition to its inputs, in a fresh process.
 
     Args:
         file, function: `function(**arguments)` of this Python file prepares the inputs, and the first call of anything
@@ -235,7 +211,6 @@ class Report:
         columns: titles by key, in order; a row may leave keys out.
         rows: raw numbers in the units that the titles name, `Timing`s in seconds, `Quartiles`. Keys without a column
             are in the JSON only.
-        figures: files that were drawn.
     """
 
     name: str
@@ -243,7 +218,6 @@ class Report:
     rows: Sequence[Mapping[str, Any]]
     machine: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    figures: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """All of it, ready for JSON: a number that is not finite becomes None."""
@@ -253,15 +227,13 @@ class Report:
             "columns": self.columns,
             "rows": self.rows,
             "notes": self.notes,
-            "figures": self.figures,
         }
         return {key: _plain(value) for key, value in found.items()}
 
     def to_text(self) -> str:
         body = [[_cell(row.get(key)) for key in self.columns] for row in self.rows]
         about = ", ".join(f"{key} {value}" for key, value in self.machine.items())
-        drawn = [f"drawn: {path}" for path in self.figures]
-        return "\n".join([about, "", text_table(list(self.columns.values()), body), *self.notes, *drawn])
+        return "\n".join([about, "", text_table(list(self.columns.values()), body), *self.notes])
 
 
 def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -313,8 +285,7 @@ def _cell(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Timing):
-        found = {"median": value.median, "minimum": value.minimum, "spread": value.spread, "seconds": value.seconds}
-        return _plain(found)
+        return _plain({"median": value.median, "spread": value.spread, "seconds": value.seconds})
     if isinstance(value, Quartiles):
         return _plain(vars(value))
     if isinstance(value, Mapping):

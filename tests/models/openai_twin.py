@@ -6,6 +6,7 @@ Written from the papers and the names in the public weights, without transformer
 from __future__ import annotations
 
 from collections import OrderedDict
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -160,3 +161,21 @@ def small_l14(**options):
     forgotten transposition does not show in shapes."""
     sizes = {"patch": 14, "image_size": 56, "vision_width": 192, "vision_layers": 3, "text_width": 128, "joint": 128}
     return OpenAITwin(**{**sizes, **options})
+
+
+def opening(way, file, sizes, read):
+    """For `peak_memory`: open a checkpoint, and read every weight once."""
+    import transformers.models.clip.modeling_clip  # noqa: F401, importing is not opening
+
+    from hnclip.models.openai_checkpoint import load_openai_checkpoint
+
+    def work():
+        if way == "hnclip":
+            model = load_openai_checkpoint(Path(file))[0]
+        else:
+            weights = torch.load(file)
+            model = OpenAITwin(**sizes, seed=None)
+            model.load_state_dict(weights)
+        return sum(weight.sum().item() for weight in model.parameters()) if read else model
+
+    return work

@@ -53,13 +53,13 @@ def open_data(source: str, read: ReadConfig = _DEFAULT, *, splits: Collection[st
             file, a directory, or a pattern of files; a Hugging Face data set as `owner/name` or `owner/name:config`,
             or `hf://owner/name` where that could be a path.
         read: how to read it, where the source does not say.
-        splits: of a benchmark read only these, so that no other split's files are needed.
+        splits: of a benchmark or of scenes read only these, so that no other split's files are needed.
 
     Raises:
         ValueError: the source is not known, cannot be read, or holds no record.
     """
     if source in SCENES:
-        return DataSet(source, tuple(open_records(source, "all")))
+        return _open_scenes(source, FAMILIES if splits is None or "all" in splits else splits)
     name, _, folder = source.partition("=")
     try:
         if name in BENCHMARKS:
@@ -78,11 +78,8 @@ def open_data(source: str, read: ReadConfig = _DEFAULT, *, splits: Collection[st
 
 
 def open_records(source: str, split: str, read: ReadConfig = _DEFAULT) -> list[Record]:
-    """The records of one split; "all" is every record. Of generated scenes no other split is created."""
-    if source not in SCENES:
-        return list(open_data(source, read, splits={split}).part(split, validation_share=read.validation_share))
-    splits = list(FAMILIES) if split == "all" else [split]
-    return [record for name in splits for record in _scenes(source, name)]
+    """The records of one split; "all" is every record."""
+    return list(open_data(source, read, splits={split}).part(split, validation_share=read.validation_share))
 
 
 @cache
@@ -98,6 +95,11 @@ def is_data_name(name: str) -> bool:
 
 def _is_table(name: str) -> bool:
     return name.lower().endswith(TABLE_SUFFIXES) and not _NO_TABLE.fullmatch(os.path.basename(name))
+
+
+def _open_scenes(source: str, splits: Collection[str]) -> DataSet:
+    records = tuple(record for split in FAMILIES if split in splits for record in _scenes(source, split))
+    return DataSet(source, records, absent={name: "it was not read" for name in FAMILIES if name not in splits})
 
 
 def _scenes(source: str, split: str) -> list[Record]:

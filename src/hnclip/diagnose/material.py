@@ -21,7 +21,7 @@ from hnclip.analysis.head_probe import Features
 from hnclip.core import InvalidImage, Record
 from hnclip.data.batching import numbers, text_numbers
 from hnclip.data.records import DataSet
-from hnclip.data.sources import open_data
+from hnclip.data.sources import SCENES, open_data
 from hnclip.encode.embeddings import open_embeddings
 from hnclip.encode.fingerprint import model_fingerprint, records_fingerprint
 from hnclip.encode.shards import encode
@@ -100,6 +100,8 @@ class Source:
         self.options = options
         self.transform, self.fingerprint = model.text_transform, model_fingerprint(model, model.name)
         wanted = {"train", "validation"} if options.split is None else {options.split}
+        if options.data in SCENES:  # of a benchmark, the files of other splits may be missing
+            wanted |= {"train", "validation"}  # for the probe
         self.data: DataSet = open_data(options.data, options.read, splits=wanted)
         self._found: dict[tuple[str, bool], Material] = {}
 

@@ -10,6 +10,7 @@ from small_images import found, png, problems, read, shade, write_png, write_tar
 
 from hnclip.bench import run_benchmark
 from hnclip.config import ReadConfig
+from hnclip.core import Record
 from hnclip.data import sources
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import FAMILIES, scene_records
@@ -30,9 +31,17 @@ def test_scenes(source: str, style: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert list(data.part("test")) == scene_records(style, "test")
     assert open_records(source, "all") == list(data.records)
     asked: list[tuple[str, str]] = []
-    monkeypatch.setattr(sources, "scene_records", lambda style, split, **more: asked.append((style, split)) or [])
-    open_records(source, "validation")
-    assert asked == [(style, "validation")]
+
+    def create(style: str, split: str, **more: Any) -> list[Record]:
+        asked.append((style, split))
+        return scene_records(style, split, **more)
+
+    monkeypatch.setattr(sources, "scene_records", create)
+    assert open_records(source, "validation") == list(data.part("validation"))
+    some = open_data(source, splits={"validation", "train"})
+    assert asked == [(style, "validation"), (style, "train"), (style, "validation")]
+    assert some.part("train") == data.part("train")
+    assert "test" in some.absent
 
 
 def test_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
