@@ -15,7 +15,7 @@ from hnclip.core import ImageSource, InvalidImage, Record, Region
 from hnclip.data.derived_images import CropImage, EdgeImage, root
 from hnclip.data.image_sources import CellImage, FileImage
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.problems import ERRORS
+from hnclip.data.validate import ERRORS
 from hnclip.data.views import IMAGE_VIEWS, TEXT_VIEWS
 
 SMALL = ImageTransform(8)

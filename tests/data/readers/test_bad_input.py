@@ -18,7 +18,7 @@ from small_images import png, write_tar
 
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage
-from hnclip.data.problems import ADVICE, ERRORS, WARNINGS
+from hnclip.data.validate import ADVICE, ERRORS, WARNINGS
 from hnclip.data.sources import open_data
 
 GOOD = {"image": "1.png", "caption": "one"}
