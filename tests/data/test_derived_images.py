@@ -12,7 +12,7 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 
 from hnclip.core import ImageSource, InvalidImage, Record, Region
-from hnclip.data.derived_images import CropImage, EdgeImage, root
+from hnclip.data.image_sources import CropImage, EdgeImage, root
 from hnclip.data.image_sources import CellImage, FileImage
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.validate import ERRORS

@@ -79,7 +79,9 @@ class CheckResult:
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with complete lists."""
         levels = {
-            level: {kind: [{"where": each.where, "detail": each.detail} for each in every] for kind, every in by.items()}
+            level: {
+                kind: [{"where": each.where, "detail": each.detail} for each in every] for kind, every in by.items()
+            }
             for level, by in (("errors", self.errors), ("warnings", self.warnings))
         }
         others = {name: value for name, value in vars(self).items() if name != "problems"}

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from hnclip.core import ImageSource, InvalidImage, Problem, upright_shape
-from hnclip.data.derived_images import render, root
+from hnclip.data.image_sources import render, root
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.util.console import Iterate
 
@@ -37,14 +37,14 @@ class Decoded(NamedTuple):
 def decode_all(
     wanted: Mapping[bytes, ImageSource],
     transform: ImageTransform,
-    known: Container[bytes],
-    workers: int,
-    progress: Iterate,
+    workers: int | None = None,
+    *,
+    known: Container[bytes] = (),
+    progress: Iterate = iter,
 ) -> Generator[tuple[bytes, Decoded | Problem], None, None]:
-    """Decode images in threads, one decode for all that are derived from the same file.
+    """Decode images, given by name, in threads, one decode for all that are derived from the same file.
 
     Args:
-        wanted: by name.
         known: hashes of contents whose pixels are not needed.
     """
     files: dict[str, list[tuple[bytes, ImageSource]]] = {}
@@ -52,8 +52,7 @@ def decode_all(
         files.setdefault(root(source).key, []).append((name, source))
 
     def decode(group: list[tuple[bytes, ImageSource]]) -> list[tuple[bytes, Decoded | Problem]]:
-        base, content = root(group[0][1]), None
-        done: dict[str, Image.Image] = {}
+        base, content, done = root(group[0][1]), None, dict[str, Image.Image]()
         results: list[tuple[bytes, Decoded | Problem]] = []
         for name, source in group:
             try:
@@ -69,7 +68,7 @@ def decode_all(
                 results.append((name, Problem(error.kind, source.key, str(error))))
         return results
 
-    with decoding_threads(workers) as pool:
+    with decoding_threads(workers or cpu_count()) as pool:
         for _, results in zip(progress(range(len(files))), in_order(pool, decode, files.values(), AHEAD)):
             yield from results
 

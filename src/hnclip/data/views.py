@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hnclip.core import ImageSource, Record
-from hnclip.data.derived_images import CropImage, EdgeImage
+from hnclip.data.image_sources import CropImage, EdgeImage
 from hnclip.data.texts import first_sentence
 
 CROPS = 3  # most edge crops of an image
