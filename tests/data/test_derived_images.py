@@ -16,7 +16,7 @@ from hnclip.data.image_sources import CropImage, EdgeImage, root
 from hnclip.data.image_sources import CellImage, FileImage
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.validate import ERRORS
-from hnclip.data.views import IMAGE_VIEWS, TEXT_VIEWS
+from hnclip.data.parts import IMAGE_VIEWS, TEXT_VIEWS
 
 SMALL = ImageTransform(8)
 BOX = (5, 3, 25, 17)

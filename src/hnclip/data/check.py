@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,61 +38,34 @@ class CheckResult:
         splits: numbers of records by declared split.
         total: numbers of records, valid captions and images; with a model, of captions longer than its context and of
             images smaller than its input.
-        lengths: statistics of the captions' words and, with a model, tokens, and of the valid images' width, height and
-            megapixels, each image once; None where there is nothing to measure.
-        problems: by kind in the order of `ADVICE`, then in the order of the data.
+        lengths: statistics of the captions' words and, with a model, tokens, and of the valid images, each once.
+        errors, warnings: by kind in the order of `ADVICE`, then in the order of the data.
         groups: duplicates and near-duplicates; each group is also one of the problems.
         unfinished: kinds of which there may be more, because there is too much to compare.
-        left_out: records that training skips.
-        unread: rows of the source that are in no record.
-        images: whether images were decoded.
-        context, side: longest text in tokens and shortest side in pixels that the model takes, if one was given.
+        left_out: records that training skips; `unread` rows of the source are in no record.
     """
 
     name: str
     splits: Mapping[str, int]
-    total: Mapping[str, int | None]
-    lengths: Mapping[str, Mapping[str, float] | None]
-    problems: Sequence[Problem]
+    total: Mapping[str, int]
+    lengths: Mapping[str, Mapping[str, float]]
+    errors: Mapping[str, Sequence[Problem]]
+    warnings: Mapping[str, Sequence[Problem]]
     groups: Sequence[DuplicateGroup]
     unfinished: Sequence[str]
     left_out: int
     unread: int
-    images: bool
-    context: int | None
-    side: int | None
-
-    @property
-    def errors(self) -> dict[str, list[Problem]]:
-        return {kind: found for kind, found in self._by_kind().items() if kind in ERRORS}
-
-    @property
-    def warnings(self) -> dict[str, list[Problem]]:
-        return {kind: found for kind, found in self._by_kind().items() if kind not in ERRORS}
-
-    def _by_kind(self) -> dict[str, list[Problem]]:
-        found: dict[str, list[Problem]] = {}
-        for problem in self.problems:
-            found.setdefault(problem.kind, []).append(problem)
-        return found
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with complete lists."""
-        levels = {
-            level: {
-                kind: [{"where": each.where, "detail": each.detail} for each in every] for kind, every in by.items()
-            }
-            for level, by in (("errors", self.errors), ("warnings", self.warnings))
-        }
-        others = {name: value for name, value in vars(self).items() if name != "problems"}
-        return {**others, **levels, "groups": [asdict(group) for group in self.groups]}
+        return asdict(self)
 
     def to_text(self, listed: int = 5) -> str:
         """For a terminal, with the first `listed` problems of each kind."""
-        numbers = ", ".join(counted(self.total[f"{noun}s"] or 0, noun) for noun in ("record", "caption", "image"))
+        numbers = ", ".join(counted(self.total[f"{noun}s"], noun) for noun in ("record", "caption", "image"))
         splits = "".join(f"; {name} {count:,}" for name, count in self.splits.items())
         paragraphs = [_printable(f"{self.name}: {numbers}{splits}")]
-        for kind, problems in self._by_kind().items():
+        for kind, problems in {**self.errors, **self.warnings}.items():
             members = sum(len(group.ids) for group in self.groups if group.kind == kind)
             extent = f"{members:,} records in {counted(len(problems), 'group')}" if members else f"{len(problems):,}"
             lines = [f"{'ERROR' if kind in ERRORS else 'warning'}  {kind}: {extent}", f"  {ADVICE[kind]}"]
@@ -105,18 +78,17 @@ class CheckResult:
         rows = [
             [name, *(format(value, ".2f" if name == "megapixels" else ",.0f") for value in measured.values())]
             for name, measured in self.lengths.items()
-            if measured is not None
         ]
         return "\n\n".join([*paragraphs, text_table(["", *STATISTICS], rows), self._verdict()])
 
     def _verdict(self) -> str:
         if self.left_out == self.total["records"]:
             return "Nothing to train on: no record can be used."
-        if not self.errors:
-            ready = "Ready to train" if self.images else "Ready to train, as far as captions show"
-            return f"{ready}; look at the warnings first." if self.warnings else f"{ready}."
-        records = f"{self.left_out:,} of {counted(self.total['records'] or 0, 'record')}"
-        return f"Not ready: {records} will be skipped in training, and {counted(self.unread, 'row')} of the source."
+        if self.errors:
+            records = f"{self.left_out:,} of {counted(self.total['records'], 'record')}"
+            return f"Not ready: {records} will be skipped in training, and {counted(self.unread, 'row')} of the source."
+        ready = "Ready to train" if "width" in self.lengths else "Ready to train, as far as captions show"
+        return f"{ready}; look at the warnings first." if self.warnings else f"{ready}."
 
 
 def check_data(
@@ -152,7 +124,11 @@ def check_data(
 
     keys = [record.image.key for record in records]
     sources = {key: record.image for key, record in zip(keys, records)}
-    found = dict(zip(sources, inspect_images(list(sources.values()), image_transform))) if images else {}
+    found: dict[str, ImageInfo | Problem] = {}
+    with decoding_threads(cpu_count()) as pool, progress("reading images") as bar:
+        inspected = in_order(pool, partial(_inspect, transform=image_transform), sources.values(), AHEAD)
+        if images:
+            found = {key: info for info, key in zip(inspected, bar.iterate(sources), strict=True)}
     valid = {key: info for key, info in found.items() if isinstance(info, ImageInfo)}
     for record, key in zip(records, keys):
         info = found.get(key)
@@ -170,49 +146,38 @@ def check_data(
         [(row, text) for row, _, text in captions],
     )
     problems += [group.to_problem() for group in groups]
+    problems = sorted([*data.problems, *problems], key=lambda problem: _ORDER[problem.kind])
+    levels: tuple[dict[str, list[Problem]], dict[str, list[Problem]]] = ({}, {})
+    for problem in problems:
+        levels[problem.kind not in ERRORS].setdefault(problem.kind, []).append(problem)
+    total = {"records": len(records), "captions": len(texts), "images": len(sources)}
     sizes = np.array([info.size for info in valid.values()]).reshape(-1, 2)  # [K, 2]
+    measures = {"words": words, "width": sizes[:, 0], "height": sizes[:, 1], "megapixels": sizes.prod(1) / 1e6}
+    if context is not None:
+        total["cut"] = int((tokens > context).sum())
+        measures = {"words": words, "tokens": tokens, **measures}
+    if side is not None and images:
+        total["small"] = int((sizes.min(1) < side).sum())
     return CheckResult(
         name=data.name,
         splits=data.splits(),
-        total={
-            "records": len(records),
-            "captions": len(texts),
-            "images": len(sources),
-            "cut": None if context is None else int((tokens > context).sum()),
-            "small": None if side is None or not images else int((sizes.min(1) < side).sum()),
-        },
-        lengths={
-            "words": _statistics(words),
-            "tokens": None if context is None else _statistics(tokens),
-            "width": _statistics(sizes[:, 0]),
-            "height": _statistics(sizes[:, 1]),
-            "megapixels": _statistics(sizes.prod(1) / 1e6),
-        },
-        problems=sorted([*data.problems, *problems], key=lambda problem: _ORDER[problem.kind]),
+        total=total,
+        lengths={name: _statistics(values) for name, values in measures.items() if len(values)},
+        errors=levels[0],
+        warnings=levels[1],
         groups=sorted(groups, key=lambda group: _ORDER[group.kind]),
         unfinished=unfinished,
         left_out=sum(not kept or (images and key not in valid) for kept, key in zip(readable, keys)),
         unread=sum(problem.kind in ERRORS for problem in data.problems),
-        images=images,
-        context=context,
-        side=side,
     )
 
 
-@dataclass(frozen=True)
-class ImageInfo:
+class ImageInfo(NamedTuple):
     """A valid image without its pixels: hash of its bytes, fingerprint (None: too plain), size when upright."""
 
     content: bytes
     fingerprint: bytes | None
     size: tuple[int, int]
-
-
-def inspect_images(sources: Sequence[ImageSource], transform: ImageTransform | None) -> list[ImageInfo | Problem]:
-    """Decode all of these in threads; a model's transform may refuse images that are valid otherwise."""
-    with decoding_threads(cpu_count()) as pool, progress("reading images") as bar:
-        found = in_order(pool, partial(_inspect, transform=transform), sources, AHEAD)
-        return [info for info, _ in zip(found, bar.iterate(sources), strict=True)]
 
 
 def _inspect(source: ImageSource, transform: ImageTransform | None) -> ImageInfo | Problem:
@@ -221,7 +186,7 @@ def _inspect(source: ImageSource, transform: ImageTransform | None) -> ImageInfo
         image = source.decode(content)
         thumbnail, size = preprocess_image(image, THUMBNAIL).numpy(), upright_shape(image)
         if transform is not None:
-            transform.resized(*size)
+            transform.resized(*size)  # it may refuse an image that is valid otherwise
     except InvalidImage as error:
         return Problem(error.kind, source.key, str(error))
     return ImageInfo(sha256(content).digest(), image_fingerprint(thumbnail), size)
@@ -237,9 +202,7 @@ def _garbled(text: str) -> int | None:
     return found and found.start()
 
 
-def _statistics(values: np.ndarray) -> dict[str, float] | None:
-    if not len(values):
-        return None
+def _statistics(values: np.ndarray) -> dict[str, float]:
     return dict(zip(STATISTICS, [float(np.mean(values)), *np.quantile(values, [0, 0.05, 0.5, 0.95, 1]).tolist()]))
 
 

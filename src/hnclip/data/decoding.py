@@ -42,11 +42,8 @@ def decode_all(
     known: Container[bytes] = (),
     progress: Iterate = iter,
 ) -> Generator[tuple[bytes, Decoded | Problem], None, None]:
-    """Decode images, given by name, in threads, one decode for all that are derived from the same file.
-
-    Args:
-        known: hashes of contents whose pixels are not needed.
-    """
+    """Decode images, given by name, in threads, one decode for all that are derived from the same file. Pixels are empty
+    if the hash of the content is `known`."""
     files: dict[str, list[tuple[bytes, ImageSource]]] = {}
     for name, source in wanted.items():
         files.setdefault(root(source).key, []).append((name, source))
@@ -58,12 +55,11 @@ def decode_all(
             try:
                 content = base.read() if content is None else content
                 digest = hash_bytes(content + source.key.removeprefix(base.key).encode())
-                if digest in known:
-                    results.append((name, Decoded(digest, np.empty(0, np.uint8), (0, 0))))
-                    continue
-                image = render(source, content, done)
-                pixels = preprocess_image(image, transform).numpy()
-                results.append((name, Decoded(digest, pixels, upright_shape(image))))
+                result = Decoded(digest, np.empty(0, np.uint8), (0, 0))
+                if digest not in known:
+                    image = render(source, content, done)
+                    result = Decoded(digest, preprocess_image(image, transform).numpy(), upright_shape(image))
+                results.append((name, result))
             except InvalidImage as error:
                 results.append((name, Problem(error.kind, source.key, str(error))))
         return results
@@ -102,8 +98,7 @@ def in_order(
 
 def cpu_count() -> int:
     """CPUs that this process may use, at most as many as decoding makes use of."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(WORKERS, found)
+    return min(WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def hash_bytes(content: bytes) -> bytes:

@@ -40,7 +40,7 @@ _SPEED = _SLOWEST.sum(1)  # [64]
 @dataclass(frozen=True)
 class DuplicateGroup:
     """Ids of records with equal or nearly equal images or captions, in the order of the data, and their declared
-    splits. `example` is one of the captions."""
+    splits. `example` is one of the captions, in lower case."""
 
     kind: str
     ids: tuple[str, ...]
@@ -64,23 +64,19 @@ def find_duplicates(
     """Records with the same or nearly the same image or caption, and the kinds that were not searched completely.
 
     Records that name one image by one key are its captions, no duplicates, unless they are in two splits. Equal
-    captions (but for case and white space) count if their images differ. Near-duplicates that the source declares
-    itself, by one `group`, do not count.
+    captions (but for case and white space) count if their images differ. Near-duplicates of one declared `group` do
+    not count.
 
     Args:
-        contents: hash of the bytes of each valid image by its key; others are known by their key alone.
-        fingerprints: by those hashes, of images that are not too plain.
+        contents: hash of the bytes of each valid image by its key, and `fingerprints` by those hashes.
         captions: valid ones, with the index of their record.
     """
     by_image, by_text = defaultdict[Hashable, list[int]](list), defaultdict[str, list[int]](list)
     image_of = [contents.get(record.image.key, record.image.key) for record in records]
     for index, image in enumerate(image_of):
         by_image[image].append(index)
-    texts: dict[str, str] = {}
     for index, text in captions:
-        normal = " ".join(text.split()).casefold()
-        by_text[normal].append(index)
-        texts.setdefault(normal, text)
+        by_text[" ".join(text.split()).casefold()].append(index)
     groups: list[DuplicateGroup] = []
 
     def report(kind: str, found: Iterable[int], differ: Sequence[Hashable], example: str | None = None) -> None:
@@ -98,15 +94,15 @@ def find_duplicates(
     for members in by_image.values():
         report("same image", members, keys)
     similar, all_images = near_duplicate_images(list(fingerprints.values()))
-    hashes, normals = list(fingerprints), list(texts)
+    hashes, texts = list(fingerprints), list(by_text)
     for numbers in similar:
         report("similar image", (index for number in numbers for index in by_image[hashes[number]]), image_of)
-    for normal, members in by_text.items():
-        report("same caption", members, image_of, texts[normal])
-    similar, all_texts = near_duplicate_captions(normals)
+    for text, members in by_text.items():
+        report("same caption", members, image_of, text)
+    similar, all_texts = near_duplicate_captions(texts)
     for numbers in similar:
-        found = (index for number in numbers for index in by_text[normals[number]])
-        report("similar caption", found, image_of, texts[normals[numbers[0]]])
+        found = (index for number in numbers for index in by_text[texts[number]])
+        report("similar caption", found, image_of, texts[numbers[0]])
     groups.sort(key=lambda group: (len(group.splits) < 2, -len(group.ids)))  # leaks between splits, then large groups
     return groups, ["similar image"] * (not all_images) + ["similar caption"] * (not all_texts)
 
@@ -154,14 +150,8 @@ def _runs(text: str) -> np.ndarray:
 
 
 def image_fingerprint(thumbnail: np.ndarray) -> bytes | None:
-    """The 64 slowest waves of an image: the cosine transform of its grey levels, without the mean.
-
-    Returns:
-        The bytes of [64] float16, in grey levels; None if the image is too plain to be told from others.
-
-    Shape:
-        thumbnail [3, 32, 32] uint8, by `THUMBNAIL`
-    """
+    """The 64 slowest waves of an image [3, 32, 32] by `THUMBNAIL`: the cosine transform of its grey levels without the
+    mean, as bytes of [64] float16. None if the image is too plain to be told from others."""
     grey = np.tensordot(_GREY, thumbnail, 1)  # [32, 32]
     waves = (_WAVES @ grey @ _WAVES.T)[tuple(_SLOWEST.T)]  # [64]
     return None if np.count_nonzero(np.abs(waves) > _FAINT) < _PLAIN else waves.astype(np.float16).tobytes()

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -78,16 +79,9 @@ class CachedPixels:
         return copies  # [n, 3, S, S]
 
 
-@dataclass(frozen=True)
-class LoadedImages:
-    """The K of N images that could be loaded.
-
-    Shape:
-        pixels: uint8 [K, 3, S, S]
-        kept: their indices among the N, in order
-        sizes: [K, 2], width and height of the upright image
-        problems: by index, what is wrong with the others
-    """
+class LoadedImages(NamedTuple):
+    """The K of N images that could be loaded: pixels [K, 3, S, S], their indices among the N, width and height [K, 2] of
+    the upright images; and by index what is wrong with the others."""
 
     pixels: CachedPixels
     kept: tuple[int, ...]

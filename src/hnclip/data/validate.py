@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from hnclip.core import Problem, Record
 from hnclip.data.image_cache import load_images
@@ -53,10 +54,8 @@ WARNINGS = {
 ADVICE = {**ERRORS, **WARNINGS}
 
 
-@dataclass(frozen=True)
-class ValidRecords:
-    """Records whose images decode and whose captions hold words, and the problems of all others and of skipped
-    captions."""
+class ValidRecords(NamedTuple):
+    """Records whose images decode and whose captions hold words, and the problems of the others and their captions."""
 
     records: tuple[Record, ...]
     problems: tuple[Problem, ...]
@@ -70,10 +69,8 @@ def drop_invalid(
     cache: Path | None,
     progress: Iterate = iter,
 ) -> ValidRecords:
-    """Skip records whose image cannot be decoded or that have no caption with a word.
-
-    A record keeps its other captions when one is invalid. The images are in the cache afterwards.
-    """
+    """Skip captions without a word, and records without a caption or whose image cannot be decoded. The images are in
+    the cache afterwards."""
     readable, problems = drop_unreadable(records, text_transform)
     loaded = load_images([record.image for record in readable], image_transform, cache=cache, progress=progress)
     problems += [replace(problem, where=readable[index].id) for index, problem in loaded.problems.items()]
@@ -103,17 +100,14 @@ def readable_captions(
     readable: list[list[int]] = []
     problems: list[Problem] = []
     for record in records:
-        kept = []
-        for number, reason in enumerate(islice(reasons, len(record.captions))):
-            if reason is None:
-                kept.append(number)
-            else:
+        own = list(islice(reasons, len(record.captions)))
+        readable.append([number for number, reason in enumerate(own) if reason is None])
+        for caption, reason in zip(record.captions, own):
+            if reason is not None:
                 kind = "bad text" if "surrogate" in reason else "empty caption"
-                detail = f"the caption is {record.captions[number]!r}: {reason}"
-                problems.append(Problem(kind, record.id, detail))
-        if not record.captions:
+                problems.append(Problem(kind, record.id, f"the caption is {caption!r}: {reason}"))
+        if not own:
             problems.append(Problem("no caption", record.id, "the record has no caption"))
-        readable.append(kept)
     return readable, problems
 
 
