@@ -216,7 +216,7 @@ def run(options: Options) -> Report:
 def preparation(options: Options) -> dict[str, float]:
     """Milliseconds that each kind of `hnclip prepare` takes for a image: regions are proposed by the default and
     matched to sentences by the model of the benchmark."""
-    from hnclip.data.derived_images import EdgeImage
+    from hnclip.data.image_sources import EdgeImage
     from hnclip.data.lexicon import load_filter
     from hnclip.prepare.proposers import felzenszwalb, grid_cells, union
 

@@ -21,7 +21,7 @@ ORIENTATION = 0x0112  # the EXIF tag
 
 
 class InvalidImage(ValueError):
-    """An image that cannot be used. `kind` is the kind of problem, one of `hnclip.data.problems`."""
+    """An image that cannot be used. `kind` is the kind of problem, one of `hnclip.data.validate`."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
@@ -104,7 +104,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with the data: its kind (`hnclip.data.problems`), where it is (file and line, or the record's
+    """Something wrong with the data: its kind (`hnclip.data.validate`), where it is (file and line, or the record's
     id), and what was found."""
 
     kind: str

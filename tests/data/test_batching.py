@@ -10,7 +10,7 @@ from PIL import Image
 
 from hnclip.core import Batch, ImageSource, Record, Region, TextBatch
 from hnclip.data.batching import PairData, join_texts, pad_texts, prepare
-from hnclip.data.derived_images import CropImage
+from hnclip.data.image_sources import CropImage
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.parts import PARTS, Part
 from hnclip.data.scenes import scene_records

@@ -12,11 +12,10 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 
 from hnclip.core import ImageSource, InvalidImage, Record, Region
-from hnclip.data.derived_images import CropImage, EdgeImage, root
-from hnclip.data.image_sources import CellImage, FileImage
+from hnclip.data.image_sources import CellImage, CropImage, EdgeImage, FileImage, root
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.problems import ERRORS
-from hnclip.data.views import IMAGE_VIEWS, TEXT_VIEWS
+from hnclip.data.parts import IMAGE_VIEWS, TEXT_VIEWS
+from hnclip.data.validate import ERRORS
 
 SMALL = ImageTransform(8)
 BOX = (5, 3, 25, 17)

@@ -19,9 +19,8 @@ from PIL import ExifTags, Image
 
 from hnclip.core import ImageSource, InvalidImage
 from hnclip.data.decoding import AHEAD
-from hnclip.data.derived_images import CropImage, EdgeImage
 from hnclip.data.image_cache import CachedPixels, cache_directory, delete_cache, list_caches, load_images
-from hnclip.data.image_sources import CellImage, FileImage
+from hnclip.data.image_sources import CellImage, CropImage, EdgeImage, FileImage
 from hnclip.data.images import ImageTransform, preprocess_image
 
 SMALL = ImageTransform(8)

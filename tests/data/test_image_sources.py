@@ -17,7 +17,7 @@ from PIL import Image
 from hnclip.core import ImageSource, InvalidImage
 from hnclip.data import image_sources
 from hnclip.data.image_sources import FORMATS, CellImage, FileImage, TarImage, decode_image, is_image_name
-from hnclip.data.problems import ERRORS
+from hnclip.data.validate import ERRORS
 
 
 def encoded(kind: str = "PNG") -> bytes:

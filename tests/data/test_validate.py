@@ -12,10 +12,9 @@ from PIL import Image
 from hnclip.core import Problem, Record
 from hnclip.data.image_sources import FileImage
 from hnclip.data.images import ImageTransform
-from hnclip.data.problems import ERRORS
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
-from hnclip.data.validate import check_rows, check_share, drop_invalid, write_problems
+from hnclip.data.validate import ERRORS, check_rows, check_share, drop_invalid, write_problems
 from hnclip.models.preprocessing import train_tokenizer
 from small_families import bert_tokenizer
 

@@ -25,7 +25,7 @@ from hnclip.data.sources import open_data
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.prepare import run as prepare_run
-from hnclip.prepare.regions import crop_candidates, match_sentences
+from hnclip.prepare.run import crop_candidates, match_sentences
 
 IMAGES = 6
 

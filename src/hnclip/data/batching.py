@@ -1,8 +1,5 @@
-"""Records into batches of views.
-
-An objective declares the views that it needs; `prepare` makes exactly those, once, and `PairData` returns batches by
-index.
-"""
+"""Records into batches of views: `prepare` makes those that an objective declares, once, and `PairData` returns batches
+by index."""
 
 from __future__ import annotations
 
@@ -18,10 +15,9 @@ from torch import Tensor
 from hnclip.core import Batch, ImageSource, Record, TextBatch
 from hnclip.data.image_cache import CachedPixels, load_images
 from hnclip.data.images import ImageTransform
-from hnclip.data.parts import PARTS, PartContext
+from hnclip.data.parts import IMAGE_VIEWS, PARTS, TEXT_VIEWS, PartContext
 from hnclip.data.sampler import choose_captions
 from hnclip.data.texts import TextTransform, TokenizedTexts, Tokens
-from hnclip.data.views import IMAGE_VIEWS, TEXT_VIEWS
 from hnclip.util.console import Iterate
 
 FILLER = "a"  # text in place of a view that a record lacks; its row is masked
@@ -53,9 +49,7 @@ def pad_texts(ids: Sequence[Tokens], pad: int) -> TextBatch:
 
 @dataclass(frozen=True)
 class PairData:
-    """Prepared views of N records with T captions.
-
-    A pair is an image and one of its captions: `chosen` is the current one, and `draw` chooses those of an epoch.
+    """Prepared views of N records with T captions. A pair is an image and one of its captions, the `chosen` one.
 
     Shape:
         images: per view [N, 3, H, W] uint8
@@ -97,7 +91,7 @@ class PairData:
         return replace(self, chosen=first + choose_captions(counts, seed, epoch))
 
     def all_different(self) -> PairData:
-        """The data without duplicates: every image and every text has an id of its own."""
+        """The data with an id of its own for every image and every text."""
         return replace(self, image_ids=torch.arange(len(self)), caption_ids=torch.arange(len(self.owner)), text_ids={})
 
     def with_margin_text(self, vectors: Tensor) -> PairData:
@@ -118,12 +112,10 @@ class PairData:
         def rows_of(view: str) -> Tensor:
             return captions if view in TEXT_VIEWS and TEXT_VIEWS[view].by_caption else rows
 
+        texts = {name: [view[row] for row in rows_of(name).tolist()] for name, view in self.texts.items()}
         return Batch(
             {name: view[rows] for name, view in self.images.items()},
-            {
-                name: pad_texts([view[row] for row in rows_of(name).tolist()], self.pad)
-                for name, view in self.texts.items()
-            },
+            {name: pad_texts(ids, self.pad) for name, ids in texts.items()},
             torch.stack([self.image_ids[rows], self.caption_ids[captions]], dim=1),
             None if self.margin_text is None else self.margin_text[captions],
             {name: there[rows_of(name)] for name, there in self.present.items()},
@@ -145,15 +137,13 @@ def prepare(
     progress: Iterate = iter,
 ) -> PairData:
     """Decode, resize and tokenise the views of these records, once; all image views of a record from one decode. Each
-    record uses its first caption until `draw`.
-
-    A view that a record lacks, or that is invalid, is marked as absent; its image and its captions must be valid.
+    record uses its first caption until `draw`. A view that a record lacks, or that is invalid, is marked as absent; its
+    image and its captions must be valid.
 
     Args:
-        parts: names of `hnclip.data.parts.PARTS`.
+        image_views, text_views, parts: names of `IMAGE_VIEWS`, `TEXT_VIEWS` and `PARTS` in `hnclip.data.parts`.
         grid: patches along each side of the model's image, for parts of images.
-        cache: directory of the image cache; without one, images are held in memory.
-        progress: iterates over the images that have to be decoded.
+        cache, progress: as for `load_images`.
     """
     if not records:
         raise ValueError("records is empty: there is nothing to train or evaluate on")
@@ -188,7 +178,7 @@ def prepare(
 
 
 def _view_texts(records: Sequence[Record], view: str, transform: TextTransform) -> list[str | None]:
-    """The texts of a view, one for each caption or record; None where there is none, or none with a word."""
+    """None where there is no text, or none with a word."""
     kind, texts = TEXT_VIEWS[view], list[str | None]()
     for record in records:
         found = kind.texts(record)

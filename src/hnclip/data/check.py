@@ -9,25 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hnclip.core import ImageSource, InvalidImage, Problem, orientation, upright_shape
+from hnclip.core import ImageSource, InvalidImage, Problem, upright_shape
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.duplicates import THUMBNAIL, DuplicateGroup, find_duplicates, image_fingerprint
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.problems import ADVICE, ERRORS, WARNINGS
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
-from hnclip.data.validate import readable_captions
+from hnclip.data.validate import ADVICE, ERRORS, readable_captions
 from hnclip.util.console import progress
 from hnclip.util.tables import text_table
 from hnclip.util.text import counted
 
 WIDTH = 110  # columns of the text; longer lines are cut
 AHEAD = 128  # images that are decoded ahead; no pixels are kept
-MEASURES = {"width": ",.0f", "height": ",.0f", "megapixels": ".2f"}
 STATISTICS = ("mean", "least", "5 %", "50 %", "95 %", "most")
 _ORDER = {kind: place for place, kind in enumerate(ADVICE)}
 
@@ -37,110 +35,60 @@ class CheckResult:
     """What `hnclip data check` found.
 
     Args:
-        total, splits: numbers of records, images and valid captions, statistics of their words and, with a model, of
-            its tokens, and captions that it cuts; of everything, and by declared split.
-        sizes: of the valid images, each once: statistics of width, height and megapixels, formats, modes, how many are
-            rotated by EXIF, and with a model how many are smaller than its input. None if they were not decoded.
-        problems: by kind in the order of data/problems.py, then in the order of the data.
+        splits: numbers of records by declared split.
+        total: numbers of records, valid captions and images; with a model, of captions longer than its context and of
+            images smaller than its input.
+        lengths: statistics of the captions' words and, with a model, tokens, and of the valid images, each once.
+        errors, warnings: by kind in the order of `ADVICE`, then in the order of the data.
         groups: duplicates and near-duplicates; each group is also one of the problems.
         unfinished: kinds of which there may be more, because there is too much to compare.
-        left_out: records that training skips.
-        unread: rows of the source that are in no record.
-        context, side: longest text in tokens and shortest side in pixels that the model takes, if one was given.
+        left_out: records that training skips; `unread` rows of the source are in no record.
     """
 
     name: str
-    total: Mapping[str, Any]
-    splits: Mapping[str, Mapping[str, Any]]
-    sizes: Mapping[str, Any] | None
-    problems: Sequence[Problem]
+    splits: Mapping[str, int]
+    total: Mapping[str, int]
+    lengths: Mapping[str, Mapping[str, float]]
+    errors: Mapping[str, Sequence[Problem]]
+    warnings: Mapping[str, Sequence[Problem]]
     groups: Sequence[DuplicateGroup]
     unfinished: Sequence[str]
     left_out: int
     unread: int
-    context: int | None
-    side: int | None
-
-    @property
-    def errors(self) -> dict[str, list[Problem]]:
-        return self._by_kind(ERRORS)
-
-    @property
-    def warnings(self) -> dict[str, list[Problem]]:
-        return self._by_kind(WARNINGS)
-
-    def _by_kind(self, kinds: Mapping[str, str]) -> dict[str, list[Problem]]:
-        found: dict[str, list[Problem]] = {}
-        for problem in self.problems:
-            if problem.kind in kinds:
-                found.setdefault(problem.kind, []).append(problem)
-        return found
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with complete lists."""
-        levels = {
-            level: {
-                kind: [{"where": problem.where, "detail": problem.detail} for problem in problems]
-                for kind, problems in found.items()
-            }
-            for level, found in (("errors", self.errors), ("warnings", self.warnings))
-        }
-        others = {name: value for name, value in vars(self).items() if name != "problems"}
-        return {**others, **levels, "groups": [asdict(group) for group in self.groups]}
+        return asdict(self)
 
     def to_text(self, listed: int = 5) -> str:
         """For a terminal, with the first `listed` problems of each kind."""
-        counts = ", ".join(counted(self.total[f"{noun}s"], noun) for noun in ("record", "caption", "image"))
-        splits = "".join(f"; {name} {counts['records']:,}" for name, counts in self.splits.items())
-        paragraphs = [
-            _printable(f"{self.name}: {counts}{splits}"),
-            *(self._kind_text("ERROR", kind, found, listed) for kind, found in self.errors.items()),
-            *(self._kind_text("warning", kind, found, listed) for kind, found in self.warnings.items()),
-            *(f"There may be more of {kind!r}: there is too much to compare." for kind in self.unfinished),
-        ]
-        return "\n\n".join([*paragraphs, self._caption_table(), self._image_table(), self._verdict()])
-
-    def _kind_text(self, level: str, kind: str, problems: Sequence[Problem], listed: int) -> str:
-        sizes = [len(group.ids) for group in self.groups if group.kind == kind]
-        extent = f"{sum(sizes):,} records in {counted(len(sizes), 'group')}" if sizes else f"{len(problems):,}"
-        lines = [f"{level}  {kind}: {extent}"]
-        lines.append(f"  {ADVICE[kind]}")
-        for problem in problems[:listed]:
-            line = _printable(f"    {problem.where}: {problem.detail}")
-            lines.append(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…")
-        return "\n".join([*lines, *[f"    and {len(problems) - listed:,} more"] * (len(problems) > listed)])
-
-    def _caption_table(self) -> str:
-        parts = {**(self.splits if len(self.splits) > 1 else {}), "all": self.total}
+        numbers = ", ".join(counted(self.total[f"{noun}s"], noun) for noun in ("record", "caption", "image"))
+        splits = "".join(f"; {name} {count:,}" for name, count in self.splits.items())
+        paragraphs = [_printable(f"{self.name}: {numbers}{splits}")]
+        for kind, problems in {**self.errors, **self.warnings}.items():
+            members = sum(len(group.ids) for group in self.groups if group.kind == kind)
+            extent = f"{members:,} records in {counted(len(problems), 'group')}" if members else f"{len(problems):,}"
+            lines = [f"{'ERROR' if kind in ERRORS else 'warning'}  {kind}: {extent}", f"  {ADVICE[kind]}"]
+            for problem in problems[:listed]:
+                line = _printable(f"    {problem.where}: {problem.detail}")
+                lines.append(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…")
+            lines += [f"    and {len(problems) - listed:,} more"] * (len(problems) > listed)
+            paragraphs.append("\n".join(lines))
+        paragraphs += [f"There may be more of {kind!r}: there is too much to compare." for kind in self.unfinished]
         rows = [
-            [f"{unit}, {_printable(name)}", f"{counts['captions']:,}", *_cells(counts[unit])]
-            for unit in ("words", "tokens")[: 1 if self.context is None else 2]
-            for name, counts in parts.items()
+            [name, *(format(value, ".2f" if name == "megapixels" else ",.0f") for value in measured.values())]
+            for name, measured in self.lengths.items()
         ]
-        table = text_table(["captions", "number", *STATISTICS], rows)
-        if self.context is None:
-            return table
-        cut, captions = self.total["cut"], max(1, self.total["captions"])
-        return f"{table}\n{cut:,} longer than the model's {self.context} tokens ({cut / captions:.1%})"
-
-    def _image_table(self) -> str:
-        if self.sizes is None or self.sizes["width"] is None:
-            return "The images were not decoded." if self.sizes is None else "No image could be decoded."
-        rows = [[name, *_cells(self.sizes[name], form)] for name, form in MEASURES.items()]
-        tallies = {**self.sizes["formats"], **self.sizes["modes"]}
-        notes = [", ".join(f"{name} {count:,}" for name, count in tallies.items())]
-        notes += [f"{self.sizes['rotated']:,} rotated by EXIF"] if self.sizes["rotated"] else []
-        notes += [] if self.side is None else [f"{self.sizes['small']:,} smaller than the model's {self.side}"]
-        return f"{text_table(['images', *STATISTICS], rows)}\n{'; '.join(notes)}"
+        return "\n\n".join([*paragraphs, text_table(["", *STATISTICS], rows), self._verdict()])
 
     def _verdict(self) -> str:
         if self.left_out == self.total["records"]:
             return "Nothing to train on: no record can be used."
-        if not self.errors:
-            ready = "Ready to train, as far as captions show" if self.sizes is None else "Ready to train"
-            return f"{ready}; look at the warnings first." if self.warnings else f"{ready}."
-        records = f"{self.left_out:,} of {counted(self.total['records'], 'record')}"
-        return f"Not ready: {records} will be skipped in training, and {counted(self.unread, 'row')} of the source."
+        if self.errors:
+            records = f"{self.left_out:,} of {counted(self.total['records'], 'record')}"
+            return f"Not ready: {records} will be skipped in training, and {counted(self.unread, 'row')} of the source."
+        ready = "Ready to train" if "width" in self.lengths else "Ready to train, as far as captions show"
+        return f"{ready}; look at the warnings first." if self.warnings else f"{ready}."
 
 
 def check_data(
@@ -176,7 +124,11 @@ def check_data(
 
     keys = [record.image.key for record in records]
     sources = {key: record.image for key, record in zip(keys, records)}
-    found = dict(zip(sources, inspect_images(list(sources.values()), image_transform))) if images else {}
+    found: dict[str, ImageInfo | Problem] = {}
+    with decoding_threads(cpu_count()) as pool, progress("reading images") as bar:
+        inspected = in_order(pool, partial(_inspect, transform=image_transform), sources.values(), AHEAD)
+        if images:
+            found = {key: info for info, key in zip(inspected, bar.iterate(sources), strict=True)}
     valid = {key: info for key, info in found.items() if isinstance(info, ImageInfo)}
     for record, key in zip(records, keys):
         info = found.get(key)
@@ -194,67 +146,50 @@ def check_data(
         [(row, text) for row, _, text in captions],
     )
     problems += [group.to_problem() for group in groups]
-
-    splits = np.array([record.split for record in records], dtype=object)  # [N]
-    owner = np.array([row for row, *_ in captions], dtype=np.int64)  # [T]
-
-    def counts(chosen: np.ndarray) -> dict[str, Any]:
-        own = chosen[owner]  # [T]
-        return {
-            "records": int(chosen.sum()),
-            "captions": int(own.sum()),
-            "images": len({keys[row] for row in np.flatnonzero(chosen)}),
-            "words": _statistics(words[own]),
-            "tokens": None if context is None else _statistics(tokens[own]),
-            "cut": None if context is None else int((tokens[own] > context).sum()),
-        }
-
+    problems = sorted([*data.problems, *problems], key=lambda problem: _ORDER[problem.kind])
+    levels: tuple[dict[str, list[Problem]], dict[str, list[Problem]]] = ({}, {})
+    for problem in problems:
+        levels[problem.kind not in ERRORS].setdefault(problem.kind, []).append(problem)
+    total = {"records": len(records), "captions": len(texts), "images": len(sources)}
+    sizes = np.array([info.size for info in valid.values()]).reshape(-1, 2)  # [K, 2]
+    measures = {"words": words, "width": sizes[:, 0], "height": sizes[:, 1], "megapixels": sizes.prod(1) / 1e6}
+    if context is not None:
+        total["cut"] = int((tokens > context).sum())
+        measures = {"words": words, "tokens": tokens, **measures}
+    if side is not None and images:
+        total["small"] = int((sizes.min(1) < side).sum())
     return CheckResult(
         name=data.name,
-        total=counts(np.ones(len(records), dtype=bool)),
-        splits={name: counts(splits == name) for name in dict.fromkeys(splits.tolist()) if name is not None},
-        sizes=_sizes(list(valid.values()), side) if images else None,
-        problems=sorted([*data.problems, *problems], key=lambda problem: _ORDER[problem.kind]),
+        splits=data.splits(),
+        total=total,
+        lengths={name: _statistics(values) for name, values in measures.items() if len(values)},
+        errors=levels[0],
+        warnings=levels[1],
         groups=sorted(groups, key=lambda group: _ORDER[group.kind]),
         unfinished=unfinished,
         left_out=sum(not kept or (images and key not in valid) for kept, key in zip(readable, keys)),
         unread=sum(problem.kind in ERRORS for problem in data.problems),
-        context=context,
-        side=side,
     )
 
 
-@dataclass(frozen=True)
-class ImageInfo:
+class ImageInfo(NamedTuple):
     """A valid image without its pixels: hash of its bytes, fingerprint (None: too plain), size when upright."""
 
     content: bytes
     fingerprint: bytes | None
     size: tuple[int, int]
-    format: str
-    mode: str
-    rotated: bool
-
-
-def inspect_images(sources: Sequence[ImageSource], transform: ImageTransform | None) -> list[ImageInfo | Problem]:
-    """Decode all of these in threads; a model's transform may refuse images that are valid otherwise."""
-    with decoding_threads(cpu_count()) as pool, progress("reading images") as bar:
-        found = in_order(pool, partial(_inspect, transform=transform), sources, AHEAD)
-        return [info for info, _ in zip(found, bar.iterate(sources), strict=True)]
 
 
 def _inspect(source: ImageSource, transform: ImageTransform | None) -> ImageInfo | Problem:
     try:
         content = source.read()
         image = source.decode(content)
-        thumbnail = preprocess_image(image, THUMBNAIL).numpy()
-        size, turned = upright_shape(image), orientation(image) > 1
+        thumbnail, size = preprocess_image(image, THUMBNAIL).numpy(), upright_shape(image)
         if transform is not None:
-            transform.resized(*size)
+            transform.resized(*size)  # it may refuse an image that is valid otherwise
     except InvalidImage as error:
         return Problem(error.kind, source.key, str(error))
-    fingerprint = image_fingerprint(thumbnail)
-    return ImageInfo(sha256(content).digest(), fingerprint, size, image.format or "no format", image.mode, turned)
+    return ImageInfo(sha256(content).digest(), image_fingerprint(thumbnail), size)
 
 
 def _garbled(text: str) -> int | None:
@@ -267,27 +202,8 @@ def _garbled(text: str) -> int | None:
     return found and found.start()
 
 
-def _sizes(images: Sequence[ImageInfo], side: int | None) -> dict[str, Any]:
-    sizes = np.array([image.size for image in images]).reshape(-1, 2)  # [N, 2]
-    measures = (*sizes.T, sizes.prod(1) / 1e6)
-    return {
-        **{name: _statistics(values) for name, values in zip(MEASURES, measures, strict=True)},
-        "formats": dict(Counter(image.format for image in images).most_common()),
-        "modes": dict(Counter(image.mode for image in images).most_common()),
-        "rotated": sum(image.rotated for image in images),
-        "small": None if side is None else int((sizes.min(1) < side).sum()),
-    }
-
-
-def _statistics(values: np.ndarray) -> dict[str, float] | None:
-    """Mean, least, three percentiles and greatest; None if there are no values."""
-    if not len(values):
-        return None
+def _statistics(values: np.ndarray) -> dict[str, float]:
     return dict(zip(STATISTICS, [float(np.mean(values)), *np.quantile(values, [0, 0.05, 0.5, 0.95, 1]).tolist()]))
-
-
-def _cells(statistics: Mapping[str, float] | None, form: str = ",.0f") -> list[str]:
-    return [""] * len(STATISTICS) if statistics is None else [format(value, form) for value in statistics.values()]
 
 
 def _printable(text: str) -> str:

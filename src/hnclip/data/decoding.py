@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from hnclip.core import ImageSource, InvalidImage, Problem, upright_shape
-from hnclip.data.derived_images import render, root
+from hnclip.data.image_sources import render, root
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.util.console import Iterate
 
@@ -37,39 +37,34 @@ class Decoded(NamedTuple):
 def decode_all(
     wanted: Mapping[bytes, ImageSource],
     transform: ImageTransform,
-    known: Container[bytes],
-    workers: int,
-    progress: Iterate,
+    workers: int | None = None,
+    *,
+    known: Container[bytes] = (),
+    progress: Iterate = iter,
 ) -> Generator[tuple[bytes, Decoded | Problem], None, None]:
-    """Decode images in threads, one decode for all that are derived from the same file.
-
-    Args:
-        wanted: by name.
-        known: hashes of contents whose pixels are not needed.
-    """
+    """Decode images, given by name, in threads, one decode for all that are derived from the same file. Pixels are empty
+    if the hash of the content is `known`."""
     files: dict[str, list[tuple[bytes, ImageSource]]] = {}
     for name, source in wanted.items():
         files.setdefault(root(source).key, []).append((name, source))
 
     def decode(group: list[tuple[bytes, ImageSource]]) -> list[tuple[bytes, Decoded | Problem]]:
-        base, content = root(group[0][1]), None
-        done: dict[str, Image.Image] = {}
+        base, content, done = root(group[0][1]), None, dict[str, Image.Image]()
         results: list[tuple[bytes, Decoded | Problem]] = []
         for name, source in group:
             try:
                 content = base.read() if content is None else content
                 digest = hash_bytes(content + source.key.removeprefix(base.key).encode())
-                if digest in known:
-                    results.append((name, Decoded(digest, np.empty(0, np.uint8), (0, 0))))
-                    continue
-                image = render(source, content, done)
-                pixels = preprocess_image(image, transform).numpy()
-                results.append((name, Decoded(digest, pixels, upright_shape(image))))
+                result = Decoded(digest, np.empty(0, np.uint8), (0, 0))
+                if digest not in known:
+                    image = render(source, content, done)
+                    result = Decoded(digest, preprocess_image(image, transform).numpy(), upright_shape(image))
+                results.append((name, result))
             except InvalidImage as error:
                 results.append((name, Problem(error.kind, source.key, str(error))))
         return results
 
-    with decoding_threads(workers) as pool:
+    with decoding_threads(workers or cpu_count()) as pool:
         for _, results in zip(progress(range(len(files))), in_order(pool, decode, files.values(), AHEAD)):
             yield from results
 
@@ -103,8 +98,7 @@ def in_order(
 
 def cpu_count() -> int:
     """CPUs that this process may use, at most as many as decoding makes use of."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(WORKERS, found)
+    return min(WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def hash_bytes(content: bytes) -> bytes:

@@ -1,8 +1,7 @@
 """Duplicates and near-duplicates among records, by their images and their captions.
 
 A group of near-duplicates is connected by similar pairs. Captions are compared as sets of runs of three words (Jaccard
-similarity), images by a fingerprint of 64 slow waves. Every similar pair is found, although only pairs that share a
-rare run, or a part of the fingerprint, are compared.
+similarity), images by a fingerprint of 64 slow waves. Every similar pair is found.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from hnclip.core import Problem, Record
 from hnclip.data.images import ImageTransform
 
-MOST_CAPTIONS = 200_000  # more are not searched
+MOST = 200_000  # images or captions; more are not compared
 MOST_CAPTION_PAIRS = 20_000_000  # a limit for captions that all share their runs: about a minute
-MOST_IMAGE_PAIRS = 1_000_000_000
+BLOCK = 128  # images that are compared with all others at once
 
 # Scripts without spaces between words (kana, Han) are read letter by letter.
 _LETTER = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -32,7 +30,6 @@ SIDE = 32
 THUMBNAIL = ImageTransform(SIDE, squash=True, resample="bilinear")
 _FAINT = 0.25  # grey levels; the sign of a weaker wave is noise
 _PLAIN = 16  # strong waves that an image needs; flat images and gradients have fewer, and all look the same
-_CORRELATION = 0.96  # of 100 crops of 2 % 98 are above, other drawings on one background are below
 _GREY = (0.299, 0.587, 0.114)
 _STEPS = np.arange(SIDE)
 _WAVES = np.cos(np.pi / SIDE * _STEPS[:, None] * (_STEPS + 0.5)) * 2**0.5 / SIDE  # [wave, pixel]
@@ -43,7 +40,7 @@ _SPEED = _SLOWEST.sum(1)  # [64]
 @dataclass(frozen=True)
 class DuplicateGroup:
     """Ids of records with equal or nearly equal images or captions, in the order of the data, and their declared
-    splits. `example` is one of the captions."""
+    splits. `example` is one of the captions, in lower case."""
 
     kind: str
     ids: tuple[str, ...]
@@ -64,26 +61,22 @@ def find_duplicates(
     fingerprints: Mapping[bytes, bytes],
     captions: Iterable[tuple[int, str]],
 ) -> tuple[list[DuplicateGroup], list[str]]:
-    """Records with the same or nearly the same image or caption, and the kinds of which there may be more.
+    """Records with the same or nearly the same image or caption, and the kinds that were not searched completely.
 
     Records that name one image by one key are its captions, no duplicates, unless they are in two splits. Equal
-    captions (but for case and white space) count if their images differ. Near-duplicates that the source declares
-    itself, by one `group`, do not count.
+    captions (but for case and white space) count if their images differ. Near-duplicates of one declared `group` do
+    not count.
 
     Args:
-        contents: hash of the bytes of each valid image by its key; others are known by their key alone.
-        fingerprints: by those hashes, of images that are not too plain.
+        contents: hash of the bytes of each valid image by its key, and `fingerprints` by those hashes.
         captions: valid ones, with the index of their record.
     """
     by_image, by_text = defaultdict[Hashable, list[int]](list), defaultdict[str, list[int]](list)
     image_of = [contents.get(record.image.key, record.image.key) for record in records]
     for index, image in enumerate(image_of):
         by_image[image].append(index)
-    texts: dict[str, str] = {}
     for index, text in captions:
-        normal = " ".join(text.split()).casefold()
-        by_text[normal].append(index)
-        texts.setdefault(normal, text)
+        by_text[" ".join(text.split()).casefold()].append(index)
     groups: list[DuplicateGroup] = []
 
     def report(kind: str, found: Iterable[int], differ: Sequence[Hashable], example: str | None = None) -> None:
@@ -101,44 +94,21 @@ def find_duplicates(
     for members in by_image.values():
         report("same image", members, keys)
     similar, all_images = near_duplicate_images(list(fingerprints.values()))
-    hashes, normals = list(fingerprints), list(texts)
+    hashes, texts = list(fingerprints), list(by_text)
     for numbers in similar:
         report("similar image", (index for number in numbers for index in by_image[hashes[number]]), image_of)
-    for normal, members in by_text.items():
-        report("same caption", members, image_of, texts[normal])
-    similar, all_texts = near_duplicate_captions(normals)
+    for text, members in by_text.items():
+        report("same caption", members, image_of, text)
+    similar, all_texts = near_duplicate_captions(texts)
     for numbers in similar:
-        found = (index for number in numbers for index in by_text[normals[number]])
-        report("similar caption", found, image_of, texts[normals[numbers[0]]])
+        found = (index for number in numbers for index in by_text[texts[number]])
+        report("similar caption", found, image_of, texts[numbers[0]])
     groups.sort(key=lambda group: (len(group.splits) < 2, -len(group.ids)))  # leaks between splits, then large groups
     return groups, ["similar image"] * (not all_images) + ["similar caption"] * (not all_texts)
 
 
-class _Groups:
-    """Union-find: connected components of numbers from 0."""
-
-    def __init__(self, count: int) -> None:
-        self.parent = list(range(count))
-
-    def find(self, number: int) -> int:
-        while (above := self.parent[number]) != number:
-            self.parent[number] = number = self.parent[above]
-        return number
-
-    def join(self, one: int, other: int) -> None:
-        low, high = sorted((self.find(one), self.find(other)))
-        self.parent[high] = low
-
-    def lists(self) -> list[list[int]]:
-        """Groups of two and more, in ascending order."""
-        found = defaultdict(list)
-        for number in range(len(self.parent)):
-            found[self.find(number)].append(number)
-        return [members for members in found.values() if len(members) > 1]
-
-
 def near_duplicate_captions(texts: Collection[str], threshold: float = 0.8) -> tuple[list[list[int]], bool]:
-    """Groups of captions, and whether the search is complete: above 200,000 captions there is none.
+    """Groups of captions, and whether the search is complete.
 
     Args:
         threshold: least share of their runs of three words that two captions have in common, of all that they have.
@@ -148,12 +118,12 @@ def near_duplicate_captions(texts: Collection[str], threshold: float = 0.8) -> t
         Two sets that reach the threshold t share at least t·n of the n runs of each. In one order of all runs, rare
         ones first, they therefore share one of the first n - t·n + 1 (prefix filter).
     """
-    if not 0 < len(texts) <= MOST_CAPTIONS:
+    if not 0 < len(texts) <= MOST:
         return [], not texts
     runs = [_runs(text) for text in texts]
     _, inverse, counts = np.unique(np.concatenate(runs), return_inverse=True, return_counts=True)
     frequency = np.split(counts[inverse], np.cumsum([len(own) for own in runs])[:-1])
-    groups, index, pairs = _Groups(len(runs)), defaultdict[int, list[int]](list), 0
+    labels, index, pairs = np.arange(len(runs)), defaultdict[int, list[int]](list), 0
     for number in sorted(range(len(runs)), key=lambda number: len(runs[number])):
         own, often = set(runs[number].tolist()), frequency[number]
         least = threshold * len(own) - _ROUNDING
@@ -161,15 +131,15 @@ def near_duplicate_captions(texts: Collection[str], threshold: float = 0.8) -> t
         prefix = runs[number][rare[often[rare] > 1]].tolist()  # without runs of this text alone
         pairs += sum(len(index[run]) for run in prefix)
         if pairs > MOST_CAPTION_PAIRS:
-            return groups.lists(), False
+            return _groups(labels), False
         for other in {other for run in prefix for other in index[run] if len(runs[other]) >= least}:
-            if groups.find(other) != groups.find(number):
+            if labels[other] != labels[number]:
                 shared = len(own.intersection(runs[other].tolist()))
                 if shared / (len(own) + len(runs[other]) - shared) >= threshold:
-                    groups.join(other, number)
+                    _join(labels, [other, number])
         for run in prefix:
             index[run].append(number)
-    return groups.lists(), True
+    return _groups(labels), True
 
 
 def _runs(text: str) -> np.ndarray:
@@ -180,20 +150,16 @@ def _runs(text: str) -> np.ndarray:
 
 
 def image_fingerprint(thumbnail: np.ndarray) -> bytes | None:
-    """The 64 slowest waves of an image: the cosine transform of its grey levels, without the mean.
-
-    Returns:
-        The bytes of [64] float16, in grey levels; None if the image is too plain to be told from others.
-
-    Shape:
-        thumbnail [3, 32, 32] uint8, by `THUMBNAIL`
-    """
+    """The 64 slowest waves of an image [3, 32, 32] by `THUMBNAIL`: the cosine transform of its grey levels without the
+    mean, as bytes of [64] float16. None if the image is too plain to be told from others."""
     grey = np.tensordot(_GREY, thumbnail, 1)  # [32, 32]
     waves = (_WAVES @ grey @ _WAVES.T)[tuple(_SLOWEST.T)]  # [64]
     return None if np.count_nonzero(np.abs(waves) > _FAINT) < _PLAIN else waves.astype(np.float16).tobytes()
 
 
-def near_duplicate_images(fingerprints: Sequence[bytes], bits: int = 4) -> tuple[list[list[int]], bool]:
+def near_duplicate_images(
+    fingerprints: Sequence[bytes], bits: int = 4, correlation: float = 0.96
+) -> tuple[list[list[int]], bool]:
     """Groups of fingerprints, and whether the search is complete.
 
     Compression, another size, other light or a small mark change 0 to 4 of the 64 signs, a crop by 2 % about 4; two
@@ -201,25 +167,33 @@ def near_duplicate_images(fingerprints: Sequence[bytes], bits: int = 4) -> tuple
     must correlate as well; images have more of the slow waves, so fast ones have more weight.
 
     Args:
-        bits: most signs in which two near-duplicates differ. Divided into `bits` + 1 parts, the signs of two
-            near-duplicates agree in at least one part.
+        bits: most signs in which two near-duplicates differ.
+        correlation: of 100 crops of 2 % 98 are above, other drawings on one background are below.
     """
+    if len(fingerprints) > MOST:
+        return [], False
     waves = np.frombuffer(b"".join(fingerprints), np.float16).reshape(-1, 64).astype(np.float32)  # [N, 64]
-    positive = waves > 0
+    signs = np.where(waves > 0, np.float32(1), np.float32(-1))
     waves *= np.sqrt(_SPEED)
     waves /= np.linalg.norm(waves, axis=1, keepdims=True)
-    groups, pairs = _Groups(len(waves)), 0
-    for start, end in pairwise(64 * part // (bits + 1) for part in range(bits + 2)):
-        buckets = defaultdict(list)
-        for number, part in enumerate(np.packbits(positive[:, start:end], axis=1)):
-            buckets[part.tobytes()].append(number)
-        for members in map(np.array, buckets.values()):
-            pairs += len(members) ** 2 // 2
-            if pairs > MOST_IMAGE_PAIRS:
-                return groups.lists(), False
-            for place, one in enumerate(members[:-1].tolist()):
-                others = members[place + 1 :]
-                others = others[(positive[others] != positive[one]).sum(1) <= bits]
-                for other in others[waves[others] @ waves[one] >= _CORRELATION].tolist():
-                    groups.join(one, other)
-    return groups.lists(), True
+    labels = np.arange(len(waves))
+    for start in range(0, len(waves), BLOCK):
+        block = slice(start, start + BLOCK)
+        near = (waves[block] @ waves[start:].T >= correlation) & (signs[block] @ signs[start:].T >= 64 - 2 * bits)
+        for row in near:  # [N - start], each image itself included
+            _join(labels, start + np.flatnonzero(row))
+    return _groups(labels), True
+
+
+def _join(labels: np.ndarray, members: Sequence[int] | np.ndarray) -> None:
+    found = labels[members]
+    if (found != found[0]).any():
+        labels[np.isin(labels, found)] = found.min()
+
+
+def _groups(labels: np.ndarray) -> list[list[int]]:
+    """Numbers with the same label, two and more, in ascending order."""
+    found = defaultdict(list)
+    for number, label in enumerate(labels.tolist()):
+        found[label].append(number)
+    return [members for members in found.values() if len(members) > 1]

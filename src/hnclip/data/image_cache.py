@@ -12,11 +12,12 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from hnclip.core import ImageSource, InvalidImage, Problem
-from hnclip.data.decoding import Decoded, cpu_count, decode_all, hash_bytes
+from hnclip.data.decoding import Decoded, decode_all, hash_bytes
 from hnclip.data.images import ImageTransform
 from hnclip.util.console import Iterate
 from hnclip.util.files import exclusive_lock, replace_file
@@ -49,9 +50,9 @@ ENTRY = np.dtype(
 class CachedPixels:
     """Rows of an array in memory or in a mapped file, indexed like a uint8 tensor [N, 3, S, S]; indexing copies.
 
-    Args:
+    Shape:
         array: [R, 3, S, S]
-        rows: [N]; images with the same content have the same row.
+        rows: [N]; images with the same content have the same row
     """
 
     def __init__(self, array: np.ndarray, rows: np.ndarray) -> None:
@@ -78,16 +79,9 @@ class CachedPixels:
         return copies  # [n, 3, S, S]
 
 
-@dataclass(frozen=True)
-class LoadedImages:
-    """The K of N images that could be loaded.
-
-    Shape:
-        pixels: uint8 [K, 3, S, S]
-        kept: their indices among the N, in order
-        sizes: [K, 2], width and height of the upright image
-        problems: by index, what is wrong with the others
-    """
+class LoadedImages(NamedTuple):
+    """The K of N images that could be loaded: pixels [K, 3, S, S], their indices among the N, width and height [K, 2] of
+    the upright images; and by index what is wrong with the others."""
 
     pixels: CachedPixels
     kept: tuple[int, ...]
@@ -108,18 +102,13 @@ def load_images(
     workers: int | None = None,
     progress: Iterate = iter,
 ) -> LoadedImages:
-    """All images through `preprocess_image`; cached ones are neither read nor decoded.
-
-    Images derived from the same file (crops, edge maps) are made from one decode of it. An image is known by its key
-    and stamp; invalid images are tried again every time.
+    """All images through `preprocess_image`; cached ones, known by key and stamp, are neither read nor decoded. Invalid
+    images are tried again every time. OSError if the cache cannot be written.
 
     Args:
         cache: directory of all caches; with None, images are held in memory.
         workers: decoding threads; the number of CPUs, at most 16, if not given.
         progress: iterates over the files that have to be decoded.
-
-    Raises:
-        OSError: the cache cannot be written.
     """
     store = _Memory(transform) if cache is None else _Store(cache / "images" / _cache_name(transform), transform)
     problems: dict[int, Problem] = {}
@@ -129,8 +118,17 @@ def load_images(
             names[index] = hash_bytes(f"{source.key}\0{source.stamp()}".encode("utf-8", "surrogatepass"))
         except InvalidImage as error:
             problems[index] = Problem(error.kind, source.key, str(error))
-    missing = {name: sources[index] for index, name in names.items() if name not in store.entries}
-    failed = store.fill(missing, workers or cpu_count(), progress) if missing else {}
+    failed: dict[bytes, Problem] = {}
+    if any(name not in store.entries for name in names.values()):
+        with store.writing():
+            missing = {name: sources[index] for index, name in names.items() if name not in store.entries}
+            # Closed before the files are, also if they cannot be written.
+            with closing(decode_all(missing, transform, workers, known=store.known, progress=progress)) as results:
+                for name, result in results:
+                    if isinstance(result, Problem):
+                        failed[name] = result
+                    else:
+                        store.add(name, result)
     problems |= {index: failed[name] for index, name in names.items() if name in failed}
     kept = tuple(index for index in names if index not in problems)
     found = np.array([store.entries[names[index]] for index in kept], dtype=np.int64).reshape(-1, 4)
@@ -141,29 +139,16 @@ class _Memory:
     """The images of one call, in memory."""
 
     def __init__(self, transform: ImageTransform) -> None:
-        self._transform = transform
         self._shape = (3, transform.size, transform.size)
         self.entries: dict[bytes, Facts] = {}  # by source
         self.known: dict[bytes, Facts] = {}  # by content
         self._rows: list[np.ndarray] = []
 
-    def fill(self, wanted: Mapping[bytes, ImageSource], workers: int, progress: Iterate) -> dict[bytes, Problem]:
-        """Decode images and add each as soon as it is ready. Returns the problems of those that are invalid."""
-        problems: dict[bytes, Problem] = {}
-        with self._writing():
-            missing = {name: source for name, source in wanted.items() if name not in self.entries}
-            with closing(decode_all(missing, self._transform, self.known, workers, progress)) as results:
-                for name, result in results:
-                    if isinstance(result, Problem):
-                        problems[name] = result
-                    else:
-                        self._add(name, result)
-        return problems
-
-    def _writing(self) -> AbstractContextManager[None]:
+    def writing(self) -> AbstractContextManager[None]:
+        """Images can be added in this block."""
         return nullcontext()
 
-    def _add(self, name: bytes, image: Decoded) -> None:
+    def add(self, name: bytes, image: Decoded) -> None:
         if image.content not in self.known:
             self.known[image.content] = (len(self._rows), *image.size, 0)
             self._rows.append(image.pixels)
@@ -178,8 +163,7 @@ class _Store(_Memory):
 
     def __init__(self, directory: Path, transform: ImageTransform) -> None:
         super().__init__(transform)
-        self._directory = directory
-        self._pixels, self._index = directory / PIXELS, directory / INDEX
+        self._directory, self._pixels, self._index = directory, directory / PIXELS, directory / INDEX
         self._row_bytes = 3 * transform.size**2
         self._read()
 
@@ -203,13 +187,12 @@ class _Store(_Memory):
         if not len(rows):  # a file without bytes cannot be mapped
             return []
         pixels = np.memmap(self._pixels, np.uint8, "r", shape=(int(rows[-1]) + 1, self._row_bytes))
+
+        def wrong(chosen: Iterable[int]) -> list[int]:
+            return [int(rows[at]) for at in chosen if zlib.crc32(pixels[rows[at]]) != entries["crc"][first[at]]]
+
         spread = range(0, len(rows), len(rows) // (CHECKED // 2) + 1)
-        wrong: list[int] = []
-        for chosen in ({*spread, *range(len(rows))[-CHECKED // 2 :]}, range(len(rows))):
-            wrong = [int(rows[at]) for at in chosen if zlib.crc32(pixels[rows[at]]) != entries["crc"][first[at]]]
-            if not wrong:
-                break
-        return wrong
+        return wrong(range(len(rows))) if wrong({*spread, *range(len(rows))[-CHECKED // 2 :]}) else []
 
     def pixels(self, rows: np.ndarray) -> CachedPixels:
         if not len(rows):
@@ -218,19 +201,31 @@ class _Store(_Memory):
         return CachedPixels(np.memmap(self._pixels, np.uint8, "r", shape=shape), rows)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
         """Lock the cache, repair it, and open its files."""
         with ExitStack() as stack:
             with self._explained():
                 self._directory.mkdir(parents=True, exist_ok=True)
-                stack.callback(_acquire(self._directory / LOCK).release)
+                stack.enter_context(_lock(self._directory / LOCK))
                 self._repair()  # also finds what another process wrote in the meantime
-                self._pixel_file = stack.enter_context(self._pixels.open("ab", buffering=0))
-                self._index_file = stack.enter_context(self._index.open("ab", buffering=0))
-                for file, size in ((self._pixel_file, self._row_bytes), (self._index_file, ENTRY.itemsize)):
+                pixels, index = (
+                    stack.enter_context(path.open("ab", buffering=0)) for path in (self._pixels, self._index)
+                )
+                for file, size in ((pixels, self._row_bytes), (index, ENTRY.itemsize)):
                     file.truncate(file.tell() // size * size)  # of an interrupted writer
+            self._files = pixels, index
             yield
-            os.fsync(self._pixel_file.fileno())
+            os.fsync(pixels.fileno())
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, NotImplementedError) as error:  # the latter on file systems without locks
+            raise OSError(
+                f"the image cache {self._directory} cannot be written ({error}): free some space, or choose another "
+                "directory with --read.cache or HNCLIP_CACHE"
+            ) from error
 
     def _repair(self) -> None:
         """Replace a damaged index by its valid entries. Readers keep the pixels that they have mapped."""
@@ -243,28 +238,19 @@ class _Store(_Memory):
         if not len(valid):
             self._pixels.unlink(missing_ok=True)
 
-    def _add(self, name: bytes, image: Decoded) -> None:
+    def add(self, name: bytes, image: Decoded) -> None:
+        pixels, index = self._files
         with self._explained():
             if image.content not in self.known:
-                row, content = self._pixel_file.tell() // self._row_bytes, image.pixels.tobytes()
-                _write(self._pixel_file, content)
+                row, content = pixels.tell() // self._row_bytes, image.pixels.tobytes()
+                _write(pixels, content)
                 if not row % FLUSHED:
-                    os.fsync(self._pixel_file.fileno())
+                    os.fsync(pixels.fileno())
                 self.known[image.content] = (row, *image.size, zlib.crc32(content))
             entry = np.array([(name, image.content, *self.known[image.content], 0)], ENTRY)
             entry["check"] = _checksums(entry)
-            _write(self._index_file, entry.tobytes())
-            self.entries[name] = self.known[image.content]
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, NotImplementedError) as error:  # the latter on file systems without locks
-            raise OSError(
-                f"the image cache {self._directory} cannot be written ({error}): free some space, or choose another "
-                "directory with --read.cache or HNCLIP_CACHE"
-            ) from error
+            _write(index, entry.tobytes())
+        self.entries[name] = self.known[image.content]
 
 
 def _write(file: FileIO, content: bytes) -> None:
@@ -278,14 +264,12 @@ def _checksums(entries: np.ndarray) -> np.ndarray:
     return np.bitwise_xor.reduce(words, axis=1) ^ np.uint32(0x9E3779B9)
 
 
-def _acquire(path: Path) -> FileLock:
-    lock = FileLock(path)
+def _lock(path: Path) -> AbstractContextManager[object]:
     try:
-        lock.acquire(timeout=1)
+        return FileLock(path).acquire(timeout=1)
     except Timeout:
         log.info("waiting for another process that fills the image cache")
-        lock.acquire()
-    return lock
+        return FileLock(path).acquire()
 
 
 def _cache_name(transform: ImageTransform) -> str:
@@ -297,7 +281,7 @@ def _cache_name(transform: ImageTransform) -> str:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """A cache of one geometry. `geometry` is empty if it has another format and is not used any more."""
+    """A cache of one geometry, which is empty if it has another format and is not used any more."""
 
     path: Path
     geometry: str
@@ -308,13 +292,12 @@ class CacheInfo:
 def list_caches(cache: Path) -> list[CacheInfo]:
     """All image caches in the cache directory, with the images that they know and their sizes on disk."""
     found = []
-    for path in sorted((cache / "images").glob("*/")):
-        if any(path.glob("index.*")):
-            number, _, geometry = path.name.partition("-")
-            current = number == str(FORMAT)
-            images = (path / INDEX).stat().st_size // ENTRY.itemsize if current else 0
-            size = sum(file.stat().st_size for file in path.iterdir())
-            found.append(CacheInfo(path, geometry.replace("-", ", ") if current else "", images, size))
+    for path in sorted(index.parent for index in (cache / "images").glob("*/index.*")):
+        number, _, geometry = path.name.partition("-")
+        current = number == str(FORMAT)
+        images = (path / INDEX).stat().st_size // ENTRY.itemsize if current else 0
+        size = sum(file.stat().st_size for file in path.iterdir())
+        found.append(CacheInfo(path, geometry.replace("-", ", ") if current else "", images, size))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Images as files, members of tar files, or cells of tables: bytes in, checked pixels out."""
+"""Images as files, members of tar files, or cells of tables, and what is derived from them: crops and edge maps."""
 
 from __future__ import annotations
 
@@ -6,35 +6,25 @@ import io
 import os
 import stat
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from hnclip.core import ImageSource, InvalidImage
+from hnclip.core import Box, ImageSource, InvalidImage
+from hnclip.util.optional import import_extra
 
 # Twice the size from which Pillow warns, where Pillow itself refuses: 0.5 GB as RGB.
 MAX_PIXELS = 178_956_970
 
-# The formats that are decoded, whatever a file is called, and their suffixes. Pillow knows more, but some of those
-# start other programs.
-FORMATS = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
-    "MPO": (".mpo",),
-    "PNG": (".png",),
-    "WEBP": (".webp",),
-    "GIF": (".gif",),
-    "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"),
-    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
-    "AVIF": (".avif",),
-    "JPEG2000": (".jp2", ".j2k", ".jpx"),
-    "PCX": (".pcx",),
-}
-IMAGE_SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
+# The formats that are decoded, whatever a file is called. Pillow knows more, but some of those start other programs.
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "PCX")
+SUFFIXES = "jpg jpeg jpe jfif mpo png webp gif bmp tif tiff ppm pgm pbm pnm avif jp2 j2k jpx pcx"
+IMAGE_SUFFIXES = frozenset(f".{suffix}" for suffix in SUFFIXES.split())
 
 
 def is_image_name(name: str) -> bool:
@@ -45,12 +35,11 @@ def is_image_name(name: str) -> bool:
 
 def decode_image(content: bytes, where: str) -> Image.Image:
     """The image in these bytes, fully decoded. Raises InvalidImage, which names `where`."""
-    if not content:
-        raise InvalidImage("corrupt image", f"{where} is empty")
+    Image.init()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is checked below
-            image = Image.open(io.BytesIO(content), formats=_formats())
+            image = Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN])
         if image.width * image.height > MAX_PIXELS:
             size = f"{image.width} × {image.height} pixels; at most {MAX_PIXELS:,} are decoded"
             raise Image.DecompressionBombError(size)
@@ -58,18 +47,12 @@ def decode_image(content: bytes, where: str) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise InvalidImage("oversized image", f"{where}: {error}") from error
     except UnidentifiedImageError as error:
-        raise InvalidImage("corrupt image", f"{where} is not in an image format that Pillow reads") from error
+        reason = "is not in an image format that Pillow reads" if content else "is empty"
+        raise InvalidImage("corrupt image", f"{where} {reason}") from error
     except Exception as error:  # Pillow's plugins raise many types for damaged data
         kind = "truncated image" if "truncated" in str(error).lower() else "corrupt image"
         raise InvalidImage(kind, f"{where} cannot be decoded: {error}") from error
     return image
-
-
-@cache
-def _formats() -> tuple[str, ...]:
-    """Those of FORMATS that the installed Pillow can read."""
-    Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 class EncodedImage(ImageSource):
@@ -135,13 +118,8 @@ class TarImage(EncodedImage):
 
 @dataclass(frozen=True, slots=True)
 class CellImage(EncodedImage):
-    """An image in a cell of a table, encoded as a file would be.
-
-    Args:
-        name: the cell, for messages and as the key: unique, and the same in every run.
-        version: changes when the table changes, for example its size and time.
-        get: reads the cell's bytes.
-    """
+    """An image in a cell of a table, encoded as a file would be. `name` is unique and the same in every run; `version`
+    changes when the table changes; `get` reads the bytes."""
 
     name: str
     version: str
@@ -171,7 +149,94 @@ def _stamp(path: Path) -> str:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise InvalidImage("missing image", f"{path} does not exist") from error
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
-        raise InvalidImage("missing image", f"{str(path)!r} cannot be read: {error}") from error
+        missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        reason = f"{path} does not exist" if missing else f"{str(path)!r} cannot be read: {error}"
+        raise InvalidImage("missing image", reason) from error
+
+
+@dataclass(frozen=True)
+class DerivedImage(ImageSource):
+    """An image that is computed from another one. Its bytes are those of the base and its tag, so that equal bytes are
+    equal images."""
+
+    base: ImageSource
+
+    @property
+    @abstractmethod
+    def tag(self) -> str:
+        """The operation with everything that its result depends on."""
+
+    @abstractmethod
+    def apply(self, image: Image.Image) -> Image.Image:
+        """The operation on the base, an upright RGB or L image. Raises InvalidImage if it is not possible."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.base.key}{self.tag}"
+
+    def stamp(self) -> str:
+        return self.base.stamp()
+
+    def read(self) -> bytes:
+        return self.base.read() + self.tag.encode()
+
+    def decode(self, content: bytes) -> Image.Image:
+        return render(self, content[: -len(self.tag.encode())], {})
+
+
+def root(source: ImageSource) -> ImageSource:
+    """The image that is decoded for this one."""
+    return root(source.base) if isinstance(source, DerivedImage) else source
+
+
+def render(source: ImageSource, content: bytes, done: dict[str, Image.Image]) -> Image.Image:
+    """An image from the bytes of its `root`. `done` holds the images of this root by key, so that each is made once."""
+    from hnclip.data.images import to_rgb  # imports torch, without which data can be read
+
+    if source.key not in done:
+        if isinstance(source, DerivedImage):
+            base = render(source.base, content, done)
+            done[source.key] = source.apply(base if isinstance(source.base, DerivedImage) else to_rgb(base))
+        else:
+            done[source.key] = source.decode(content)
+    return done[source.key]
+
+
+@dataclass(frozen=True)
+class CropImage(DerivedImage):
+    """A box of an image. It is clipped to the image; without area inside the image it is invalid."""
+
+    box: Box
+
+    @property
+    def tag(self) -> str:
+        return "#crop={},{},{},{}".format(*self.box)
+
+    def apply(self, image: Image.Image) -> Image.Image:
+        left, top, right, bottom = self.box
+        inside = (max(0, left), max(0, top), min(right, image.width), min(bottom, image.height))
+        if inside[0] >= inside[2] or inside[1] >= inside[3]:
+            size = f"{image.width} × {image.height} pixels"
+            raise InvalidImage("missing image", f"{self.base.key}: the box {self.box} has no area in {size}")
+        return image.crop(inside)
+
+
+@dataclass(frozen=True)
+class EdgeImage(DerivedImage):
+    """The edge map of an image by OpenCV's Canny: white edges on black, from all three colour channels.
+
+    `CropImage(EdgeImage(image), box)` is StructXLIP's edge crop: a part of the map, not the map of a part, which would
+    have other edges at its border. StructXLIP does not publish its thresholds.
+    """
+
+    low: float = 100.0
+    high: float = 200.0
+
+    @property
+    def tag(self) -> str:
+        return f"#canny={self.low:g},{self.high:g}"
+
+    def apply(self, image: Image.Image) -> Image.Image:
+        cv2 = import_extra("cv2", "edge maps", "views")
+        return Image.fromarray(cv2.Canny(np.asarray(image.convert("RGB")), self.low, self.high))

@@ -31,9 +31,7 @@ class ImageTransform:
     instead, without its aspect ratio (SigLIP, ViT); `shortest` is then the side of that square before the crop (DeiT).
 
     Args:
-        size: side of the square that the model sees.
-        shortest: shortest side before the crop; None is the same as `size`.
-        squash: resize to a square instead of cropping one.
+        shortest: None is the same as `size`.
         resample: Pillow's filter of that name.
         mean, std: of each colour channel, for pixels between 0 and 1.
     """
@@ -63,9 +61,8 @@ class ImageTransform:
         short = min(width, height)
         columns, rows = int(side * width / short), int(side * height / short)  # rounded down, as transformers does
         if columns * rows > LARGEST:
-            raise InvalidImage(
-                "unusual image", f"the image is too thin: {width} × {height} would be resized to {columns} × {rows}"
-            )
+            resized = f"{width} × {height} would be resized to {columns} × {rows}"
+            raise InvalidImage("unusual image", f"the image is too thin: {resized}")
         return columns, rows
 
 
@@ -84,8 +81,7 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
         I, F: values must be in 0…255 and are rounded down; others are rejected.
         EXIF orientation: applied first. transformers ignores it.
 
-    Args:
-        image: not modified. If it is not decoded yet, Pillow's OSError for a damaged file passes through.
+    The image is not modified. If it is not decoded yet, Pillow's OSError for a damaged file passes through.
 
     Shape:
         returns [3, size, size] uint8
@@ -118,11 +114,8 @@ def _flatten(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         values = np.asarray(image)
         if not (values.min() >= 0 and values.max() <= 255):  # also rejects NaN
-            raise InvalidImage(
-                "unusual image",
-                f"the image has mode {image.mode} and values from {values.min()} to {values.max()}; only 0 to 255 is "
-                "supported: convert it to 8 bits first",
-            )
+            found = f"the image has mode {image.mode} and values from {values.min()} to {values.max()}"
+            raise InvalidImage("unusual image", f"{found}; only 0 to 255 is supported: convert it to 8 bits first")
         return image.convert("L")
     if image.has_transparency_data:
         clear = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")  # La converts only to LA

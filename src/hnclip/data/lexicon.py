@@ -27,19 +27,13 @@ def word_list(category: str) -> tuple[str, ...]:
 
 
 def filter_caption(text: str, categories: Sequence[str] = CATEGORIES, *, repair: bool = True) -> str:
-    """A caption without the words of these lists: whole words in any case, longest entries first.
+    """A caption without the words of these lists: whole words in any case, longest entries first. A text of which fewer
+    than two words other than stop words would remain is not changed.
 
     Args:
         repair: also remove hyphens and conjunctions of removed words, and choose between "a" and "an" again.
-
-    Returns:
-        The filtered text, or the text itself if fewer than two words other than stop words would remain.
-
-    Reference:
-        StructXLIP's released filter does not repair: "An orange tree" becomes "An tree".
+            StructXLIP's released filter does not: "An orange tree" becomes "An tree".
     """
-    if isinstance(categories, str):
-        raise ValueError(f"categories is a single string: give a list such as [{categories!r}]")
     word = _pattern(tuple(categories))
     left = _repaired(text, word) if repair else re.sub(rf"\b{word}\b", " ", text, flags=re.IGNORECASE)
     left = re.sub(r"\s+", " ", left)
@@ -70,18 +64,13 @@ def _pattern(categories: tuple[str, ...]) -> str:
 
 
 def load_filter(name: str) -> CaptionFilter:
-    """The filter of that name; it can be pickled.
-
-    Args:
-        name: `lexicon` for all lists, `blunt` for the same without repair, `lexicon:colours` or
-            `blunt:colours,materials` for some lists; or `package.module:function`, a function from text to text, for
-            example one that calls a language model.
-    """
+    """The filter of that name; it can be pickled. `lexicon` for all lists, `blunt` for the same without repair,
+    `lexicon:colours` or `blunt:colours,materials` for some lists; or `package.module:function`, a function from text to
+    text, for example one that calls a language model."""
     kind, colon, rest = name.partition(":")
     if kind in ("lexicon", "blunt"):
         categories = tuple(part.strip() for part in rest.split(",")) if colon else CATEGORIES
-        for category in categories:
-            word_list(category)
+        _pattern(categories)  # an unknown list is an error now, not at the first caption
         return partial(filter_caption, categories=categories, repair=kind == "lexicon")
     if not (kind and rest):
         raise ValueError(f"there is no filter {name!r}: use lexicon, blunt or package.module:function")

@@ -2,8 +2,8 @@
 
 The first line is a header: format number, kind, data source, and the tool with its settings. Every other line belongs
 to a record: its id, a mark (a hash of what the line was made from) and the content. One process at a time appends
-lines. Of two lines of a record the later one counts: its image or captions had changed. A killed process leaves at
-most part of a line at the end, which readers ignore and the next writer cuts off.
+lines; of two lines of a record the later one counts. A killed process leaves at most part of a line at the end, which
+readers ignore and the next writer cuts off.
 """
 
 from __future__ import annotations
@@ -48,12 +48,10 @@ class Manifest:
 
     def current(self, record: Record) -> Any:
         """The content for a record, None if there is none or if the record has changed since."""
-        if record.id not in self.entries:
-            return None
-        mark, content = self.entries[record.id]
         try:
+            mark, content = self.entries[record.id]
             return content if mark == record_mark(self.kind, record) else None
-        except InvalidImage:  # the image is gone
+        except (KeyError, InvalidImage):
             return None
 
     def append(self, id: str, mark: str, content: Any) -> None:
@@ -64,39 +62,28 @@ class Manifest:
 
 
 def manifest_path(read: ReadConfig, data: str, kind: Kind) -> Path:
-    """The manifest of a data source: in the directory `--read.prepared`, or else in the cache directory."""
+    """The manifest of a data source: in the directory `--read.prepared`, or else in the cache directory, by a name that
+    does not depend on the working directory."""
     if read.prepared is not None:
         return Path(read.prepared).expanduser() / f"{kind}.jsonl"
-    name = _data_name(data)
-    return cache_directory(read.cache) / "prepared" / f"{slugify(name)}-{_hash(name)}" / f"{kind}.jsonl"
-
-
-def _data_name(data: str) -> str:
-    """A name of a data source that does not depend on the working directory."""
-    name, equals, folder = data.partition("=")
+    benchmark, equals, folder = data.partition("=")
     if Path(data).expanduser().exists() or any(sign in data for sign in "*?[{"):
-        return os.path.abspath(os.path.expanduser(data))
-    return f"{name}={os.path.abspath(os.path.expanduser(folder))}" if equals else data
+        data = os.path.abspath(os.path.expanduser(data))
+    elif equals:
+        data = f"{benchmark}={os.path.abspath(os.path.expanduser(folder))}"
+    return cache_directory(read.cache) / "prepared" / f"{slugify(data)}-{_hash(data)}" / f"{kind}.jsonl"
 
 
 def record_mark(kind: Kind, record: Record) -> str:
-    """A hash of what an entry is made from: the captions, and for regions the image.
-
-    An image counts by its file name, size and time of change, so data can be moved if times are kept.
-
-    Raises:
-        InvalidImage: there is no image.
-    """
+    """A hash of what an entry is made from: the captions, and for regions the image, by its file name, size and time of
+    change, so that data can be moved if times are kept. InvalidImage if there is no image."""
     image = [record.image.key.replace("\\", "/").rpartition("/")[2], record.image.stamp()] if kind == "regions" else []
     return _hash(json.dumps([*image, *record.captions]))
 
 
 def read_manifest(path: Path, kind: Kind) -> Manifest:
-    """All whole lines of a manifest; an empty one if there is no file.
-
-    Raises:
-        ValueError: the file is not a manifest of this kind and format, or a line is damaged.
-    """
+    """All whole lines of a manifest; an empty one if there is no file. ValueError if it has another kind or format, or
+    a damaged line."""
     manifest = Manifest(path, kind)
     if not path.exists():
         return manifest
@@ -125,12 +112,8 @@ def read_manifest(path: Path, kind: Kind) -> Manifest:
 def write_manifest(
     path: Path, kind: Kind, *, by: str, tool: dict[str, Any], data: str, overwrite: bool = False
 ) -> Iterator[Manifest]:
-    """Open a manifest for `append`: continue the one that this tool began, or create a new one.
-
-    Raises:
-        ValueError: another process is writing it, or it was made by another tool or with other settings and
-            `overwrite` is not set.
-    """
+    """Open a manifest for `append`: continue the one that this tool began, or create a new one. ValueError if another
+    process is writing it, or if it was made with another tool or settings and `overwrite` is not set."""
     tool = json.loads(json.dumps(tool))  # as it is read again: lists, not tuples
     busy = f"another process is writing {path}: wait for it, or choose another --out"
     with exclusive_lock(path.with_name(f".{path.name}.lock"), busy):
@@ -141,10 +124,10 @@ def write_manifest(
                 "it, --out writes to another directory"
             )
         if not manifest.size:
-            header = {"format": FORMAT, "kind": kind, "data": data, "by": by, "tool": tool}
-            manifest.by, manifest.tool, manifest.size = by, tool, len(_encode(header))
+            header = _encode({"format": FORMAT, "kind": kind, "data": data, "by": by, "tool": tool})
+            manifest.by, manifest.tool, manifest.size = by, tool, len(header)
             with replace_file(path) as partial:
-                partial.write_bytes(_encode(header))
+                partial.write_bytes(header)
         with path.open("r+b") as manifest.file:
             manifest.file.truncate(manifest.size)
             manifest.file.seek(manifest.size)
@@ -152,23 +135,18 @@ def write_manifest(
 
 
 def apply_manifest(records: Sequence[Record], manifest: Manifest) -> tuple[list[Record], int, int]:
-    """The records with their prepared regions or filtered captions.
-
-    A record with regions of its own keeps them if the manifest has none for it.
-
-    Returns:
-        The records, how many of them the manifest was applied to, and how many have changed since it was made.
-    """
+    """The records with their prepared regions or filtered captions, to how many of them the manifest was applied, and
+    how many have changed since it was made. A record keeps its own regions if the manifest has none for it."""
     made, applied, changed = [], 0, 0
     for record in records:
         content = manifest.current(record)
         changed += content is None and record.id in manifest.entries
-        if manifest.kind == "text" and content is not None:
+        applied += content is not None
+        if content and manifest.kind == "text":
             record = replace(record, filtered=tuple(content))
-        elif content or (content is not None and not record.regions):
+        elif content:
             regions = (Region(tuple(each["box"]), each["sentence"], each["score"]) for each in content)
             record = replace(record, regions=tuple(regions))
-        applied += content is not None
         made.append(record)
     return made, applied, changed
 

@@ -1,7 +1,7 @@
-"""Parts of views by name: the patches of an image and the tokens of a caption that a readout pools.
+"""The views of a record by name, images and texts that an objective may declare, and parts of views: the patches of an
+image and the tokens of a caption that a readout pools.
 
-Parts are found once, when data are prepared, and are part of the batches. Those with `official` in their names are
-found as in released code; docs/methods.md lists the differences.
+Parts with `official` in their names are found as in released code; docs/methods.md lists the differences.
 """
 
 from __future__ import annotations
@@ -14,37 +14,59 @@ from fractions import Fraction
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from hnclip.core import Box, Record
+from hnclip.core import Box, ImageSource, Record
+from hnclip.data.image_sources import CropImage, EdgeImage
 from hnclip.data.images import ImageTransform
-from hnclip.data.texts import TextTransform
-from hnclip.data.views import TEXT_VIEWS
+from hnclip.data.texts import TextTransform, first_sentence
 
 Span = tuple[int, int]  # [start, stop)
 NOTHING: Span = (0, 0)
 
+CROPS = 3  # most edge crops of an image
 OFFICIAL_PATCH = 16  # pixels of a patch in GOAL's released code, for every model
 CHUNKS = 64  # most chunks of a caption
 _CLAUSE = re.compile(r"[^.,;!?]+")
 _WORD = re.compile(r"\b\w+\b")
 
 
+class TextView(NamedTuple):
+    """Texts of a record: one for each of its captions, or one for the record; None where it has none."""
+
+    texts: Callable[[Record], Sequence[str | None]]
+    by_caption: bool = True
+
+
+def _crop(record: Record, number: int = 0, edges: bool = False) -> ImageSource | None:
+    if number >= len(record.regions):
+        return None
+    return CropImage(EdgeImage(record.image) if edges else record.image, record.regions[number].box)
+
+
+IMAGE_VIEWS: dict[str, Callable[[Record], ImageSource | None]] = {
+    "full": lambda record: record.image,
+    "crop": _crop,
+    "edge": lambda record: EdgeImage(record.image),
+    **{f"edge_crop_{number + 1}": partial(_crop, number=number, edges=True) for number in range(CROPS)},
+}
+TEXT_VIEWS = {
+    "caption": TextView(lambda record: record.captions),
+    "short": TextView(lambda record: [record.short or first_sentence(caption) for caption in record.captions]),
+    "sentence": TextView(lambda record: [record.regions[0].sentence if record.regions else None], by_caption=False),
+    "filtered": TextView(lambda record: record.filtered or (None,) * len(record.captions)),
+}
+
+
 @dataclass(frozen=True)
 class PartContext:
-    """What parts are found in.
-
-    Args:
-        records: N of them.
-        sizes: [N, 2], width and height of their upright images.
-        texts: of a text view, one for each caption or record; None where there is none.
-        owner: the index of the record of each text.
-        grid: patches along each side of the model's image; None if it has none.
-    """
+    """What parts are found in: N records, width and height [N, 2] of their upright images, the texts of a text view and
+    the index of the record of each, the model's transforms, and the patches along each side of its image, if any."""
 
     records: Sequence[Record]
     sizes: np.ndarray
@@ -55,8 +77,7 @@ class PartContext:
     grid: int | None
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Parts of one view: [N, K, P] bool for an image view, [rows, K, 2] integers (start, stop) for a text view. A part
     without a patch, or that stops where it starts, is absent."""
 
@@ -65,12 +86,8 @@ class Part:
 
 
 def _regions(context: PartContext, *, official: bool) -> Tensor:
-    """[N, 1, P]: the patches that the best region of each record touches.
-
-    Args:
-        official: see `official_patches`, with patches of 16 pixels for every model. Their numbers are used for the
-            model's own patches; numbers that it does not have are dropped.
-    """
+    """[N, 1, P]: the patches that the best region of each record touches. The numbers of `official_patches`, which are
+    of 16 pixels for every model, are used for the model's own patches; numbers that it does not have are dropped."""
     if context.grid is None:
         raise ValueError("parts of images are patches, and this model has no grid of them: use a ViT")
     transform, grid = context.image_transform, context.grid
@@ -101,8 +118,7 @@ def patches_of(
 
     Args:
         size: width and height of the upright image.
-        patch: side of a patch in pixels.
-        side: patches along each side. Pixels beyond the last one touch none.
+        patch, side: pixels of a patch, and patches along each side. Pixels beyond the last one touch none.
     """
     resized = transform.resized(*size)
     chosen = []
@@ -117,15 +133,8 @@ def patches_of(
 
 
 def official_patches(box: Box, size: int, patch: int, side: int) -> tuple[range, range]:
-    """Columns and rows of the patches that GOAL's released code chooses for a box.
-
-    It scales the box as if the whole image were as large as the box, without the crop, rounds the corners to whole
-    pixels and clips them.
-
-    Args:
-        size: side of the model's image in pixels.
-        patch, side: as in `patches_of`.
-    """
+    """Columns and rows of the patches that GOAL's released code chooses for a box: scaled as if the whole image were as
+    large as the box, without the crop, with corners rounded to whole pixels of the model's image and clipped."""
     chosen = []
     for axis in (0, 1):
         length = max(1, box[axis + 2] - box[axis])
@@ -168,12 +177,8 @@ def find_sentence(caption: str, sentence: str) -> int | None:
 def token_span(
     offsets: Sequence[Span], start: int, stop: int, transform: TextTransform, *, whole: bool = False
 ) -> Span:
-    """The tokens of a text that hold any of its characters [start, stop), as positions in its ids.
-
-    Args:
-        offsets: from `TextTransform.offsets`.
-        whole: a span that the context truncates is empty instead of shorter.
-    """
+    """The tokens of a text that hold any of its characters [start, stop), as positions in its ids. With `whole`, a span
+    that the context truncates is empty instead of shorter."""
     before, after = transform.edges
     room = transform.context - before - after
     # Some tokenizers count the space before a word to its token.
@@ -189,10 +194,8 @@ def late_span(before: str | None, sentence: str, transform: TextTransform) -> Sp
     special tokens, so one late with a start and an end token; the last position of the context is never included.
 
     A sentence that starts beyond the context takes as many positions before that last one. An empty span, and a
-    sentence that is not in the caption, where the released code fails, take the first positions after the start token.
-
-    Args:
-        before: the caption up to the sentence; None if it is not in the caption.
+    sentence that is not in the caption (`before` is None), where the released code fails, take the first positions
+    after the start token.
     """
     special, last = sum(transform.edges), transform.context - 1
     counts = [len(ids) for ids in transform.tokenizer([before or "", sentence], verbose=False)["input_ids"]]
@@ -203,11 +206,7 @@ def late_span(before: str | None, sentence: str, transform: TextTransform) -> Sp
 
 def _chunks(context: PartContext, *, official: bool) -> Tensor:
     """[rows, S, 2]: the chunks of each filtered caption; those that the context truncates are dropped, as in the
-    released code.
-
-    Args:
-        official: the view is the whole caption, in which the same spans are other words.
-    """
+    released code. There the view is the whole caption, in which the same spans are other words."""
     filtered = (text for record in context.records for text in TEXT_VIEWS["filtered"].texts(record))
     texts = [text or "" for text in (filtered if official else context.texts)]
     transform, found = context.text_transform, list[list[Span]]()
@@ -219,13 +218,8 @@ def _chunks(context: PartContext, *, official: bool) -> Tensor:
 
 
 def chunk_windows(text: str) -> list[Span]:
-    """The chunks of a text as characters: windows of a few words that slide through each clause, word by word, at most
-    64. A clause of one word has none.
-
-    Reference:
-        StructXLIP's spans: clauses end at [.,;!?]; 2 words of a clause of up to 4, 3 up to 10, 4 up to 20, 5 up to 40,
-        then 6.
-    """
+    """StructXLIP's chunks of a text as characters: windows that slide through each clause, word by word, at most 64.
+    They have 2 words of a clause of up to 4, 3 up to 10, 4 up to 20, 5 up to 40, then 6; a clause of one word has none."""
     found = []
     for clause in _CLAUSE.finditer(text):
         words = list(_WORD.finditer(text, *clause.span()))

@@ -66,7 +66,7 @@ class DataSet:
 
 
 class RowError(ValueError):
-    """Why no record can be made of a row. `kind` is one of `hnclip.data.problems`."""
+    """Why no record can be made of a row. `kind` is one of `hnclip.data.validate`."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)

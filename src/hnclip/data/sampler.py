@@ -1,7 +1,4 @@
-"""The order of training pairs: from the seed and the epoch alone, and so the same for any number of processes.
-
-Duplicates may share a batch; the loss masks them.
-"""
+"""The order of training pairs: from the seed and the epoch alone, and so the same for any number of processes."""
 
 from __future__ import annotations
 
@@ -25,14 +22,9 @@ def cut_batches(order: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
 
 
 def choose_captions(counts: Tensor, seed: int, epoch: int) -> Tensor:
-    """The caption of each record in an epoch: a random one in the first, then the next, so that every caption is used
-    once before any is used again.
-
-    Shape:
-        counts: [N], captions of each record; returns [N].
-    """
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randint(2**31, counts.shape, generator=generator)  # [N]
+    """The caption of each record in an epoch, given their numbers of captions [N]: a random one in the first, then the
+    next, so that every caption is used once before any is used again."""
+    start = torch.randint(2**31, counts.shape, generator=torch.Generator().manual_seed(seed))  # [N]
     return (start + epoch) % counts
 
 
@@ -60,13 +52,10 @@ def nearest_captions(vectors: Tensor, count: int, *, chunk: int = 2048) -> Tenso
 
 
 def cluster_order(neighbours: Tensor, size: int, seed: int, epoch: int) -> list[int]:
-    """An order of the pairs in clusters of up to `size` near-duplicates, in random order.
+    """An order of the pairs in clusters of up to `size` near-duplicates, from `nearest_captions` [N, K].
 
-    In the epoch's random order, each pair that is still free takes its nearest free neighbours into its cluster. The
-    clusters differ between epochs; with `size` 1 this is `epoch_order`. The paper's batches are random.
-
-    Shape:
-        neighbours: [N, K], from `nearest_captions`.
+    In the epoch's random order, each pair that is still free takes its nearest free neighbours into its cluster. With
+    `size` 1 this is `epoch_order`. The paper's batches are random.
     """
     if size < 1:
         raise ValueError(f"size must be at least 1, got {size}")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -40,11 +40,6 @@ class TokenizedTexts(Sequence[np.ndarray]):
     starts: np.ndarray
     truncated: int
 
-    @classmethod
-    def join(cls, rows: Sequence[Sequence[int]]) -> TokenizedTexts:
-        starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        return cls(np.fromiter(chain.from_iterable(rows), np.int32), starts, 0)
-
     def __len__(self) -> int:
         return len(self.starts) - 1
 
@@ -57,8 +52,7 @@ class TokenizedTexts(Sequence[np.ndarray]):
 
     @property
     def lengths(self) -> np.ndarray:
-        """[N]"""
-        return np.diff(self.starts)
+        return np.diff(self.starts)  # [N]
 
 
 @dataclass(frozen=True)
@@ -91,9 +85,9 @@ class TextTransform:
     def edges(self) -> tuple[int, int]:
         """Special tokens before and after the words of every text: (1, 1) for CLIP, (0, 1) for SigLIP."""
         whole, words = (self._encode(["a photo"], special)[0] for special in (True, False))
-        spans = [whole[start : start + len(words)] for start in range(len(whole) - len(words) + 1)]
-        before = spans.index(words)
-        return before, len(whole) - len(words) - before
+        room = len(whole) - len(words)
+        before = next(start for start in range(room + 1) if whole[start : start + len(words)] == words)
+        return before, room - before
 
     @cached_property
     def _special(self) -> frozenset[int]:
@@ -110,17 +104,15 @@ class TextTransform:
         if self.context <= before + after:
             raise ValueError(f"a context of {self.context} has no room for a word with {before + after} special tokens")
         tokens, lengths, truncated = [np.empty(0, np.int32)], [0], 0
-        for first in range(0, len(texts), CHUNK):
-            some = texts[first : first + CHUNK]
-            cleaned = [self._cleaned(text) for text in some]
-            reasons = [unreadable(text) for text in cleaned]
+        for first, cleaned, reasons in self._chunks(texts):
             rows = self._encode([text if reason is None else "" for text, reason in zip(cleaned, reasons)])
             for number, row in enumerate(rows):
                 if len(row) > self.context:
                     truncated += 1
                     rows[number] = [*row[: self.context - after], *row[len(row) - after :]]
                 elif self._is_special(row):
-                    raise ValueError(f"texts[{first + number}] is {some[number]!r}: {reasons[number] or NO_WORD}")
+                    reason = reasons[number] or NO_WORD
+                    raise ValueError(f"texts[{first + number}] is {texts[first + number]!r}: {reason}")
             lengths += map(len, rows)
             tokens.append(np.fromiter(chain.from_iterable(rows), np.int32))
         return TokenizedTexts(np.concatenate(tokens), np.cumsum(lengths, dtype=np.int64), truncated)
@@ -129,9 +121,7 @@ class TextTransform:
         """For each text why the model cannot read it, or None. A text is tokenised only if the tokenizer does not know
         its first word; different first words are few."""
         found = list[str | None]()
-        for first in range(0, len(texts), CHUNK):
-            cleaned = [self._cleaned(text) for text in texts[first : first + CHUNK]]
-            reasons = [unreadable(text) for text in cleaned]
+        for _, cleaned, reasons in self._chunks(texts):
             heads = ["" if reason else text.split(None, 1)[0] for text, reason in zip(cleaned, reasons)]
             words = list(dict.fromkeys(heads))
             unknown = {word for word, row in zip(words, self._encode(words)) if self._is_special(row)}
@@ -141,25 +131,22 @@ class TextTransform:
                 found.append(reason)
         return found
 
-    def _cleaned(self, text: object) -> str:
-        return self.clean(text) if isinstance(text, str) else ""
+    def _chunks(self, texts: Sequence[str]) -> Iterator[tuple[int, list[str], list[str | None]]]:
+        """The first index, the cleaned texts and why they are unreadable, some texts at a time."""
+        for first in range(0, len(texts), CHUNK):
+            cleaned = [self.clean(text) if isinstance(text, str) else "" for text in texts[first : first + CHUNK]]
+            yield first, cleaned, [unreadable(text) for text in cleaned]
 
     def offsets(self, texts: Sequence[str]) -> Iterator[list[tuple[int, int]]]:
-        """For each text the characters [start, stop) of its tokens in the cleaned text.
-
-        Special tokens are not included: the first pair is that of the token after the first of `edges`. Texts are not
-        truncated: there may be more tokens than in the ids.
-
-        Slow tokenizers, such as SigLIP's, have no offsets. Theirs are found by tokenising the beginnings of the text up
-        to the end of the context, and are those of whole words.
-        """
-        for first in range(0, len(texts), CHUNK):
-            some = [self.clean(text) for text in texts[first : first + CHUNK]]
+        """For each text the characters [start, stop) of its tokens in the cleaned text, without special tokens and not
+        truncated. Slow tokenizers, such as SigLIP's, have no offsets: theirs are found by tokenising the beginnings of
+        the text up to the end of the context, and are those of whole words."""
+        for _, cleaned, _ in self._chunks(texts):
             if self.tokenizer.is_fast:
-                found = self.tokenizer(some, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+                found = self.tokenizer(cleaned, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
                 yield from found["offset_mapping"]
             else:
-                yield from map(self._word_offsets, some)
+                yield from map(self._word_offsets, cleaned)
 
     def _word_offsets(self, text: str) -> list[tuple[int, int]]:
         offsets = list[tuple[int, int]]()
@@ -200,8 +187,7 @@ def clean_caption(text: str) -> str:
 
 # A stop with what closes after it and white space, a stop of Chinese or Japanese, or an empty line.
 _STOP = re.compile(r"""(?<![.!?…])(?P<stop>[.!?…]+(?:\s+[.!?…]+)*["'”’»)\]]*)\s+|[。！？]+|\n\s*\n""")
-# What ends in a dot and continues: abbreviations before names, initials, list numbers; before a number; before a word
-# in lower case.
+# What ends in a dot and continues: before anything, before a number, before a word in lower case.
 _CONTINUES = re.compile(
     r"(?:\b(?:mr|mrs|ms|dr|prof|st|mt|vs|e\.g|i\.e|approx|ca|cf|(?-i:[A-Z]))|(?:^|[.!?…]\s)\s*\d{1,2})$", re.IGNORECASE
 )
@@ -209,31 +195,18 @@ _BEFORE_NUMBER = re.compile(r"\b(?:nos?|figs?|vol|pp?)$", re.IGNORECASE)
 _BEFORE_LOWER = re.compile(r"(?:\b(?:etc|al|inc|ltd|co|jr|sr|ave|[a-z]|[a-z]\.[a-z])|\d\s?[a-z]{1,3})$", re.IGNORECASE)
 
 
-def sentence_spans(text: str, how: Splitting = "careful") -> list[tuple[int, int]]:
-    """The sentences of a caption as characters [start, stop), in order, without white space around them.
+def split_sentences(text: str, how: Splitting = "careful") -> list[str]:
+    """The sentences of a caption, without white space around them.
 
     Args:
         how: "careful" keeps decimals, common abbreviations, initials, list numbers, and quotes that continue in lower
-            case together.
-            "dots" ends a sentence at every dot and drops the dot, which breaks "3.5 m" and "e.g.".
-
-    Reference:
-        GOAL's released code splits at dots (`caption.split('.')`, stripped, empty pieces dropped).
+            case together. "dots" splits at every dot as GOAL's released code does, which breaks "3.5 m" and "e.g.".
     """
-    if how == "dots":
-        pieces = [match.span() for match in re.finditer(r"[^.]+", text)]
-    elif how == "careful":
-        ends = [match.end() for match in _STOP.finditer(text) if _ends_sentence(text, match)]
-        pieces = list(zip([0, *ends], [*ends, len(text)]))
-    else:
+    if how not in SPLITTERS:
         raise ValueError(f"sentences are split by one of {', '.join(SPLITTERS)}, not {how!r}")
-    found = []
-    for start, stop in pieces:
-        part = text[start:stop]
-        if word := part.strip():
-            start += part.index(word)
-            found.append((start, start + len(word)))
-    return found
+    ends = [match.end() for match in _STOP.finditer(text) if _ends_sentence(text, match)]
+    careful = (text[start:stop] for start, stop in pairwise([0, *ends, len(text)]))
+    return [part.strip() for part in (text.split(".") if how == "dots" else careful) if part.strip()]
 
 
 def _ends_sentence(text: str, match: re.Match[str]) -> bool:
@@ -247,15 +220,6 @@ def _ends_sentence(text: str, match: re.Match[str]) -> bool:
     return not (after.islower() and _BEFORE_LOWER.search(before))
 
 
-def split_sentences(text: str, how: Splitting = "careful") -> list[str]:
-    """The sentences of a caption; see `sentence_spans`."""
-    return [text[start:stop] for start, stop in sentence_spans(text, how)]
-
-
 def first_sentence(text: str) -> str:
-    """The short caption of a long one: everything before the first dot that a space follows, without the dot.
-
-    Reference:
-        Long-CLIP's released trainer splits at ". ", after lines were joined by spaces.
-    """
+    """The short caption of a long one as in Long-CLIP's released trainer: all before the first dot and space."""
     return text.replace("\n", " ").split(". ")[0].strip() or text.strip()

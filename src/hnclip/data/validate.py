@@ -1,12 +1,13 @@
-"""Invalid records are skipped and listed, and their share is limited."""
+"""The kinds of problems of data; invalid records are skipped and listed, and their share is limited."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from hnclip.core import Problem, Record
 from hnclip.data.image_cache import load_images
@@ -18,11 +19,43 @@ from hnclip.util.files import replace_file
 
 SHOWN = 5  # problems that an error message shows
 
+# The record is invalid: it is skipped and listed, and `hnclip data check` fails.
+ERRORS = {
+    "unreadable row": "not valid in its format → correct the rows, or export the table again",
+    "no image": "a row without an image → add the images' paths, or remove the rows",
+    "no caption": "an image without a caption → write captions, or remove the images",
+    "empty caption": "a caption without a word → write captions, or remove the rows",
+    "bad text": "not UTF-8, or half of a surrogate pair → save the files as UTF-8",
+    "missing image": "→ name the images' directory (--read.images), or search by file name (--read.match name)",
+    "corrupt image": "damaged, or no format that Pillow reads → copy the files again, or remove the records",
+    "truncated image": "the file ends before the image does → copy or download the files again",
+    "oversized image": "more pixels than are decoded → resize the images, or remove the records",
+    "unusual image": "no standard conversion to 8 bits → convert the images to 8-bit RGB or greyscale",
+    "repeated id": "two records with the same id → give each record a unique id",
+    "shared image": "one image in two splits → keep it in one: no model may be tested on its training images",
+}
 
-@dataclass(frozen=True)
-class ValidRecords:
-    """Records whose images decode and whose captions hold words, and the problems of all others and of skipped
-    captions."""
+# Worth knowing before training; nothing is skipped.
+WARNINGS = {
+    "matched by name": "found by file name, because the path does not exist → make sure that these are meant",
+    "no image found": "none of a table's first images exists → name their directory (--read.images)",
+    "other encoding": "read in another encoding than UTF-8 → check accents and quotes, or save the files as UTF-8",
+    "other count": "not the number of records of the benchmark's paper → compare your files (docs/benchmarks.md)",
+    "unread table": "a table in a folder of images with .txt captions → name the table itself to read it",
+    "shared caption": "the same caption in two splits → keep the images in one split if they show the same",
+    "same caption": "no model can distinguish their images by them → write captions that do, or keep one",
+    "similar caption": "nearly the same words → describe what differs, or declare a group (--read.group-column)",
+    "same image": "one image under several names in one split → keep one, with all the captions",
+    "similar image": "they look nearly the same → keep one, or declare a group, which stays in one split",
+    "garbled caption": "lost (U+FFFD) or wrongly decoded (â€™ for ’) letters → export the table again, in UTF-8",
+    "cut caption": "longer than the model's context → use a longer one (docs/models.md), or put details first",
+    "small image": "smaller than the model's input → use larger images if there are any",
+}
+ADVICE = {**ERRORS, **WARNINGS}
+
+
+class ValidRecords(NamedTuple):
+    """Records whose images decode and whose captions hold words, and the problems of the others and their captions."""
 
     records: tuple[Record, ...]
     problems: tuple[Problem, ...]
@@ -36,10 +69,8 @@ def drop_invalid(
     cache: Path | None,
     progress: Iterate = iter,
 ) -> ValidRecords:
-    """Skip records whose image cannot be decoded or that have no caption with a word.
-
-    A record keeps its other captions when one is invalid. The images are in the cache afterwards.
-    """
+    """Skip captions without a word, and records without a caption or whose image cannot be decoded. The images are in
+    the cache afterwards."""
     readable, problems = drop_unreadable(records, text_transform)
     loaded = load_images([record.image for record in readable], image_transform, cache=cache, progress=progress)
     problems += [replace(problem, where=readable[index].id) for index, problem in loaded.problems.items()]
@@ -69,17 +100,14 @@ def readable_captions(
     readable: list[list[int]] = []
     problems: list[Problem] = []
     for record in records:
-        kept = []
-        for number, reason in enumerate(islice(reasons, len(record.captions))):
-            if reason is None:
-                kept.append(number)
-            else:
+        own = list(islice(reasons, len(record.captions)))
+        readable.append([number for number, reason in enumerate(own) if reason is None])
+        for caption, reason in zip(record.captions, own):
+            if reason is not None:
                 kind = "bad text" if "surrogate" in reason else "empty caption"
-                detail = f"the caption is {record.captions[number]!r}: {reason}"
-                problems.append(Problem(kind, record.id, detail))
-        if not record.captions:
+                problems.append(Problem(kind, record.id, f"the caption is {caption!r}: {reason}"))
+        if not own:
             problems.append(Problem("no caption", record.id, "the record has no caption"))
-        readable.append(kept)
     return readable, problems
 
 

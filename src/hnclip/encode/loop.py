@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hnclip.core import ImageSource, Problem
 from hnclip.data.batching import pad_texts
-from hnclip.data.decoding import cpu_count, decode_all
+from hnclip.data.decoding import decode_all
 from hnclip.data.image_cache import CachedPixels, load_images
 from hnclip.data.images import ImageTransform
 from hnclip.data.texts import Tokens
@@ -67,7 +67,7 @@ def encode_images(
             pending.clear()
 
     with model.inference():
-        for index, found in _decode(sources, model.image_transform, workers or cpu_count(), cache):
+        for index, found in _decode(sources, model.image_transform, workers, cache):
             if isinstance(found, Problem):
                 problems[index] = found
                 advance(1)
@@ -82,12 +82,12 @@ def encode_images(
 
 
 def _decode(
-    sources: Sequence[ImageSource], transform: ImageTransform, workers: int, cache: Path | None
+    sources: Sequence[ImageSource], transform: ImageTransform, workers: int | None, cache: Path | None
 ) -> Iterator[tuple[int, Tensor | Problem]]:
     """Index and pixels [3, S, S] of every image, or what is wrong with it."""
     if cache is None:
         names = {str(index).encode(): source for index, source in enumerate(sources)}
-        for name, result in decode_all(names, transform, (), workers, iter):
+        for name, result in decode_all(names, transform, workers):
             yield int(name), result if isinstance(result, Problem) else torch.from_numpy(result.pixels)
         return
     loaded = load_images(sources, transform, cache=cache, workers=workers)

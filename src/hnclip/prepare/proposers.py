@@ -40,11 +40,7 @@ FindBoxes = Callable[[Image.Image], list[Box]]  # in pixels of an upright RGB im
 def open_proposer(
     name: str, *, weights: Path | None = None, device: str = "auto", workers: int = 1
 ) -> Iterator[tuple[FindBoxes, dict[str, Any]]]:
-    """What finds boxes, for up to `workers` threads at once, and all that they depend on in addition to the image.
-
-    Raises:
-        ValueError: there is no proposer of this name, or it lacks its packages or weights.
-    """
+    """What finds boxes, for up to `workers` threads at once, and all that they depend on in addition to the image."""
     if name not in PROPOSERS:
         raise ValueError(f"no proposer is called {name!r}: use {', '.join(PROPOSERS)} or auto")
     if (weights is None) == (name == "sam"):
@@ -61,12 +57,13 @@ def open_proposer(
 
 
 def union(*functions: FindBoxes) -> FindBoxes:
-    """The usable boxes of all of them, in their order, nearly equal ones once."""
+    """The boxes of all of them that can be cropped and are not the whole image, in order, nearly equal ones once."""
 
     def find_boxes(image: Image.Image) -> list[Box]:
         kept: list[Box] = []
         for box in (box for function in functions for box in function(image)):
-            if is_usable(box, image.size) and all(overlap(box, other) < SAME for other in kept):
+            croppable = min(box[2] - box[0], box[3] - box[1]) >= SHORTEST
+            if croppable and box != (0, 0, *image.size) and all(overlap(box, other) < SAME for other in kept):
                 kept.append(box)
         return kept
 
@@ -80,7 +77,7 @@ def grid_cells(image: Image.Image) -> list[Box]:
         across = [image.width * column // columns for column in range(columns + 1)]
         down = [image.height * row // rows for row in range(rows + 1)]
         boxes += [(left, top, right, bottom) for top, bottom in pairwise(down) for left, right in pairwise(across)]
-    return [box for box in boxes if is_region(area(box), image.size)]
+    return boxes
 
 
 def felzenszwalb(image: Image.Image) -> list[Box]:
@@ -136,28 +133,16 @@ def is_region(pixels: float, size: tuple[int, int]) -> bool:
     return SHARE[0] <= pixels / (size[0] * size[1]) <= SHARE[1]
 
 
-def is_usable(box: Box, size: tuple[int, int]) -> bool:
-    """Whether the box can be cropped and is not the whole image, which is a candidate anyway."""
-    return min(box[2] - box[0], box[3] - box[1]) >= SHORTEST and box != (0, 0, *size)
-
-
 def scale_box(box: Box, size: tuple[int, int], other: tuple[int, int]) -> Box:
     """A box of an image of this width and height in the pixels of another size of it, rounded outwards."""
-    left, top, right, bottom = box
-    return (
-        left * other[0] // size[0],
-        top * other[1] // size[1],
-        -(-right * other[0] // size[0]),
-        -(-bottom * other[1] // size[1]),
-    )
-
-
-def area(box: Box) -> int:
-    return max(0, box[2] - box[0]) * max(0, box[3] - box[1])
+    (left, top, right, bottom), (x, y), (width, height) = box, other, size
+    return left * x // width, top * y // height, -(-right * x // width), -(-bottom * y // height)
 
 
 def overlap(first: Box, second: Box) -> float:
     """Intersection over union, 0 to 1."""
-    left, top = max(first[0], second[0]), max(first[1], second[1])
-    common = area((left, top, min(first[2], second[2]), min(first[3], second[3])))
-    return common / (area(first) + area(second) - common) if common else 0.0
+    across = min(first[2], second[2]) - max(first[0], second[0])
+    down = min(first[3], second[3]) - max(first[1], second[1])
+    common = max(0, across) * max(0, down)
+    areas = ((right - left) * (bottom - top) for left, top, right, bottom in (first, second))
+    return common / (sum(areas) - common) if common else 0.0

@@ -1,31 +1,50 @@
-"""`hnclip prepare`: regions of images, or captions without words of appearance."""
+"""`hnclip prepare`: regions of images, or captions without words of appearance.
+
+Boxes are proposed for each image and matched to the sentences of its captions by a model's similarity.
+
+Reference:
+    GOAL's local image–sentence matching (LISM): every sentence goes to the most similar candidate, the whole image or
+    one of its crops. Sentences that the whole image fits best describe no part and are dropped.
+"""
 
 from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from PIL import Image
+from torch import Tensor
+
 from hnclip.command import differences
 from hnclip.config import ReadConfig
-from hnclip.core import Problem, Record
-from hnclip.data.decoding import in_order
+from hnclip.core import Box, InvalidImage, Problem, Record
+from hnclip.data.decoding import cpu_count, decoding_threads, in_order
+from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
 from hnclip.data.lexicon import CaptionFilter, filter_version, load_filter
 from hnclip.data.manifest import Kind, manifest_path, record_mark, write_manifest
 from hnclip.data.sources import open_data
+from hnclip.data.texts import split_sentences
 from hnclip.data.validate import list_problems
+from hnclip.encode.fingerprint import model_fingerprint
+from hnclip.encode.loop import encode_captions, encode_pixels
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load, models_of
 from hnclip.options import PrepareRegions, PrepareText
-from hnclip.prepare.regions import Made, Make, open_regions
+from hnclip.prepare.proposers import FindBoxes, open_proposer
 from hnclip.util.console import progress
 from hnclip.util.text import counted
 
 log = logging.getLogger(__name__)
+
+Made = Generator[tuple[str, str, Any] | Problem, None, None]  # id, mark and content of lines of the manifest
 
 
 @dataclass(frozen=True)
@@ -54,13 +73,12 @@ class PrepareResult:
         return {**vars(self), "manifest": str(self.manifest), "problems": [asdict(found) for found in self.problems]}
 
     def to_text(self) -> str:
+        counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
         lines = [f"{self.kind} of {counted(self.records, 'record')} of {self.data}:"]
-        if self.own:
-            lines.append(f"  {self.own:,} have regions of their own; name a --proposer to find others")
+        lines += [f"  {self.own:,} have regions of their own; name a --proposer to find others"] * bool(self.own)
         if self.problems:
             lines += [f"  {len(self.problems):,} skipped:", *list_problems(self.problems)]
         if self.made or self.kept:
-            counts = ", ".join(f"{count:,} {name}" for name, count in self.counts.items())
             lines += [f"  {self.made:,} prepared now, {self.kept:,} before: {counts}", f"manifest: {self.manifest}"]
         return "\n".join([*lines, f"next: {self.next}"])
 
@@ -80,14 +98,12 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
     wanted = [record for record in records if not (keep_own and record.regions)]
     done, problems, kept = list[tuple[Record, Any]](), list[Problem](), 0
     if wanted:
-        opened: AbstractContextManager[tuple[str, dict[str, Any], Make]]
-        if isinstance(options, PrepareRegions):
-            opened = open_regions(options)
-        else:
-            filtering = partial(filter_captions, change=load_filter(options.filter), workers=options.workers)
-            opened = nullcontext((options.filter, {"filter": filter_version(options.filter)}, filtering))
         with (
-            opened as (by, tool, make),
+            _open_regions(options) if isinstance(options, PrepareRegions) else _open_filter(options) as (
+                by,
+                tool,
+                make,
+            ),
             write_manifest(path, kind, by=by, tool=tool, data=options.data, overwrite=options.replace) as manifest,
         ):
             pending = [record for record in wanted if manifest.current(record) is None]
@@ -123,12 +139,20 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
     )
 
 
-def filter_captions(
-    records: Sequence[Record], change: CaptionFilter, *, workers: int
-) -> Generator[Made | Problem, None, None]:
-    """Id, mark and filtered captions of each record. Threads wait for the filter, which may ask a service."""
+Opened = Iterator[tuple[str, dict[str, Any], Callable[[Sequence[Record]], Made]]]
+"""What makes the content, for people and with all settings, and a function that makes it."""
 
-    def filtered(record: Record) -> Made | Problem:
+
+@contextmanager
+def _open_filter(options: PrepareText) -> Opened:
+    tool = {"filter": filter_version(options.filter)}
+    yield options.filter, tool, partial(_filter, change=load_filter(options.filter), workers=options.workers)
+
+
+def _filter(records: Sequence[Record], change: CaptionFilter, workers: int) -> Made:
+    """Threads wait for the filter, which may ask a service."""
+
+    def filtered(record: Record) -> tuple[str, str, Any] | Problem:
         if not record.captions:
             return Problem("no caption", record.id, "the record has no caption")
         try:
@@ -144,3 +168,80 @@ def filter_captions(
         yield from in_order(pool, filtered, records, 4 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _open_regions(options: PrepareRegions) -> Opened:
+    automatic = "felzenszwalb+grid" if options.weights is None else "sam"
+    name = automatic if options.proposer == "auto" else options.proposer
+    workers = options.workers or cpu_count()
+    with open_proposer(name, weights=options.weights, device=options.device, workers=workers) as (find_boxes, settings):
+        model = load(models_of(options.model)[0][1], **vars(options.opening), device=options.device)
+        model.require_trained("matching regions")
+        tool = {"proposer": settings, "model": model_fingerprint(model), "sentences": options.sentences}
+        if name != "sam":
+            log.info("these regions are not SAM's, which GOAL was published with")
+        find = partial(_find_regions, model=model, find_boxes=find_boxes, options=options, workers=workers)
+        yield f"{name}, matched by {model.name}", tool, find
+
+
+def _find_regions(
+    records: Sequence[Record], model: DualEncoder, find_boxes: FindBoxes, options: PrepareRegions, workers: int
+) -> Made:
+    """Threads decode, propose and crop the next images while the model encodes."""
+
+    def candidates(record: Record) -> tuple[str, list[Box], Tensor] | Problem:
+        try:
+            mark = record_mark("regions", record)  # before it is read: if it changes in between, it is made again
+            image = to_rgb(record.image.load())
+            return mark, *crop_candidates(image, find_boxes(image), model.image_transform)
+        except InvalidImage as error:
+            return Problem(error.kind, record.id, str(error))
+
+    with decoding_threads(workers) as pool:
+        # Each of those ahead may hold a large image.
+        for record, found in zip(records, in_order(pool, candidates, records, workers + 2)):
+            parts = [part for caption in record.captions for part in split_sentences(caption, options.sentences)]
+            reasons = model.text_transform.validate(sentences := list(dict.fromkeys(parts)))
+            readable = [text for text, reason in zip(sentences, reasons) if reason is None]
+            if isinstance(found, Problem):
+                yield found
+            elif not readable:
+                yield Problem("empty caption", record.id, "no sentence of its captions holds a word")
+            else:
+                mark, boxes, pixels = found
+                yield record.id, mark, match_sentences(model, boxes, pixels, readable, batch=options.batch)
+
+
+def crop_candidates(image: Image.Image, boxes: Sequence[Box], transform: ImageTransform) -> tuple[list[Box], Tensor]:
+    """The boxes that are not too thin for the model, and [1 + P, 3, S, S], the whole image and their crops."""
+    kept, pixels = [], [preprocess_image(image, transform)]
+    for box in boxes:
+        try:
+            pixels.append(preprocess_image(image.crop(box), transform))
+            kept.append(box)
+        except InvalidImage:
+            continue
+    return kept, torch.stack(pixels)
+
+
+def match_sentences(
+    model: DualEncoder, boxes: Sequence[Box], pixels: Tensor, sentences: Sequence[str], *, batch: int = 128
+) -> list[dict[str, Any]]:
+    """The regions of an image as a manifest keeps them, most similar first. Several sentences may share a box.
+
+    Args:
+        pixels: of `crop_candidates`.
+        sentences: at least one; those longer than the model's context are cut.
+        batch: crops or sentences that are encoded at once.
+    """
+    image = encode_pixels(model, pixels, batch=batch)  # [1 + P, D]
+    text = encode_captions(model, model.text_transform(sentences), batch=batch)  # [S, D]
+    scores = model.scale.detach().float() * (text @ image.T)  # [S, 1 + P]
+    best, which = scores.max(dim=1)  # [S]; of equal ones the first, which may be the whole image
+    found = [
+        {"box": boxes[index - 1], "sentence": sentence, "score": score}
+        for sentence, score, index in zip(sentences, best.tolist(), which.tolist())
+        if index > 0
+    ]
+    return sorted(found, key=lambda region: -region["score"])

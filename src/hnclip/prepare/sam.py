@@ -13,7 +13,7 @@ from hashlib import sha256
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,8 +35,7 @@ MASKS = 16  # enlarged at a time: 0.2 GB for the largest image
 _LOCK = Lock()  # one image at a time: SAM keeps its device busy
 
 
-@dataclass(frozen=True)
-class Mask:
+class Mask(NamedTuple):
     """A mask's tight box, area in pixels, and the intersection over union with the true mask that SAM predicts."""
 
     box: Box
@@ -52,11 +51,8 @@ class Sam:
     and of those the ones whose mask has a suitable share of the image.
 
     Args:
-        model: transformers' `SamModel`.
-        points: on each side of the grid.
-        least_score: least predicted overlap with the true mask.
+        model: transformers' `SamModel`, which is prompted at a grid of `points` × `points`.
         least_stability: least overlap of the masks above and below the threshold, less than 1.
-        most_overlap: of the boxes of two masks that are both kept.
     """
 
     model: Any

@@ -17,7 +17,7 @@ import pytest
 from small_images import png, read, write_tar
 
 from hnclip.core import InvalidImage
-from hnclip.data.problems import ERRORS, WARNINGS
+from hnclip.data.validate import ERRORS, WARNINGS
 
 GOOD = {"image": "1.png", "caption": "one"}
 DEEP = 100_000

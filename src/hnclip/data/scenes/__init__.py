@@ -55,28 +55,20 @@ def scene_records(
     Every family has a random stream of its own, named by domain, split, seed and number: splits share none, and a
     smaller `families` gives a prefix of a larger one.
     """
-    if domain not in DOMAINS:
-        raise ValueError(f"domain must be one of {', '.join(DOMAINS)}, not {domain!r}")
-    if split not in FAMILIES:
-        raise ValueError(f"split must be one of {', '.join(FAMILIES)}, not {split!r}")
+    for what, name, known in (("domain", domain, DOMAINS), ("split", split, FAMILIES)):
+        if name not in known:
+            raise ValueError(f"{what} must be one of {', '.join(known)}, not {name!r}")
     records = []
     for family in range(FAMILIES[split] if families is None else families):
         name = f"{domain}/{split}/{seed}/{family}"
         rng = random.Random(name)
         for member, scene in enumerate(sample_family(DOMAINS[domain], rng, members or MEMBERS[split])):
             caption = describe(scene, WORDINGS[domain], rng)
-            regions = zip(scene.things, caption.sentences)
-            records.append(
-                Record(
-                    id=f"{name}/{member}",
-                    image=SceneImage(scene),
-                    captions=(caption.text,),
-                    split=split,
-                    short=caption.short,
-                    regions=tuple(Region(thing_box(thing), sentence) for thing, sentence in regions),
-                    group=name,
-                )
+            found = tuple(
+                Region(thing_box(thing), sentence) for thing, sentence in zip(scene.things, caption.sentences)
             )
+            id, image, captions = f"{name}/{member}", SceneImage(scene), (caption.text,)
+            records.append(Record(id, image, captions, split, short=caption.short, regions=found, group=name))
     return records
 
 
@@ -96,9 +88,7 @@ def stream_records(
         wording = WORDINGS[style.name] if rng.random() < STREAM_SHARE else PLAIN
         for member, scene in enumerate(sample_family(style, rng, members, things)):
             text = describe(scene, wording, rng).text if long else describe_things(scene, wording, rng)
-            records.append(
-                Record(id=f"{name}/{family}/{member}", image=SceneImage(scene), captions=(text,), split="stream")
-            )
+            records.append(Record(f"{name}/{family}/{member}", SceneImage(scene), (text,), split="stream"))
     return records
 
 

@@ -84,9 +84,8 @@ def _cabinet(scene: Scene) -> Image.Image:
     return canvas
 
 
-def _darker(colour: Colour, share: float) -> Colour:
-    red, green, blue = colour
-    return int(red * share), int(green * share), int(blue * share)
+def _darker(colour: Colour, share: float) -> tuple[int, ...]:
+    return tuple(int(value * share) for value in colour)
 
 
 @lru_cache(maxsize=8)

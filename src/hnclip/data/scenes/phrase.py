@@ -15,13 +15,9 @@ from hnclip.data.scenes.world import TABLES, Scene, Thing, read_table
 WORDS = (80, 150)  # bounds on the words of a domain's captions
 
 
-# Templates and words by which scenes are described:
-#     words: range from which the length of a caption is drawn; sentences are added until it is reached
-#     openings: sentences about the backdrop, by style; backdrop: the phrases that fill them, by aspect and value
-#     thing_sentences: about one thing; places: phrases for a cell, "column row"
-#     relations: about two things: a left of b, a above b, a higher than b; closings: true of every scene
-#     shorts: short captions, around a listing of things
-#     patterns, sizes: words for them, adjectives first
+# Templates and words by which scenes are described: `words` is the range from which the length of a caption is drawn;
+# sentences are added until it is reached; `places` are phrases for a cell, "column row"; `relations` are about two
+# things; `closings` are true of every scene; `patterns` and `sizes` have adjectives first.
 Wording = dict[str, Any]
 WORDINGS: dict[str, Wording] = {name: table["wording"] for name, table in TABLES.items()}
 PLAIN: Wording = read_table("plain")
@@ -93,27 +89,20 @@ def _place(thing: Thing, wording: Wording, rng: random.Random) -> str:
 
 def _thing_sentence(thing: Thing, wording: Wording, rng: random.Random) -> str:
     look, place = _look(thing, wording, rng), _place(thing, wording, rng)
-    text = rng.choice(wording["thing_sentences"]).format(
-        look=_article(look),
-        place=place,
-        kind=thing.kind,
-        colour=thing.colour,
-        size=rng.choice(wording["sizes"][thing.size]),
-        pattern=wording["patterns"][thing.pattern][0],
-        bare=_article(thing.kind),
-    )
-    return _capital(text)
+    template = rng.choice(wording["thing_sentences"])
+    size, pattern = rng.choice(wording["sizes"][thing.size]), wording["patterns"][thing.pattern][0]
+    named = {"kind": thing.kind, "colour": thing.colour, "size": size, "pattern": pattern, "place": place}
+    return _capital(template.format(look=_article(look), bare=_article(thing.kind), **named))
 
 
 def _relations(scene: Scene, wording: Wording, rng: random.Random) -> list[str]:
     """Up to four true statements about pairs of things in the same row or column, in random order."""
-    found = []
-    for a in scene.things:
-        for b in scene.things:
-            if a.row == b.row and a.column < b.column:
-                found.append(("left", a, b))
-            elif a.column == b.column and a.row < b.row:
-                found.append(("above", a, b))
+    found = [
+        ("left" if a.row == b.row else "above", a, b)
+        for a in scene.things
+        for b in scene.things
+        if (a.row == b.row and a.column < b.column) or (a.column == b.column and a.row < b.row)
+    ]
     if not found:  # three things in a diagonal: the first is higher than the last
         found.append(("higher", scene.things[0], scene.things[-1]))
     return [

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SIZES = ("small", "medium", "large")
 PATTERNS = ("plain", "striped", "dotted", "checked")
@@ -27,36 +28,29 @@ def read_table(name: str) -> dict[str, Any]:
 TABLES = {name: read_table(name) for name in ("park", "shelf")}
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """What scenes of one kind of drawing are made of. `name` says how they are drawn."""
 
     name: str
-    kinds: tuple[str, ...]
-    colours: tuple[str, ...]
-    backdrop: dict[str, tuple[str, ...]]
+    kinds: list[str]
+    colours: list[str]
+    backdrop: dict[str, list[str]]
 
 
-def _style(name: str, kinds: list[str], colours: list[str], backdrop: str) -> Style:
+def _backdrop(name: str, chosen: str) -> dict[str, list[str]]:
     table = TABLES[name]
-    options = {aspect: tuple(table[backdrop].get(aspect, values)) for aspect, values in table["backdrop"].items()}
-    return Style(name, tuple(kinds), tuple(colours), options)
+    return {aspect: list(table[chosen].get(aspect, values)) for aspect, values in table["backdrop"].items()}
 
 
 # A domain is narrow: its own kinds, colours and backdrops.
 DOMAINS = {
-    name: _style(name, [*table["kinds"]], [*table["colours"]], "domain_backdrop") for name, table in TABLES.items()
+    name: Style(name, [*table["kinds"]], [*table["colours"]], _backdrop(name, "domain_backdrop"))
+    for name, table in TABLES.items()
 }
 # The pre-training stream is broad: every kind but the unseen ones and every colour, in both kinds of drawing.
-STREAM = {
-    name: _style(
-        name,
-        [kind for table in TABLES.values() for kind in table["kinds"] if kind not in table["unseen_kinds"]],
-        [colour for table in TABLES.values() for colour in table["colours"]],
-        "stream_backdrop",
-    )
-    for name in TABLES
-}
+_KINDS = [kind for table in TABLES.values() for kind in table["kinds"] if kind not in table["unseen_kinds"]]
+_COLOURS = [colour for table in TABLES.values() for colour in table["colours"]]
+STREAM = {name: Style(name, _KINDS, _COLOURS, _backdrop(name, "stream_backdrop")) for name in TABLES}
 
 
 @dataclass(frozen=True)
@@ -112,17 +106,13 @@ def change_one_detail(scene: Scene, style: Style, rng: random.Random) -> Scene:
     index = rng.randrange(len(scene.things))
     thing = scene.things[index]
     detail = rng.choice(("colour", "colour", "pattern", "size", "kind", "cell"))
-    change: dict[str, Any]
-    if detail == "cell":
-        taken = {thing.cell for thing in scene.things}
-        column, row = rng.choice([cell for cell in CELLS if cell not in taken])
-        change = {"column": column, "row": row}
-    else:
-        kinds = [kind for kind in style.kinds if all(kind != other.kind for other in scene.things)]
-        options = {"colour": style.colours, "pattern": PATTERNS, "size": SIZES, "kind": kinds}[detail]
-        change = {detail: rng.choice([option for option in options if option != getattr(thing, detail)])}
-    things = [*scene.things[:index], replace(thing, **change), *scene.things[index + 1 :]]
-    return replace(scene, things=_in_order(things))
+    used = (
+        {getattr(other, detail) for other in scene.things} if detail in ("kind", "cell") else {getattr(thing, detail)}
+    )
+    options = {"colour": style.colours, "pattern": PATTERNS, "size": SIZES, "kind": style.kinds, "cell": CELLS}[detail]
+    new: Any = rng.choice([option for option in options if option not in used])
+    changed = replace(thing, **({"column": new[0], "row": new[1]} if detail == "cell" else {detail: new}))
+    return replace(scene, things=_in_order([*scene.things[:index], changed, *scene.things[index + 1 :]]))
 
 
 def sample_family(
@@ -139,5 +129,5 @@ def sample_family(
     return family
 
 
-def _in_order(things: Any) -> tuple[Thing, ...]:
+def _in_order(things: Iterable[Thing]) -> tuple[Thing, ...]:
     return tuple(sorted(things, key=lambda thing: (thing.row, thing.column)))
