@@ -18,8 +18,8 @@ from small_images import png, write_tar
 
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage
-from hnclip.data.validate import ADVICE, ERRORS, WARNINGS
 from hnclip.data.sources import open_data
+from hnclip.data.validate import ADVICE, ERRORS, WARNINGS
 
 GOOD = {"image": "1.png", "caption": "one"}
 DEEP = 100_000
