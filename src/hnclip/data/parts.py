@@ -111,8 +111,8 @@ def _regions(context: PartContext, *, official: bool) -> Tensor:
 def patches_of(
     box: Box, size: tuple[int, int], transform: ImageTransform, patch: int, side: int
 ) -> tuple[range, range]:
-    """Columns and rows of the patches that a box of the upright image, of this size, touches; both empty if it is cropped
-    away. There are `side` patches of `patch` pixels; pixels beyond the last one touch none.
+    """Columns and rows of the patches that a box of the upright image, of this size, touches; both empty if it is
+    cropped away. There are `side` patches of `patch` pixels; pixels beyond the last one touch none.
 
     Follows `preprocess_image`: resized to whole pixels, then cropped. In fractions, because a box that ends at the
     border of a patch must not touch the next one.
