@@ -1,4 +1,4 @@
-"""`check_data`: every problem once, what training would skip, lengths and sizes, JSON and text."""
+"""`check_data`: every problem once, what training would skip, lengths and sizes, JSON and text; shares of problems."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import pytest
 from PIL import Image
 
 from hnclip.core import Problem, Record
-from hnclip.data import problems as kinds
 from hnclip.data.check import check_data
 from hnclip.data.image_sources import FileImage
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
-from hnclip.data.validate import drop_invalid
+from hnclip.data.validate import ADVICE, check_rows, check_share, drop_invalid, write_problems
 from hnclip.models.preprocessing import train_tokenizer
+from small_families import bert_tokenizer
+
+SIDE = ImageTransform(48)
 
 
 @pytest.fixture(scope="module")
@@ -42,29 +44,14 @@ def valid(tmp_path: Path) -> DataSet:
     """Six records of two splits without a problem."""
     splits = ["train", "train", "train", "train", "test", "test"]
     images = [save(tmp_path / f"valid{seed}.png", seed) for seed in range(6)]
-    pairs = enumerate(zip(images, splits))
-    return DataSet(
-        "small", tuple(Record(f"r{n}", image, (f"dog {n}", f"cat {n}"), split) for n, (image, split) in pairs)
-    )
+    records = [Record(f"r{n}", images[n], (f"dog {n}", f"cat {n}"), split) for n, split in enumerate(splits)]
+    return DataSet("small", tuple(records))
 
 
 @pytest.fixture
 def broken(tmp_path: Path) -> DataSet:
     """Data with something of nearly everything."""
-    names = [
-        "good",
-        "missing",
-        "half",
-        "mute",
-        "blank",
-        "partly",
-        "torn",
-        "void",
-        "long",
-        "again",
-        "tiny",
-        "garbled",
-    ]
+    names = ["good", "missing", "half", "mute", "blank", "partly", "torn", "void", "long", "again", "tiny", "garbled"]
     images = {name: save(tmp_path / f"{name}.png", seed) for seed, name in enumerate(names)}
     save(tmp_path / "tiny.png", blobs(20, 20, 50))
     whole = (tmp_path / "half.png").read_bytes()
@@ -75,25 +62,29 @@ def broken(tmp_path: Path) -> DataSet:
     captions |= {"void": ("<|endoftext|>",), "long": ("a very long caption about zebras and their stripes",)}
     captions |= {"garbled": ("the dogâ€™s ball",)}
     records = [Record(name, images[name], captions[name], "train") for name in names]
+    records[5] = replace(records[5], filtered=("1", "2"))
     records[9] = replace(records[9], id="good")
     records.append(Record("copy", save(tmp_path / "copy.png", 0), ("another dog",), "test"))
     return DataSet("broken", tuple(records), (Problem("unreadable row", "broken.csv:7", "3 cells, not 4"),))
 
 
 def test_valid_data_are_ready(valid: DataSet, transform: TextTransform) -> None:
-    result = check_data(valid, text_transform=transform, image_transform=ImageTransform(48))
-    assert (result.problems, result.left_out, result.unread) == ([], 0, 0)
-    assert [result.total[name] for name in ("records", "captions", "images")] == [6, 12, 6]
-    assert {name: (split["records"], split["captions"]) for name, split in result.splits.items()} == {
-        "train": (4, 8),
-        "test": (2, 4),
-    }
+    result = check_data(valid, text_transform=transform, image_transform=SIDE)
+    assert (result.errors, result.warnings, result.left_out, result.unread) == ({}, {}, 0, 0)
+    assert result.total == {"records": 6, "captions": 12, "images": 6, "cut": 0, "small": 0}
+    assert result.splits == {"train": 4, "test": 2}
     assert result.to_text().endswith("Ready to train.")
+    assert drop_invalid(valid.records, transform, SIDE, cache=None) == (valid.records, ())
 
 
 def test_every_problem_is_found_once_and_in_order(broken: DataSet, transform: TextTransform) -> None:
-    result = check_data(broken, text_transform=transform, image_transform=ImageTransform(48))
-    assert [(problem.kind, problem.where) for problem in result.problems] == [
+    result = check_data(broken, text_transform=transform, image_transform=SIDE)
+    found = json.loads(json.dumps(result.to_dict()))
+    levels = [
+        [(kind, each["where"]) for kind, problems in found[level].items() for each in problems]
+        for level in ("errors", "warnings")
+    ]
+    assert levels[0] == [
         ("unreadable row", "broken.csv:7"),
         ("no caption", "mute"),
         ("empty caption", "blank"),
@@ -104,72 +95,52 @@ def test_every_problem_is_found_once_and_in_order(broken: DataSet, transform: Te
         ("truncated image", "half"),
         ("repeated id", "good"),
         ("shared image", "good"),
-        ("garbled caption", "garbled"),
-        ("cut caption", "long"),
-        ("small image", "tiny"),
     ]
-    assert list(result.warnings) == ["garbled caption", "cut caption", "small image"]
-    assert result.unread == 1
-    kept = drop_invalid(broken.records, transform, ImageTransform(48), cache=None).records
-    assert result.left_out == len(broken.records) - len(kept) == 6  # what training skips
+    assert levels[1] == [("garbled caption", "garbled"), ("cut caption", "long"), ("small image", "tiny")]
+    group = {"kind": "shared image", "ids": ["good", "copy"], "splits": ["train", "test"], "example": None}
+    assert (found["groups"], found["unread"], found["total"]["cut"]) == ([group], 1, 1)
+    valid = drop_invalid(broken.records, transform, SIDE, cache=None)
+    assert result.left_out == len(broken.records) - len(valid.records) == 6  # what training skips
+    skipped = {(problem.kind, problem.where) for problem in valid.problems}
+    assert skipped == {pair for pair in levels[0][1:] if pair[0] not in ("repeated id", "shared image")}
+    (partly,) = (record for record in valid.records if record.id == "partly")
+    assert (partly.captions, partly.filtered) == (("a word",), ("2",))
     assert check_data(broken, images=False).left_out == 3  # mute, blank and torn
 
 
-def test_json_is_complete(broken: DataSet, transform: TextTransform) -> None:
-    result = check_data(broken, text_transform=transform, image_transform=ImageTransform(48))
-    found = json.loads(json.dumps(result.to_dict()))
-    levels = {**found["errors"], **found["warnings"]}
-    listed = [(kind, each["where"]) for kind, problems in levels.items() for each in problems]
-    assert listed == [(problem.kind, problem.where) for problem in result.problems]
-    assert found["groups"] == [
-        {"kind": "shared image", "ids": ["good", "copy"], "splits": ["train", "test"], "example": None}
-    ]
-    assert found["splits"]["test"]["words"]["mean"] == 2
-    assert (found["total"]["cut"], found["context"], found["side"]) == (1, 24, 48)
-
-
-def test_lengths_are_those_of_the_model(tmp_path: Path, transform: TextTransform) -> None:
+def test_lengths_are_those_of_the_model_and_sizes_of_upright_images(tmp_path: Path, transform: TextTransform) -> None:
     texts = ["a dog", "a red dog", "a red dog runs", "zebras are cut off here"]
-    transform = replace(transform, context=12)
-    data = DataSet("x", (Record("a", save(tmp_path / "a.png", 1), tuple(texts), None),))
-    total = check_data(data, text_transform=transform).total
+    transform, exif = replace(transform, context=12), Image.Exif()
+    exif[0x0112] = 6
+    turned = save(tmp_path / "turned.jpg", blobs(1, 40, 30), exif=exif)
+    images = [
+        turned,
+        save(tmp_path / "b.png", blobs(2, 100, 45)),
+        save(tmp_path / "c.png", blobs(3, 200, 1000)),
+        turned,
+    ]
+    data = DataSet("x", tuple(Record(str(n), image, (texts[n],), None) for n, image in enumerate(images)))
+    found = check_data(data, text_transform=transform, image_transform=ImageTransform(40, shortest=50))
     tokens = [len(transform.tokenizer(text)["input_ids"]) for text in texts]
     expected = [np.mean(tokens), *np.percentile(tokens, [0, 5, 50, 95, 100])]
-    assert list(total["tokens"].values()) == pytest.approx(expected)
-    assert total["words"]["mean"] == 3.5
-    assert total["cut"] == sum(length > 12 for length in tokens) == transform(texts).truncated == 1
-    without = check_data(data)
-    assert (without.total["tokens"], without.total["cut"], without.context) == (None, None, None)
-    assert "tokens" not in without.to_text()
-
-
-def test_sizes_of_images(tmp_path: Path) -> None:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    images = [
-        save(tmp_path / "turned.jpg", blobs(1, 40, 30), exif=exif),
-        save(tmp_path / "grey.png", blobs(2, 100, 45).convert("L")),
-        save(tmp_path / "large.png", blobs(3, 200, 1000)),
-        FileImage(tmp_path / "nowhere.png"),
-    ]
-    records = (Record(str(n), image, (f"caption {n}",), None) for n, image in enumerate([*images, images[0]]))
-    found = check_data(DataSet("x", tuple(records)), image_transform=ImageTransform(40, shortest=50)).sizes
-    assert found is not None
-    assert [found["width"][name] for name in ("least", "50 %", "most")] == [30, 100, 200]
-    assert [found["height"][name] for name in ("least", "50 %", "most")] == [40, 45, 1000]
-    assert found["megapixels"]["most"] == 0.2
-    assert (found["formats"], found["modes"]) == ({"PNG": 2, "JPEG": 1}, {"RGB": 2, "L": 1})
-    assert (found["rotated"], found["small"]) == (1, 2)  # 40 pixels are enough for the crop, not for the resize
+    assert list(found.lengths["tokens"].values()) == pytest.approx(expected)
+    assert found.lengths["words"]["mean"] == 3.5
+    assert [found.lengths["width"][name] for name in ("least", "50 %", "most")] == [30, 100, 200]
+    assert [found.lengths["height"][name] for name in ("least", "50 %", "most")] == [40, 45, 1000]
+    assert found.lengths["megapixels"]["most"] == 0.2
+    assert found.total["cut"] == sum(length > 12 for length in tokens) == transform(texts).truncated == 1
+    assert found.total["small"] == 2  # 40 pixels are enough for the crop, not for the resize
+    assert list(check_data(data, images=False).lengths) == ["words"]
 
 
 def test_text_names_problems_advice_and_verdict(broken: DataSet, valid: DataSet) -> None:
     text = check_data(broken).to_text()
-    for part in ("missing image", kinds.ADVICE["missing image"], "2 records in 1 group", "Not ready", "1 row"):
+    for part in ("missing image", ADVICE["missing image"], "2 records in 1 group", "Not ready", "1 row"):
         assert part in text
     assert "Nothing to train on" in check_data(DataSet("none", ())).to_text()
     warned = replace(valid, problems=(Problem("garbled caption", "x.png", "no row"),))
-    assert "look at the warnings" in check_data(warned).to_text()
-    assert "as far as captions show" in check_data(valid, images=False).to_text()
+    assert "warnings" in check_data(warned).to_text()
+    assert "captions" in check_data(valid, images=False).to_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize("listed", [0, 5, 9])
@@ -182,3 +153,26 @@ def test_lines_are_few_short_and_escaped(listed: int) -> None:
     assert max(map(len, text.splitlines())) <= 110
     assert text.count("\n    r") == 2 * min(listed, 7)  # bad text and missing images
     assert text.count(f"\n    and {7 - listed} more") == 2 * (listed < 7)
+
+
+def test_captions_that_only_a_tokenizer_finds_empty(valid: DataSet) -> None:
+    """BERT has no token for words of more than 100 letters."""
+    long = [replace(record, captions=("z" * 101,)) for record in valid.records]
+    kept = drop_invalid([*long, valid.records[0]], TextTransform(bert_tokenizer(), 77), SIDE, cache=None)
+    assert kept.records == valid.records[:1]
+
+
+def test_too_large_a_share_is_an_error_with_examples(tmp_path: Path) -> None:
+    problems = [Problem("missing image", f"ü{i}", "gone\n") for i in range(7)]
+    for lost, total, largest in ((7, 700, 0.01), (0, 0, 0.0), (0, 10, 0.0)):
+        check_share(lost, total, problems, what="records", largest=largest, name="my.csv")
+    with pytest.raises(ValueError, match=r"hnclip data check my\.csv") as caught:
+        check_share(7, 699, problems, what="records", largest=0.01, name="my.csv")
+    assert ("ü4: gone" in str(caught.value), "ü5" in str(caught.value)) == (True, False)
+    rows = DataSet("my.csv", (), tuple(problems))
+    check_rows(rows, largest=1.0)
+    with pytest.raises(ValueError, match="7 of 7"):
+        check_rows(rows, largest=0.5)
+    write_problems(tmp_path / "problems.jsonl", problems)
+    lines = (tmp_path / "problems.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [Problem(**json.loads(line)) for line in lines] == problems

@@ -64,10 +64,8 @@ def test_case_punctuation_and_scripts_without_spaces() -> None:
 def test_too_much_to_compare_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplicates, "MOST_CAPTION_PAIRS", 0)
     assert near_duplicate_captions([LONG, NEARLY]) == ([], False)
-    monkeypatch.setattr(duplicates, "MOST_CAPTIONS", 1)
-    assert near_duplicate_captions([LONG, LONG]) == ([], False)
-    monkeypatch.setattr(duplicates, "MOST_IMAGE_PAIRS", 0)
-    assert near_duplicate_images([fingerprint(blobs(1)), fingerprint(blobs(1))]) == ([], False)
+    monkeypatch.setattr(duplicates, "MOST", 1)
+    assert near_duplicate_captions([LONG, LONG]) == near_duplicate_images([fingerprint(blobs(1))] * 2) == ([], False)
 
 
 def blobs(seed: int, width: int = 80, height: int = 60) -> Image.Image:
@@ -86,7 +84,7 @@ def fingerprint(image: Image.Image) -> bytes:
 def test_images_are_those_of_comparing_all_pairs(
     monkeypatch: pytest.MonkeyPatch, bits: int, correlation: float
 ) -> None:
-    monkeypatch.setattr(duplicates, "_CORRELATION", correlation)
+    monkeypatch.setattr(duplicates, "BLOCK", 7)
     random = np.random.default_rng(0)
     waves = (random.normal(size=(5, 64)) * 20)[random.integers(0, 5, 80)].astype(np.float16)
     for row in waves:
@@ -99,7 +97,7 @@ def test_images_are_those_of_comparing_all_pairs(
         correlates = sum(speeds * first * second) / (strengths[0] * strengths[1]) ** 0.5 >= correlation
         return correlates and sum((a > 0) != (b > 0) for a, b in zip(first, second)) <= bits
 
-    assert near_duplicate_images([row.tobytes() for row in waves], bits) == (components(80, similar), True)
+    assert near_duplicate_images([row.tobytes() for row in waves], bits, correlation) == (components(80, similar), True)
 
 
 def as_jpeg(image: Image.Image) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Images from files, tars and cells: damage is reported, and nothing too large is decoded."""
+"""Images from files, tars and cells, crops and edge maps of them, and views; damage is reported."""
 
 from __future__ import annotations
 
@@ -8,22 +8,58 @@ import pickle
 import struct
 import tarfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+import torch
+from PIL import ExifTags, Image, ImageOps
 
-from hnclip.core import ImageSource, InvalidImage
+from hnclip.core import ImageSource, InvalidImage, Record, Region
 from hnclip.data import image_sources
-from hnclip.data.image_sources import FORMATS, CellImage, FileImage, TarImage, decode_image, is_image_name
+from hnclip.data.image_sources import (
+    CellImage,
+    CropImage,
+    EdgeImage,
+    FileImage,
+    TarImage,
+    decode_image,
+    is_image_name,
+    root,
+)
+from hnclip.data.images import ImageTransform, preprocess_image
+from hnclip.data.parts import IMAGE_VIEWS, TEXT_VIEWS
 from hnclip.data.validate import ERRORS
+
+SMALL = ImageTransform(8)
+BOX = (5, 3, 25, 17)
+
+
+def noise(width: int = 40, height: int = 30) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def painting() -> Image.Image:
+    """Large areas of one colour, so that there are lines."""
+    return noise(5, 4).resize((40, 30), Image.Resampling.NEAREST)
 
 
 def encoded(kind: str = "PNG") -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)).save(file, kind)
+    noise().save(file := io.BytesIO(), kind)
     return file.getvalue()
+
+
+def save(path: Path, image: Image.Image, turn: int | None = None) -> FileImage:
+    exif = Image.Exif()
+    if turn is not None:
+        exif[ExifTags.Base.Orientation] = turn
+    image.save(path, exif=exif)
+    return FileImage(path)
+
+
+def array(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.convert("RGB"))
 
 
 def bomb(width: int, height: int) -> bytes:
@@ -37,27 +73,18 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + content
 
 
-@pytest.fixture
-def sources(tmp_path: Path) -> list[ImageSource]:
-    """The same image as a file, in a tar, and in a cell."""
+def test_all_sources_give_the_same_bytes_and_pixels(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded())
     with tarfile.open(tmp_path / "all.tar", "w") as tar:
-        tar.add(tmp_path / "a.png", "first.png")
-        tar.add(tmp_path / "a.png", "deep/second.png")
+        for name in ("first.png", "deep/second.png"):
+            tar.add(tmp_path / "a.png", name)
     with tarfile.open(tmp_path / "all.tar") as tar:
         member = tar.getmember("deep/second.png")
-    return [
-        FileImage(tmp_path / "a.png"),
-        TarImage(tmp_path / "all.tar", member.name, member.offset_data, member.size),
-        CellImage("table.parquet:3", "v1", encoded),
-    ]
-
-
-def test_all_sources_give_the_same_bytes_and_pixels(sources: list[ImageSource], tmp_path: Path) -> None:
-    expected = Image.open(io.BytesIO(encoded()))
+    tarred = TarImage(tmp_path / "all.tar", member.name, member.offset_data, member.size)
+    sources = [FileImage(tmp_path / "a.png"), tarred, CellImage("table.parquet:3", "v1", encoded)]
     for source in sources:
         assert source.read() == encoded()
-        assert np.array_equal(np.asarray(source.load()), np.asarray(expected))
+        assert np.array_equal(array(source.load()), array(noise()))
         assert pickle.loads(pickle.dumps(source)) == source
     assert len({source.key for source in sources}) == 3
     before = [source.stamp() for source in sources[:2]]
@@ -71,6 +98,8 @@ def test_a_file_is_one_image_however_it_is_named(tmp_path: Path, monkeypatch: py
     images = [FileImage("a.png"), FileImage(tmp_path / "a.png"), FileImage("a.png", str(tmp_path))]
     assert len({*images}) == len({image.key for image in images}) == 1
     assert images[2].path == tmp_path / "a.png"
+    assert all(is_image_name(name) for name in ("a.jpg", "b/c.JPEG", "d.e.webp", "a.avif", "a.jp2", "a.pcx"))
+    assert not any(is_image_name(name) for name in ("a.txt", "jpg", ".hidden.jpg", "x/._a.jpg", "a.jpg.txt"))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +107,7 @@ def test_a_file_is_one_image_however_it_is_named(tmp_path: Path, monkeypatch: py
     [
         (b"", "corrupt image"),
         (b"this is not an image", "corrupt image"),
+        (encoded("EPS"), "corrupt image"),  # Pillow would start Ghostscript
         (encoded("JPEG")[:-400], "truncated image"),
         (encoded("PNG")[:-900], "truncated image"),
         (bomb(60_000, 60_000), "oversized image"),
@@ -91,11 +121,7 @@ def test_damage_is_reported_with_its_place(content: bytes, kind: str) -> None:
     assert kind in ERRORS
 
 
-def test_formats_that_start_other_programs_and_large_images_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = io.BytesIO()
-    Image.new("RGB", (9, 9)).save(drawn, "EPS")  # Pillow would start Ghostscript
-    with pytest.raises(InvalidImage, match="format"):
-        CellImage("x", "1", drawn.getvalue).load()
+def test_large_images_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     content = encoded()
     monkeypatch.setattr(image_sources, "MAX_PIXELS", 1199)
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
@@ -106,7 +132,8 @@ def test_formats_that_start_other_programs_and_large_images_are_not_decoded(monk
 def test_missing_files_directories_and_pipes(tmp_path: Path) -> None:
     """A pipe is not opened: that would wait until something is written to it."""
     os.mkfifo(tmp_path / "pipe.png")
-    sources = [FileImage(tmp_path / name) for name in ("no.png", "pipe.png", "", "a\0.png", "x" * 300, "pipe.png/a")]
+    names = ("no.png", "pipe.png", "", "a\0.png", "x" * 300, "pipe.png/a")
+    sources = [source for name in names for source in family(FileImage(tmp_path / name))]
     for source in [*sources, TarImage(tmp_path / "no.tar", "a", 0, 1)]:
         for action in (source.stamp, source.read):
             with pytest.raises(InvalidImage) as caught:
@@ -114,8 +141,111 @@ def test_missing_files_directories_and_pipes(tmp_path: Path) -> None:
             assert caught.value.kind == "missing image"
 
 
-def test_names_of_images() -> None:
-    assert all(is_image_name(name) for name in ("a.jpg", "b/c.JPEG", "d.e.webp", "a.avif", "a.jp2", "a.pcx"))
-    assert not any(is_image_name(name) for name in ("a.txt", "jpg", ".hidden.jpg", "x/._a.jpg", "a.jpg.txt"))
-    extensions = Image.registered_extensions()
-    assert all(extensions.get(suffix, kind) == kind for kind, suffixes in FORMATS.items() for suffix in suffixes)
+# Derived images
+
+
+def family(file: ImageSource) -> list[ImageSource]:
+    """An image and different ones that are derived from it."""
+    crop, edges = CropImage(file, BOX), EdgeImage(file)
+    others = [CropImage(file, (0, 0, 20, 14)), EdgeImage(file, 400, 900)]
+    return [file, crop, edges, *others, CropImage(edges, BOX), EdgeImage(crop), CropImage(crop, BOX)]
+
+
+@pytest.mark.parametrize(("turn", "suffix"), [*((turn, "png") for turn in range(1, 9)), (6, "jpg"), (3, "tiff")])
+def test_boxes_and_maps_are_of_the_upright_image(tmp_path: Path, turn: int, suffix: str) -> None:
+    file = save(tmp_path / f"a.{suffix}", painting(), turn)
+    upright = ImageOps.exif_transpose(file.load())
+    crop, edges = CropImage(file, BOX).load(), EdgeImage(file).load()
+    assert np.array_equal(array(crop), array(upright)[3:17, 5:25])
+    assert (edges.size, edges.mode) == (upright.size, "L")
+    assert np.array_equal(array(edges), array(EdgeImage(save(tmp_path / "b.png", upright.convert("RGB"))).load()))
+    plain = Image.fromarray(array(crop))  # without any EXIF
+    assert torch.equal(preprocess_image(crop, SMALL), preprocess_image(plain, SMALL))
+
+
+@pytest.mark.parametrize(
+    ("box", "inside"),
+    [
+        ((-5, -6, 10, 12), (0, 0, 10, 12)),
+        ((30, 20, 100, 99), (30, 20, 40, 30)),
+        ((-1, 5, 41, 6), (0, 5, 40, 6)),
+        *(((box), None) for box in [(5, 5, 5, 9), (5, 9, 9, 9), (9, 5, 5, 9), (40, 0, 50, 10), (0, -9, 10, 0)]),
+    ],
+)
+def test_boxes_are_clipped_to_the_image_and_invalid_without_area(tmp_path: Path, box: tuple, inside: tuple) -> None:
+    crop = CropImage(save(tmp_path / "a.png", noise()), box)
+    if inside is not None:
+        assert np.array_equal(array(crop.load()), array(noise().crop(inside)))
+        return
+    with pytest.raises(InvalidImage, match=r"a\.png"):
+        crop.load()
+
+
+def test_transparent_grey_and_unusual_images(tmp_path: Path) -> None:
+    clear = noise().convert("RGBA")
+    clear.putalpha(0)
+    file = save(tmp_path / "clear.png", clear)
+    assert (array(CropImage(file, BOX).load()) == 255).all()
+    assert not array(EdgeImage(file).load()).any()
+    grey = save(tmp_path / "grey.png", painting().convert("L"))
+    assert np.array_equal(array(CropImage(grey, BOX).load()), array(painting().convert("L"))[3:17, 5:25])
+    assert array(EdgeImage(grey).load()).any()
+    floats = save(tmp_path / "a.tiff", Image.fromarray(np.full((30, 40), 1e6, dtype=np.float32)))
+    for derived in (CropImage(floats, BOX), EdgeImage(floats)):
+        with pytest.raises(InvalidImage) as caught:
+            derived.load()
+        assert caught.value.kind == "unusual image"
+
+
+def test_keys_and_bytes_tell_derived_images_apart(tmp_path: Path) -> None:
+    file = save(tmp_path / "a.png", painting())
+    sources = family(file)
+    for found in ({source.key for source in sources}, {source.read() for source in sources}, set(sources)):
+        assert len(found) == len(sources)
+    for source in sources:
+        copy = pickle.loads(pickle.dumps(source))
+        assert source == copy
+        assert (root(source), source.stamp()) == (file, file.stamp())
+        assert np.array_equal(array(copy.load()), array(source.load()))
+    part, other = CropImage(EdgeImage(file), (8, 3, 25, 17)), EdgeImage(CropImage(file, (8, 3, 25, 17)))
+    assert np.array_equal(array(part.load()), array(EdgeImage(file).load())[3:17, 8:25])
+    assert not np.array_equal(array(other.load()), array(part.load()))  # has other edges at its border
+
+
+def test_edges_are_where_colours_change_by_the_thresholds() -> None:
+    def edges_of(image: Image.Image, low: float = 100, high: float = 200) -> np.ndarray:
+        return np.asarray(EdgeImage(FileImage("unused"), low, high).apply(image))
+
+    colours = Image.new("RGB", (40, 30), (200, 0, 0))
+    assert not edges_of(colours).any()
+    colours.paste((0, 102, 0), (20, 0, 40, 30))  # of the same brightness
+    white = edges_of(colours)
+    assert set(np.unique(white)) == {0, 255}
+    assert np.isin(np.nonzero(white)[1], range(18, 22)).all()
+    # Sobel's gradient at a vertical step of h levels is 4·h; between the thresholds an edge must continue one above.
+    step = Image.new("RGB", (40, 60))
+    step.paste((200,) * 3, (20, 0, 40, 30))
+    step.paste((50,) * 3, (20, 30, 40, 60))
+    assert [edges_of(colours, 100, high).any() for high in (799, 801)] == [True, False]
+    assert [edges_of(step, low, 500)[40:, 15:25].any() for low in (100, 300)] == [True, False]
+
+
+def test_views() -> None:
+    image = CellImage("a", "1", bytes)
+    first, second = Region((0, 0, 5, 5), "One."), Region((1, 1, 6, 6), "Two.")
+    record = Record("a", image, ("A dog. It runs.", "A cat"), None, regions=(first, second), filtered=("a", "b"))
+    assert {name: view(record) for name, view in IMAGE_VIEWS.items()} == {
+        "full": image,
+        "crop": CropImage(image, first.box),
+        "edge": EdgeImage(image),
+        "edge_crop_1": CropImage(EdgeImage(image), first.box),
+        "edge_crop_2": CropImage(EdgeImage(image), second.box),
+        "edge_crop_3": None,
+    }
+    texts = {"caption": [*record.captions], "short": ["A dog", "A cat"], "sentence": ["One."], "filtered": ["a", "b"]}
+    assert {name: list(view.texts(record)) for name, view in TEXT_VIEWS.items()} == texts
+    bare = replace(record, regions=(), filtered=(), short="short")
+    assert {name for name, view in IMAGE_VIEWS.items() if view(bare) is not None} == {"full", "edge"}
+    found = [list(TEXT_VIEWS[name].texts(bare)) for name in ("short", "sentence", "filtered")]
+    assert found == [["short", "short"], [None], [None, None]]
+    assert [name for name, view in TEXT_VIEWS.items() if not view.by_caption] == ["sentence"]

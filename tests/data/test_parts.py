@@ -92,19 +92,6 @@ def test_patches_of_a_box_are_those_that_show_it(name, patch, options, corners):
         assert not (mask(inner, shape, transform, patch) & ~shown).any()
 
 
-@settings(max_examples=60)
-@given(st.data())
-def test_patches_are_exact_where_pixels_are_only_repeated(data):
-    patch, factor = data.draw(st.sampled_from(PATCHES)), data.draw(st.sampled_from([1, 2]))
-    transform = ImageTransform(224, resample="nearest")
-    shape = data.draw(st.permutations([224 // factor, data.draw(st.integers(224 // factor, 300))]))
-    (left, right), (top, bottom) = (
-        sorted(data.draw(st.lists(st.integers(0, side), min_size=2, max_size=2, unique=True))) for side in shape
-    )
-    box = (left, top, right, bottom)
-    assert torch.equal(mask(box, shape, transform, patch), lit(boxed(shape, box), transform, patch))
-
-
 def test_borders_of_patches_are_exact():
     transform = ImageTransform(224)
     for side in (7, 21, 49, 70, 131, 224 * 3):  # sevenths and thirds are no finite floats

@@ -13,11 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hnclip.config import OptimConfig, TrainConfig
-from hnclip.data.batching import PairData, text_numbers
 from hnclip.data.sampler import choose_captions, cluster_order, cut_batches, epoch_order, nearest_captions, share
-from hnclip.data.texts import TokenizedTexts
-from hnclip.train.data import RunData
 from hnclip.train.step import chunk_slices
 
 
@@ -27,18 +23,6 @@ def test_every_record_is_in_one_batch_of_every_epoch(length, size, seed, epoch):
     batches = cut_batches(epoch_order(length, seed, epoch), sizes)
     assert [len(batch) for batch in batches] == sizes
     assert sorted(row for batch in batches for row in batch) == list(range(length))
-
-
-def test_equal_captions_leave_no_record_out():
-    """20 distinct captions among 1,000 records."""
-    captions = TokenizedTexts.join([[row % 20] for row in range(1000)])
-    rows = torch.arange(1000)
-    pairs = PairData([None] * 1000, {}, {"caption": captions}, rows, rows, rows, text_numbers(captions), pad=0)
-    config = TrainConfig(optim=OptimConfig(micro_batch=32, accumulate=4))
-    for epoch in range(3):
-        drawn, batches = RunData(pairs, None).batches(config, epoch)
-        assert sorted(row for batch in batches for row in batch) == list(range(1000))
-        assert len(set(drawn.ids[:, 1].tolist())) == 20  # by which the loss masks duplicates
 
 
 @given(counts=st.lists(st.integers(1, 7), min_size=1, max_size=20), seed=st.integers(0, 2**32 - 1))

@@ -42,8 +42,8 @@ def decode_all(
     known: Container[bytes] = (),
     progress: Iterate = iter,
 ) -> Generator[tuple[bytes, Decoded | Problem], None, None]:
-    """Decode images, given by name, in threads, one decode for all that are derived from the same file. Pixels are empty
-    if the hash of the content is `known`."""
+    """Decode images, given by name, in threads, one decode for all that are derived from the same file. Of contents
+    with a `known` hash there are no pixels."""
     files: dict[str, list[tuple[bytes, ImageSource]]] = {}
     for name, source in wanted.items():
         files.setdefault(root(source).key, []).append((name, source))

@@ -108,16 +108,10 @@ def find_duplicates(
 
 
 def near_duplicate_captions(texts: Collection[str], threshold: float = 0.8) -> tuple[list[list[int]], bool]:
-    """Groups of captions, and whether the search is complete.
-
-    Args:
-        threshold: least share of their runs of three words that two captions have in common, of all that they have.
-            0.8 is up to four changed words in 120, or one in 25.
-
-    Relations:
-        Two sets that reach the threshold t share at least t·n of the n runs of each. In one order of all runs, rare
-        ones first, they therefore share one of the first n - t·n + 1 (prefix filter).
-    """
+    """Groups of captions, and whether the search is complete. `threshold` is the least share of their runs of three
+    words that two captions have in common; 0.8 is up to four changed words in 120, or one in 25."""
+    # Two sets that reach the threshold t share at least t·n of the n runs of each. In one order of all runs, rare ones
+    # first, they therefore share one of the first n - t·n + 1 (prefix filter).
     if not 0 < len(texts) <= MOST:
         return [], not texts
     runs = [_runs(text) for text in texts]
@@ -163,12 +157,9 @@ def near_duplicate_images(
     """Groups of fingerprints, and whether the search is complete.
 
     Compression, another size, other light or a small mark change 0 to 4 of the 64 signs, a crop by 2 % about 4; two
-    photographs differ in 32 on average. Signs alone would not tell drawings on one background apart, so the strengths
-    must correlate as well; images have more of the slow waves, so fast ones have more weight.
-
-    Args:
-        bits: most signs in which two near-duplicates differ.
-        correlation: of 100 crops of 2 % 98 are above, other drawings on one background are below.
+    photographs differ in 32 on average. At most `bits` of them may differ. Signs alone would not tell drawings on one
+    background apart, so the strengths must correlate as well, with more weight on fast waves, of which images have
+    less: of 100 crops of 2 % 98 are above 0.96, other drawings on one background are below.
     """
     if len(fingerprints) > MOST:
         return [], False

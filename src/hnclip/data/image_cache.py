@@ -40,10 +40,8 @@ Facts = tuple[int, ...]  # row, width, height and checksum of an image
 
 # `source` is a hash of key and stamp, `content` of the bytes; `crc` is the checksum of the row, `check` of the entry.
 ENTRY = np.dtype(
-    {
-        "names": ["source", "content", "row", "width", "height", "crc", "check"],
-        "formats": ["V16", "V16", "<i8", "<u4", "<u4", "<u4", "<u4"],
-    }
+    [("source", "V16"), ("content", "V16"), ("row", "<i8")]
+    + [(name, "<u4") for name in ("width", "height", "crc", "check")]
 )
 
 
@@ -80,8 +78,8 @@ class CachedPixels:
 
 
 class LoadedImages(NamedTuple):
-    """The K of N images that could be loaded: pixels [K, 3, S, S], their indices among the N, width and height [K, 2] of
-    the upright images; and by index what is wrong with the others."""
+    """The K of N images that could be loaded: pixels [K, 3, S, S], indices among the N, width and height [K, 2] of the
+    upright images; and by index what is wrong with the others."""
 
     pixels: CachedPixels
     kept: tuple[int, ...]

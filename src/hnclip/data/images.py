@@ -70,16 +70,8 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
     """The square of an image that a model sees, as RGB bytes; InvalidImage if there is none.
 
     The values are those of transformers' `CLIPImageProcessorPil`, `SiglipImageProcessorPil`, `BitImageProcessorPil` and
-    `ViTImageProcessorPil` before they rescale and normalise, to the bit.
-
-    Modes of Pillow:
-        RGB, L: unchanged, grey in three equal channels.
-        1, P, CMYK, YCbCr, HSV, RGBX: through Pillow's conversion to RGB.
-        RGBA, LA, PA, a palette or one colour with transparency: on a white background; so are the premultiplied RGBa
-            and La and palettes with an alpha channel, which transformers rejects or shows without transparency.
-        I;16 and variants: scaled from 16 bits to 8. Pillow and transformers clip to 255 instead.
-        I, F: values must be in 0…255 and are rounded down; others are rejected.
-        EXIF orientation: applied first. transformers ignores it.
+    `ViTImageProcessorPil` before they rescale and normalise, to the bit. Images that transformers rejects, clips or
+    shows otherwise (16 bits, EXIF orientation, some kinds of transparency) are listed in docs/models.md.
 
     The image is not modified. If it is not decoded yet, Pillow's OSError for a damaged file passes through.
 

@@ -111,14 +111,11 @@ def _regions(context: PartContext, *, official: bool) -> Tensor:
 def patches_of(
     box: Box, size: tuple[int, int], transform: ImageTransform, patch: int, side: int
 ) -> tuple[range, range]:
-    """Columns and rows of the patches that a box of the upright image touches; both empty if it is cropped away.
+    """Columns and rows of the patches that a box of the upright image, of this size, touches; both empty if it is
+    cropped away. There are `side` patches of `patch` pixels; pixels beyond the last one touch none.
 
     Follows `preprocess_image`: resized to whole pixels, then cropped. In fractions, because a box that ends at the
     border of a patch must not touch the next one.
-
-    Args:
-        size: width and height of the upright image.
-        patch, side: pixels of a patch, and patches along each side. Pixels beyond the last one touch none.
     """
     resized = transform.resized(*size)
     chosen = []
@@ -191,12 +188,9 @@ def token_span(
 
 def late_span(before: str | None, sentence: str, transform: TextTransform) -> Span:
     """The tokens of a sentence as GOAL's released code counts them: after those of the text before it including its
-    special tokens, so one late with a start and an end token; the last position of the context is never included.
-
-    A sentence that starts beyond the context takes as many positions before that last one. An empty span, and a
-    sentence that is not in the caption (`before` is None), where the released code fails, take the first positions
-    after the start token.
-    """
+    special tokens, so one late with a start and an end token. The last position of the context is never included; a
+    sentence that starts beyond takes the positions before it. An empty span, and a sentence that is not in the caption
+    (`before` is None), where the released code fails, take the first positions after the start token."""
     special, last = sum(transform.edges), transform.context - 1
     counts = [len(ids) for ids in transform.tokenizer([before or "", sentence], verbose=False)["input_ids"]]
     start, length = counts[0], max(1, counts[1] - special)
@@ -218,8 +212,8 @@ def _chunks(context: PartContext, *, official: bool) -> Tensor:
 
 
 def chunk_windows(text: str) -> list[Span]:
-    """StructXLIP's chunks of a text as characters: windows that slide through each clause, word by word, at most 64.
-    They have 2 words of a clause of up to 4, 3 up to 10, 4 up to 20, 5 up to 40, then 6; a clause of one word has none."""
+    """StructXLIP's chunks of a text as characters: windows that slide through each clause, word by word, at most 64. A
+    window has 2 words of a clause of up to 4, 3 up to 10, 4 up to 20, 5 up to 40, then 6; a single word has none."""
     found = []
     for clause in _CLAUSE.finditer(text):
         words = list(_WORD.finditer(text, *clause.span()))

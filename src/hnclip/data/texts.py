@@ -57,17 +57,9 @@ class TokenizedTexts(Sequence[np.ndarray]):
 
 @dataclass(frozen=True)
 class TextTransform:
-    """The text preprocessing of a model.
-
-    A text of more than `context` tokens loses its last words and keeps all special tokens: those of CLIP and BERT begin
-    with the start token and end with the end token, as with `truncate=True` of OpenAI's `tokenize`; those of SigLIP end
-    with the end token.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        context: the longest text in tokens, with special tokens.
-        clean: applied to a text first: `clean_caption` for OpenAI's vocabulary, nothing by default.
-    """
+    """The text preprocessing of a model: a Hugging Face tokenizer, after `clean` was applied (`clean_caption` for
+    OpenAI's vocabulary). A text of more than `context` tokens loses its last words and keeps all special tokens, as
+    with `truncate=True` of OpenAI's `tokenize`."""
 
     tokenizer: Any
     context: int
@@ -172,11 +164,8 @@ def unreadable(text: str) -> str | None:
 
 
 def clean_caption(text: str) -> str:
-    """OpenAI's cleaning: encoding errors repaired by ftfy, HTML entities decoded twice, white space collapsed.
-
-    Texts with a capital sigma are lower-cased as well: OpenAI's tokenizer then produces a final sigma where needed,
-    which tokenizers that lower-case letter by letter do not.
-    """
+    """OpenAI's cleaning: encoding errors repaired by ftfy, HTML entities decoded twice, white space collapsed. Texts
+    with a capital sigma are lower-cased as well: tokenizers that lower-case letter by letter produce no final sigma."""
     if _PLAIN.fullmatch(text):
         return " ".join(text.split())
     import ftfy

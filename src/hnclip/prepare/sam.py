@@ -45,15 +45,8 @@ class Mask(NamedTuple):
 
 @dataclass(frozen=True)
 class Sam:
-    """The tight boxes of SAM's masks, best first.
-
-    Kept are masks with a good score that change little if the threshold moves, of overlapping boxes the better one,
-    and of those the ones whose mask has a suitable share of the image.
-
-    Args:
-        model: transformers' `SamModel`, which is prompted at a grid of `points` × `points`.
-        least_stability: least overlap of the masks above and below the threshold, less than 1.
-    """
+    """The tight boxes of the masks of transformers' `SamModel`, best first: masks with a good score that change little
+    if the threshold moves, of overlapping boxes the better one, and of those with a suitable share of the image."""
 
     model: Any
     points: int = 32
