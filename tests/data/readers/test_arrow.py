@@ -34,7 +34,13 @@ def write(path: Path, group: int = 3, **columns: list[Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("layout", ["bytes", "struct"])
+def dataset(*shades: int) -> Any:
+    cells = [{"bytes": png(value), "path": None} for value in shades]
+    captions = [[f"caption {value}", "again"] for value in shades]
+    return datasets.Dataset.from_dict({"image": cells, "text": captions}, features=FEATURES)
+
+
+@pytest.mark.parametrize("layout", ["bytes", "struct", "saved"])
 @pytest.mark.parametrize("group", [3, 100])
 def test_images_in_cells_are_read_on_demand(
     tmp_path: Path, layout: str, group: int, monkeypatch: pytest.MonkeyPatch
@@ -42,10 +48,18 @@ def test_images_in_cells_are_read_on_demand(
     monkeypatch.setattr(arrow, "_IMAGES", 2)  # so that one row group takes several reads
     shades = list(range(0, 80, 10))
     cells = [png(value) if layout == "bytes" else {"bytes": png(value), "path": None} for value in shades]
-    records = read(write(tmp_path / "t.parquet", group, image=cells, caption=list(map(str, shades)))).records
-    assert [record.id for record in records] == [f"t.parquet:{row}" for row in range(1, 9)]
+    path = tmp_path / "t"
+    if layout == "saved":
+        dataset(*shades[::-1]).select(range(7, -1, -1)).save_to_disk(str(path))
+    else:
+        path = write(tmp_path / "t.parquet", group, image=cells, text=[[f"caption {value}"] for value in shades])
+    records = read(path).records
+    label = "rows" if layout == "saved" else "t.parquet"
+    assert [record.id for record in records] == [f"{label}:{row}" for row in range(1, 9)]
     for order in (records, records[::-1], records[::3] + records[1::3], pickle.loads(pickle.dumps(records))):
-        assert [str(shade(record.image)) for record in order] == [record.captions[0] for record in order]
+        assert [f"caption {shade(record.image)}" for record in order] == [record.captions[0] for record in order]
+    again = read(path).records
+    assert [(r.image.key, r.image.stamp()) for r in again] == [(r.image.key, r.image.stamp()) for r in records]
     assert len({record.image.key for record in records}) == len(shades)
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda record: shade(record.image), records * 4)) == shades * 4
@@ -129,19 +143,7 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypa
         read(tmp_path / "t.parquet")
 
 
-def dataset(*shades: int) -> Any:
-    cells = [{"bytes": png(value), "path": None} for value in shades]
-    captions = [[f"caption {value}", "again"] for value in shades]
-    return datasets.Dataset.from_dict({"image": cells, "text": captions}, features=FEATURES)
-
-
-def test_a_saved_dataset(tmp_path: Path) -> None:
-    dataset(1, 2, 3).select([2, 0]).save_to_disk(str(tmp_path / "d"))
-    data = read(tmp_path / "d")
-    assert found(data) == [("rows:1", ("caption 3", "again"), None, 3), ("rows:2", ("caption 1", "again"), None, 1)]
-    assert [shade(record.image) for record in pickle.loads(pickle.dumps(data.records))] == [3, 1]
-    again = read(tmp_path / "d").records
-    assert [(r.image.key, r.image.stamp()) for r in again] == [(r.image.key, r.image.stamp()) for r in data.records]
+def test_splits_of_a_saved_dataset(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": dataset(1, 2), "val": dataset(3)}).save_to_disk(str(tmp_path / "splits"))
     splits = [(record.id, record.split) for record in read(tmp_path / "splits").records]
     assert splits == [("train:1", "train"), ("train:2", "train"), ("val:1", "validation")]

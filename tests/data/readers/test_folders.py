@@ -4,98 +4,82 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from small_images import found, png, problems, read, shade, write_png, write_tar
+from small_images import found, png, problems, read, shade, write_tar
 
 
-def write_pair(path: Path, value: int, caption: str | bytes) -> None:
-    write_png(path, value)
-    path.with_suffix(".txt").write_bytes(caption.encode() if isinstance(caption, str) else caption)
+def pack(path: Path, kind: str, members: Mapping[str, bytes]) -> Path:
+    if kind == "tar":
+        return write_tar(path.with_suffix(".tar"), members)
+    for name, content in members.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
 
 
-def test_images_with_captions_at_any_depth(tmp_path: Path) -> None:
-    write_pair(tmp_path / "b.png", 1, "  A dog.\n")
-    write_pair(tmp_path / "a" / "deep" / "1.PNG", 2, "First line,\r\n\r\n  second  \u2028line.\r\n")
-    write_pair(tmp_path / "a" / "dots.in.name.jp2", 3, "\ufeffA cat.")
-    data = read(tmp_path)
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_images_with_text_files(tmp_path: Path, kind: str) -> None:
+    members = {f"{name}.png": png(1) for name in ("good", "alone", "empty", "mixed", "twice", "caf\udce9")}
+    members |= {f"{name}.txt": name.encode("utf-8", "replace") for name in ("good", "lonely", "twice", "caf\udce9")}
+    members |= {
+        "empty.txt": b" \n ",
+        "mixed.txt": b"caf\xc3\xa9 caf\xe9",
+        "latin.avif": png(2),
+        "latin.txt": b"caf\xe9",
+    }
+    members |= {"a/deep/1.PNG": png(3), "a/deep/1.txt": "\ufeffFirst line,\r\n\r\n  second  \u2028line.\r\n".encode()}
+    members |= {
+        "twice.bmp": png(1),
+        "._good.txt": b"\x00\x05\x16\x07 of macOS",
+        "README": b"nothing",
+        "other.cls": b"7",
+    }
+    data = read(pack(tmp_path / "data", kind, members))
     assert set(found(data)) == {
-        ("b", ("A dog.",), None, 1),
-        ("a/deep/1", ("First line, second  \u2028line.",), None, 2),
-        ("a/dots.in.name", ("A cat.",), None, 3),
+        ("good", ("good",), None, 1),
+        ("twice", ("twice",), None, 1),
+        ("latin", ("café",), None, 2),
+        ("a/deep/1", ("First line, second  \u2028line.",), None, 3),
     }
-    assert data.problems == ()
-
-
-def test_directories_at_the_top_are_splits(tmp_path: Path) -> None:
-    for folder in ("train/x", "val", "Test", "other/test", "."):
-        write_pair(tmp_path / folder / "1.png", 0, folder)
-    data = read(tmp_path)
-    assert {(record.id, record.split) for record in data.records} == {
-        ("train/x/1", "train"),
-        ("val/1", "validation"),
-        ("Test/1", "test"),
-    }
-    assert problems(data) == {("unreadable row", "1.png"), ("unreadable row", "other/test/1.png")}
-
-
-def test_incomplete_pairs_are_reported(tmp_path: Path) -> None:
-    for name, caption in (("good", "good"), ("empty", " \n "), ("mixed", b"caf\xc3\xa9 caf\xe9"), ("caf\udce9", "x")):
-        write_pair(tmp_path / f"{name}.png", 0, caption)
-    write_pair(tmp_path / "latin.png", 0, b"caf\xe9")
-    write_png(tmp_path / "alone.png")
-    write_png(tmp_path / "linked.png")
-    (tmp_path / "linked.txt").symlink_to(tmp_path / "nowhere.txt")
-    (tmp_path / "lonely.txt").write_text("lonely")
-    (tmp_path / "good.bmp").write_bytes(png(1))
-    (tmp_path / "._good.txt").write_bytes(b"\x00\x05\x16\x07")
-    data = read(tmp_path)
-    assert [(record.id, record.captions) for record in data.records] == [("good", ("good",)), ("latin", ("café",))]
-    assert problems(data) == {
-        ("no caption", "alone.png"),
-        ("no image", "lonely.txt"),
-        ("empty caption", "empty.txt"),
-        ("bad text", "mixed.txt"),
-        ("bad text", "caf\\udce9.txt"),
-        ("unreadable row", "linked.txt"),
-        ("repeated id", "good.png"),
+    assert {(problem, where.rpartition("/")[2].partition(".")[0]) for problem, where in problems(data)} == {
+        ("no caption", "alone"),
+        ("no image", "lonely"),
+        ("empty caption", "empty"),
+        ("bad text", "mixed"),
+        ("bad text", "caf\\udce9"),
+        ("repeated id", "twice"),
     }
     assert [warning.kind for warning in data.warnings] == ["other encoding"]
+    assert pickle.loads(pickle.dumps(data.records)) == data.records  # for the processes that decode
+
+
+def test_folders_alone(tmp_path: Path) -> None:
+    """Dots in names, a caption that cannot be read, and directories at the top that are splits."""
+    pack(tmp_path, "folder", {"dots.in.name.png": png(1), "dots.in.name.txt": b"A cat.", "linked.png": png(2)})
+    (tmp_path / "linked.txt").symlink_to(tmp_path / "nowhere.txt")
+    data = read(tmp_path)
+    assert found(data) == [("dots.in.name", ("A cat.",), None, 1)]
+    assert problems(data) == {("unreadable row", "linked.txt")}
+    for folder in ("train/x", "val", "Test", "other/test"):
+        pack(tmp_path / folder, "folder", {"1.png": png(0), "1.txt": b"x"})
+    data = read(tmp_path)
+    splits = {("train/x/1", "train"), ("val/1", "validation"), ("Test/1", "test")}
+    assert {(record.id, record.split) for record in data.records} == splits
+    outside = {"dots.in.name.png", "linked.png", "other/test/1.png"}
+    assert problems(data) == {("unreadable row", name) for name in outside}
 
 
 def test_a_table_wins_over_a_stray_text_file(tmp_path: Path) -> None:
-    for number in range(6):
-        write_png(tmp_path / f"{number}.png", number)
+    pack(tmp_path, "folder", {f"{number}.png": png(number) for number in range(6)} | {"3.txt": b"a note"})
     (tmp_path / "captions.csv").write_text("image,caption\n" + "".join(f"{n}.png,caption {n}\n" for n in range(6)))
-    (tmp_path / "3.txt").write_text("a note")
     assert len(read(tmp_path).records) == 6
-    for number in range(6):
-        (tmp_path / f"{number}.txt").write_text("one of two captions")
+    pack(tmp_path, "folder", {f"{number}.txt": b"one of two captions" for number in range(6)})
     data = read(tmp_path)
     assert {record.captions for record in data.records} == {("one of two captions",)}
     assert [warning.kind for warning in data.warnings] == ["unread table"]
-
-
-def test_samples_with_text_files(tmp_path: Path) -> None:
-    members = {
-        "a/1.png": png(1),
-        "a/1.txt": b" A dog,\nrunning. ",
-        "2.caption": b"A cat.",  # the order of members does not matter
-        "2.cls": b"7",
-        "2.PNG": png(2),
-        "2.seg.png": png(9),
-        "3.avif": png(3),
-        "3.txt": b"caf\xe9",
-    }
-    data = read(write_tar(tmp_path / "s.tar", members))
-    assert found(data) == [
-        ("a/1", ("A dog, running.",), None, 1),
-        ("2", ("A cat.",), None, 2),
-        ("3", ("café",), None, 3),
-    ]
-    assert (data.problems, [warning.kind for warning in data.warnings]) == ((), ["other encoding"])
-    assert pickle.loads(pickle.dumps(data.records)) == data.records  # for the processes that decode
 
 
 def test_samples_with_objects(tmp_path: Path) -> None:
@@ -117,23 +101,12 @@ def test_samples_with_objects(tmp_path: Path) -> None:
     assert [(record.id, record.captions) for record in named.records] == [("x", ("a", "b", "d")), ("y", ("c",))]
 
 
-def test_bad_samples_are_reported(tmp_path: Path) -> None:
-    members = {f"{name}.png": png(1) for name in ("good", "alone", "broken", "mixed", "twice", "caf\udce9")}
-    members |= {f"{name}.txt": name.encode("utf-8", "replace") for name in ("good", "lonely", "twice", "caf\udce9")}
-    members |= {"broken.json": b"{", "list.json": b"[]", "mixed.txt": b"\xc3\xa9\xe9", "twice.jpg": png(6)}
-    members |= {"._good.txt": b"of macOS", "README": b"nothing", "other.cls": b"7", "deep.json": b"[" * 100_000}
+def test_samples_of_several_files(tmp_path: Path) -> None:
+    members = {"2.caption": b"A cat.", "2.cls": b"7", "2.PNG": png(2), "2.seg.png": png(9)}  # in any order
+    members |= {"broken.json": b"{", "list.json": b"[]", "deep.json": b"[" * 100_000, "broken.png": png(1)}
     data = read(write_tar(tmp_path / "s.tar", members))
-    assert [record.id for record in data.records] == ["good", "twice"]
-    assert problems(data) == {
-        ("no caption", "alone"),
-        ("no image", "lonely"),
-        ("unreadable row", "broken"),
-        ("unreadable row", "list"),
-        ("unreadable row", "deep"),
-        ("bad text", "mixed"),
-        ("bad text", "caf\\udce9"),
-        ("repeated id", "twice"),
-    }
+    assert found(data) == [("2", ("A cat.",), None, 2)]
+    assert problems(data) == {("unreadable row", name) for name in ("broken", "list", "deep")}
 
 
 def shards(folder: Path, names: list[str], keys: str = "{shard}-{number}") -> None:

@@ -86,7 +86,7 @@ def _csv_rows(path: Path, file: IO[str], log: ReadLog) -> Iterator[PlacedRow]:
     bare = "".join(first.split('"')[::2])  # what stands outside of quotes
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(_DELIMITERS, key=bare.count)
     reader = csv.reader(file, delimiter=delimiter, strict=True)
-    csv.field_size_limit(_LONGEST_FIELD)
+    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))  # of the whole process
     header: list[str] = []
     empty = True
     while True:
