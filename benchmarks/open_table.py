@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hnclip.measure import Report, fresh_result, machine, resident_peak, restart_peak
+
+log = logging.getLogger("hnclip.bench")
 
 WAYS = {
     "hnclip": "hnclip: open_data",
@@ -90,12 +92,12 @@ def open_file(way: str, file: str) -> dict[str, Any]:
     }
 
 
-def run(options: Options, say: Callable[[str], None]) -> Report:
+def run(options: Options) -> Report:
     rows = []
     with tempfile.TemporaryDirectory() as directory:
-        say(f"writing tables of {options.rows:,} rows")
+        log.info(f"writing tables of {options.rows:,} rows")
         for file in write(Path(directory), options.rows, options.words):
             for way in WAYS if file.suffix == ".csv" else ("hnclip",):
-                say(f"{file.suffix}: {WAYS[way]}")
+                log.info(f"{file.suffix}: {WAYS[way]}")
                 rows.append(fresh_result(__file__, "open_file", way=way, file=str(file)))
     return Report("open_table", COLUMNS, rows, machine())
