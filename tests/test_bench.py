@@ -132,6 +132,20 @@ def test_what_stops_a_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ways"),
+    [
+        ("losses --pairs 8 --width 4 --turns 1 --seconds 0 --losses L_HN", 3),
+        ("geometry --captions 50", 1),
+        ("open_table --rows 20", 5),
+    ],
+)
+def test_a_benchmark_in_miniature(arguments: str, ways: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench_json(capsys, *arguments.split())
+    assert len(found["rows"]) == ways
+    assert {"torch", "threads", "processor"} <= found["machine"].keys()
+
+
 def test_token_memory(capsys: pytest.CaptureFixture[str]) -> None:
     tuples, array = bench_json(capsys, "token_memory", "--captions", "2000")["rows"]
     assert array["bytes_per_token"] < 5 < tuples["bytes_per_token"]
