@@ -18,20 +18,17 @@ With --against another checkout of hnclip takes turns with this one, each in a p
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
-import subprocess
-import sys
+import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from checkouts import steps_in_turn
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -39,7 +36,7 @@ from hnclip.config import ObjectiveConfig, OptimConfig
 from hnclip.core import Batch, Embeddings, ViewEmbeddings
 from hnclip.data.batching import pad_texts
 from hnclip.losses import GLOBAL_LOSSES, token_loss
-from hnclip.measure import Report, gemm_rate, machine, peak_memory, time_ways
+from hnclip.measure import Report, Timing, gemm_rate, machine, peak_memory, time_ways
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, wrap
 from hnclip.objectives.registry import build_objective
@@ -67,18 +64,6 @@ PEERS = {
     **dict.fromkeys(("infonce", "cached", "memory", "recompute", "compile", "bf16"), HNCLIP),
 }
 
-# One step for every line of standard input.
-CHILD = """
-import json, sys, torch
-from hnclip.measure import load_file
-file, arguments, threads = sys.argv[1:]
-torch.set_num_threads(int(threads))
-step = load_file(file).build_way(**json.loads(arguments))
-for _ in sys.stdin:
-    found = step()
-    print(found["loss"] if isinstance(found, dict) else "nan", flush=True)
-"""
-
 
 @dataclass(frozen=True)
 class Options:
@@ -100,6 +85,8 @@ class Options:
     """The way that both checkouts measure."""
     turns: int = 3
     """Repetitions; the median counts. 0 measures memory alone."""
+    processor_time: bool = False
+    """Measure processor time of all threads instead of time: for a busy machine, with OMP_NUM_THREADS=1."""
     memory: bool = False
     """Also measure the memory of each way, in processes of their own: what the first step adds to model and batch, so
     gradients (1 × the weights) and the optimiser's state (2 ×) with it."""
@@ -343,7 +330,8 @@ def time_steps(options: Options, fixed: dict[str, Any], rows: dict[str, dict[str
             flops, tokens = count(ways[way], model)
             row |= {"tokens": tokens / needed, "tflop": flops / 1e12}
     log.info(f"{options.turns} turns of {len(ways)} ways")
-    timings = time_ways(ways, turns=options.turns, warmup=0, device=options.device)
+    clock = time.process_time if options.processor_time else time.perf_counter
+    timings = time_ways(ways, turns=options.turns, warmup=0, device=options.device, clock=clock)
     for way, timing in timings.items():
         row, peer = rows[way], PEERS[way]
         row |= {"seconds": timing, "pairs": pairs / timing.median}
@@ -363,45 +351,19 @@ def time_steps(options: Options, fixed: dict[str, Any], rows: dict[str, dict[str
 
 
 def compare_checkouts(options: Options, other: Path) -> Report:
-    """The same way of another checkout and of this one, in turns, each in a process that lives as long as the turns."""
+    """The same way of another checkout and of this one."""
     fixed = {"way": options.against_way, "model": options.model, "device": options.device}
     fixed |= {"micro_batch": options.micro_batch, "accumulate": options.accumulate}
-    with ExitStack() as stack:
-        steps = {}
-        for name, checkout in ((OTHER, other.resolve()), (HNCLIP, Path(__file__).resolve().parents[1])):
-            file = checkout / "benchmarks" / "step.py"
-            if not file.exists():
-                raise ValueError(f"{checkout} is not a checkout of hnclip: {file} does not exist")
-            process = subprocess.Popen(
-                [sys.executable, "-c", CHILD, str(file), json.dumps(fixed), str(torch.get_num_threads())],
-                env={**os.environ, "PYTHONPATH": str(checkout / "src")},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            steps[name] = lambda process=process: ask(process)
-        first = {name: step() for name, step in steps.items()}
-        timings = time_ways(steps, turns=max(1, options.turns), warmup=0, device="cpu")
+    checkouts = {OTHER: other.resolve(), HNCLIP: Path(__file__).resolve().parents[1]}
+    taken = steps_in_turn(checkouts, fixed, max(1, options.turns))
+    kind = "processor" if options.processor_time else "seconds"
+    timings = {name: Timing(tuple(found[kind] for found in turns[1:])) for name, turns in taken.items()}
     rows = [
-        {"way": name, "loss": first[name], "seconds": timing, "ratio": timing.ratios(timings[OTHER])}
+        {"way": name, "loss": taken[name][0]["loss"], "seconds": timing, "ratio": timing.ratios(timings[OTHER])}
         for name, timing in timings.items()
     ]
     columns = {"way": "checkout", "loss": "loss of the first step", "seconds": "s", "ratio": f"× {OTHER}"}
     return Report("step", columns, rows, machine(options.device), [f"{OTHER}: {other}; way: {options.against_way}"])
-
-
-def ask(process: subprocess.Popen[str]) -> float:
-    """One step in the process of a checkout; its loss."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("step\n")
-    process.stdin.flush()
-    line = process.stdout.readline()
-    if not line:
-        raise RuntimeError("the process of a checkout failed; its error is above")
-    return float(line)
 
 
 def share_of_losses(options: Options, step: float) -> list[str]:
