@@ -292,13 +292,16 @@ def pool_each_patch(head: Any, patches: Tensor) -> Tensor:
 def _collector_paused() -> Iterator[None]:
     """No garbage collection inside the block: importing transformers creates a million lasting objects, and traversing
     them again and again takes a fifth of its time."""
-    enabled = gc.isenabled()
+    if not gc.isenabled() or gc.get_freeze_count():  # a program that manages the collector itself
+        yield
+        return
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        gc.freeze()
+        gc.unfreeze()  # both together: all objects count as old, so that the next collection does not traverse them
+        gc.enable()
 
 
 @contextmanager
