@@ -1,0 +1,83 @@
+"""A report as one HTML page that works offline: figures and images are inside it, and it may request nothing."""
+
+from __future__ import annotations
+
+import base64
+import re
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
+from PIL.Image import Image
+
+from hnclip.data.images import to_rgb
+from hnclip.report.document import Passage, Report
+
+THUMBNAIL = 320  # pixels of the longer side: sharp in a column of the page, small in the file
+LONG_CELL = 40  # characters beyond which the cells of a table's column are broken into lines
+LONGEST_CAPTION = 2000  # characters of a caption that are shown; a row of longer ones could not be compared by eye
+_LOSSLESS = 16 * 1024  # bytes up to which an image stays PNG: tiny ones, and drawings with few colours
+_SCREEN_DPI = 100  # an inch of a figure on the page, in CSS pixels
+
+
+def render_page(report: Report) -> str:
+    return _template().render(report=report)
+
+
+@cache
+def _template() -> Template:
+    here = Path(__file__).parent
+    environment = Environment(
+        loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "kind": lambda block: type(block).__name__,
+        "png": lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
+        "thumbnail": _thumbnail,
+        "passage": _passage,
+        "options": _options,
+        "is_long": lambda column: any(len(cell) > LONG_CELL for cell in column),
+    }
+    environment.globals |= {
+        "css": Markup((here / "report.css").read_text(encoding="utf-8")),
+        "screen_dpi": _SCREEN_DPI,
+        "zip": zip,
+    }
+    return environment.get_template("report.html.j2")
+
+
+def _thumbnail(image: Image) -> dict[str, Any]:
+    """Address and size of a small copy, upright and on white."""
+    small = to_rgb(image)
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    content, kind = _encode(small, format="PNG", optimize=True), "png"
+    if len(content) > _LOSSLESS:
+        content, kind = _encode(small, format="JPEG", quality=85), "jpeg"
+    address = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return {"address": address, "width": small.width, "height": small.height}
+
+
+def _encode(image: Image, **options: Any) -> bytes:
+    buffer = BytesIO()
+    image.save(buffer, **options)
+    return buffer.getvalue()
+
+
+def _passage(text: Passage) -> Markup:
+    """Highlighted pieces marked, cut after `LONGEST_CAPTION` characters."""
+    pieces, left = [], LONGEST_CAPTION
+    for piece, highlighted in text:
+        shown = escape(piece[:left])
+        pieces.append(Markup("<mark>{}</mark>").format(shown) if highlighted and shown else shown)
+        left -= len(piece[:left])
+    total = sum(len(piece) for piece, _ in text)
+    more = f"… and {total - LONGEST_CAPTION:,} more characters" if total > LONGEST_CAPTION else ""
+    return Markup("").join([*pieces, more])
+
+
+def _options(text: str) -> Markup:
+    """Options of commands as code: they are to be copied, so lines do not break after their hyphens."""
+    return Markup(re.sub(r"(?<!\S)--[\w.-]*\w", r"<code>\g<0></code>", str(escape(text))))
