@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -102,7 +103,8 @@ class Figure:
 
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[suffix]
         buffer = BytesIO()
-        with rc_context({"svg.hashsalt": self.name}):
+        with rc_context({"svg.hashsalt": self.name}), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # of a caption: no font here has it
             self.drawing.savefig(buffer, format=suffix, dpi=PNG_DPI, metadata=metadata)
         return buffer.getvalue()
 
