@@ -148,9 +148,9 @@ def _train(arguments: Sequence[str]) -> None:
     for name, found in (("best", result.best), ("last", result.last)):
         print(f"  {name}: epoch {found['epoch']}, validation R@1 {found['mean_R@1']:.1f}   {result.out / name}")
     if measured := read_metrics(result.out, "gradients"):
-        from hnclip.analysis.gradient_dynamics import gradient_dynamics
+        from hnclip.analysis.gradients import gradient_summary
 
-        print(f"gradients, in {result.out / METRICS}:\n{gradient_dynamics(measured).to_text()}")
+        print(f"gradients, in {result.out / METRICS}:\n{gradient_summary(measured).to_text()}")
     if result.best["epoch"] == 0:
         print("no epoch was better on the validation split than the model before training (epoch 0), which is best/")
     has_test = any(entry["test_split"] for entry in read_metrics(result.out, "data"))
@@ -191,7 +191,7 @@ def _eval(arguments: Sequence[str]) -> None:
 
     options = _parse(Eval, "eval", arguments)
 
-    from hnclip.analysis.caption_pairs import caption_similarity
+    from hnclip.analysis.captions import caption_similarity
     from hnclip.evaluate.retrieval import evaluate_models, open_task
     from hnclip.models.load import load, models_of
     from hnclip.report.results import EvaluationReport, check_format
@@ -223,7 +223,7 @@ def _eval(arguments: Sequence[str]) -> None:
             batch=options.batch,
             queries=options.queries,
             top=options.top,
-            caption_similarity=lambda text, owner: caption_similarity(text, owner)._asdict(),
+            caption_similarity=caption_similarity,
             progress=bar.iterate,
         )
     report = EvaluationReport(results, options.paper)
@@ -318,7 +318,7 @@ def _diagnose(arguments: Sequence[str]) -> None:
 
     options = _parse(Diagnose, "diagnose", arguments)
 
-    from hnclip.diagnose import diagnose
+    from hnclip.analysis.diagnose import diagnose
 
     found = diagnose(options)
     print(json.dumps(found.to_dict()) if options.output.json else found.to_text())

@@ -169,8 +169,8 @@ class Cache:
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Analyse captions with a model before training: how similar they are, which pairs are duplicates, whether InfoNCE
-    is saturated, and whether L_HN can be expected to help. Writes a report with advice."""
+    """Analyse data with a model before training: how similar captions are, which records are duplicates, whether the
+    model knows the images, and whether InfoNCE is saturated. Writes a report that ends with advice for a run."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """As for `hnclip train` (docs/data.md). Without images, only the captions are analysed."""
@@ -182,23 +182,20 @@ class Diagnose:
     """Directory of the report, and of the embeddings, which later calls reuse."""
     split: str | None = None
     """Split to analyse; the training split if not given, or all records if there are no splits."""
-    probe: bool = True
-    """Train small heads on the image and caption embeddings, to predict the effect of L_HN; encodes the images."""
+    images: bool = True
+    """Also encode the images, for retrieval, losses and gradients."""
     gradients: bool = False
     """Measure the gradients of both losses with respect to all parameters, at the model's weights."""
     batches: int = 16
     """Batches on which gradients are measured."""
-    fractions: tuple[float, ...] = ()
-    """Also fine-tune on these shares of the training pairs and measure gradients during training; the paper's are 0.05
-    0.2 0.5 1. Each is a whole run."""
     recipe: Literal["demo", "paper", "tiny", "lora", "dora"] = "demo"
     """Settings of the planned run, above all its batch sizes."""
-    negatives: Literal["micro", "batch"] = "micro"
+    negatives: Literal["micro", "batch", "memory"] = "micro"
     """Negatives of the planned run, as --optim.negatives of `hnclip train`."""
     gamma: float = 0.5
     """γ of the planned run."""
     threshold: float = 0.98
-    """Captions with at least this cosine similarity are reported as suspected duplicates."""
+    """Captions with at least this cosine are reported as suspected duplicates."""
     batch: int = 128
     """Images or captions encoded at once."""
     device: str = "auto"
@@ -209,10 +206,6 @@ class Diagnose:
         for name in ("batch", "batches"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}")
-        if not all(0 < fraction <= 1 for fraction in self.fractions):
-            raise ValueError(
-                f"--fractions must be shares above 0 and at most 1, for example 0.05 0.2, got {self.fractions}"
-            )
         if not 0 < self.threshold <= 1:
             raise ValueError(f"--threshold must be a cosine similarity above 0 and at most 1, got {self.threshold}")
         if self.gamma < 0:

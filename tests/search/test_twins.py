@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from small_index import bundled, small_index
 
-from hnclip.analysis.near_duplicates import STOP_WORDS
 from hnclip.data.scenes import scene_records
 from hnclip.search import twins
 from hnclip.search.explain import explain
@@ -23,6 +22,7 @@ from hnclip.search.index.layout import About
 from hnclip.search.index.opening import open_writer
 from hnclip.search.index.reader import Index
 from hnclip.search.twins import CLOSE, SEPARATORS, TwinGroup, separators, twin_groups, usual_cosine
+from hnclip.util.text import STOP_WORDS
 
 WIDTH = 64
 RECORDS = scene_records("park", "test", families=3)

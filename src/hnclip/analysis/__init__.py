@@ -1,1 +1,1 @@
-"""What runs and evaluations show: figures, examples, reports."""
+"""What a data set is to a model: similarity of captions, near-duplicates, gradients, and `hnclip diagnose`."""

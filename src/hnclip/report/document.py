@@ -20,6 +20,7 @@ from PIL.Image import Image
 
 from hnclip.util.files import replace_file
 from hnclip.util.tables import TEXT_MARKS, Marks, latex_escape, latex_table, markdown_table, text_table
+from hnclip.util.text import Passage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -28,9 +29,6 @@ FORMATS = ("txt", "md", "tex", "json", "html")
 LEVELS = {"good": "✓", "note": "·", "act": "!"}  # of findings, and how a terminal marks them
 PNG_DPI = 180  # sharp on a dense screen at the full width of the page
 _WIDTH = 120  # of a terminal, for sentences; tables are as wide as they are
-
-Passage = tuple[tuple[str, bool], ...]
-"""A text in pieces, each with whether it is highlighted; joined they are the text."""
 
 
 @dataclass(frozen=True, init=False)

@@ -14,7 +14,8 @@ from markupsafe import Markup, escape
 from PIL.Image import Image
 
 from hnclip.data.images import to_rgb
-from hnclip.report.document import Passage, Report
+from hnclip.report.document import Report
+from hnclip.util.text import Passage
 
 THUMBNAIL = 320  # pixels of the longer side: sharp in a column of the page, small in the file
 LONG_CELL = 40  # characters beyond which the cells of a table's column are broken into lines

@@ -7,10 +7,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from hnclip.analysis.near_duplicates import STOP_WORDS, compared, shorten
-from hnclip.analysis.shown import Passage
 from hnclip.util.tables import text_table
-from hnclip.util.text import counted
+from hnclip.util.text import STOP_WORDS, Passage, comparison_key, counted, shorten
 
 if TYPE_CHECKING:
     from hnclip.search.answer import Answer, Separated
@@ -94,8 +92,8 @@ def _standing_out(words: Sequence[WordMatch]) -> list[WordMatch]:
     to all patches says nothing about a place."""
     best: dict[str, WordMatch] = {}
     for word in sorted(words, key=_contrast, reverse=True):
-        if compared(word.text) not in STOP_WORDS:
-            best.setdefault(compared(word.text), word)
+        if comparison_key(word.text) not in STOP_WORDS:
+            best.setdefault(comparison_key(word.text), word)
     return list(best.values())
 
 

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from hnclip.analysis.near_duplicates import WORD, letter_runs
+from hnclip.util.text import word_spans
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
-
-_INSIDE = "-'’"  # part of a word that has letters on both sides of it
 
 
 @dataclass(frozen=True)
@@ -99,12 +97,8 @@ def _words(text: str, offsets: list[tuple[int, int]]) -> Iterator[Word]:
 
 
 def _pieces(text: str) -> Iterator[tuple[int, int]]:
-    """Where runs of letters and numbers begin and end. Scripts without spaces, and symbols, emoji among them, are
-    taken apart into characters."""
-    for start, stop, kind in letter_runs(text, _INSIDE):
-        if kind == WORD:
-            yield start, stop
-        else:
-            for place in range(start, stop):
-                if kind is not None or unicodedata.category(text[place]) == "So":
-                    yield place, place + 1
+    """Where words begin and end. Scripts without spaces, and symbols, emoji among them, are taken apart into
+    characters."""
+    for start, stop, spaced in word_spans(text):
+        yield from [(start, stop)] if spaced else zip(range(start, stop), range(start + 1, stop + 1))
+    yield from ((place, place + 1) for place, letter in enumerate(text) if unicodedata.category(letter) == "So")

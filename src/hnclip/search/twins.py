@@ -8,12 +8,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hnclip.analysis.near_duplicates import STOP_WORDS, compared, highlight_different
-from hnclip.analysis.shown import Passage
 from hnclip.search.explain import explain
 from hnclip.search.find import CaptionHit, Finder, Hit
 from hnclip.search.index.layout import Kind
 from hnclip.search.index.reader import Index, Item
+from hnclip.util.text import STOP_WORDS, Passage, comparison_key, highlight_different
 
 CLOSE = 0.8
 SAMPLE = 1024  # rows that say how alike any two are
@@ -101,7 +100,7 @@ def separators(finder: Finder, text: str, items: Sequence[Item]) -> list[Separat
     approximate = any(explanation.approximate for explanation in explained.values())
     best: dict[str, Separator] = {}
     for matches in zip(*(explained[item.row].words for item in items)):
-        word = compared(matches[0].text)
+        word = comparison_key(matches[0].text)
         found = Separator(matches[0].text, tuple(match.score for match in matches), approximate)
         if word not in STOP_WORDS and (word not in best or _spread(found) > _spread(best[word])):
             best[word] = found

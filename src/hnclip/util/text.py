@@ -1,6 +1,34 @@
-"""Numbers, durations and names for people."""
+"""Numbers, durations and names for people; the words of texts, and which of them texts share."""
 
 from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from itertools import groupby
+
+Passage = tuple[tuple[str, bool], ...]
+"""A text in pieces, each with whether it is highlighted; joined they are the text."""
+
+SHOWN = 700  # characters of a caption that are shown
+_STOP_WORDS = """
+a about above along also an and are as at be been behind below beneath but by can from has have he her his i in into is
+it its just near next no not of off on one or other others out over she so some than that the their them there these
+they this those through to under up very was we were which while who with you
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+"""English words that any two captions share, whatever they are about."""
+
+# Thai, Lao, Burmese, Khmer, kana and ideographs: scripts without spaces between words.
+_UNSPACED = (
+    "\u0e01-\u0eff\u1000-\u1049\u1050-\u109f\u1780-\u17d3\u3005-\u3007\u3041-\u30fa\u30fc-\u30ff\u3400-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
+# Accents, and vowel signs of Arabic and Indian scripts, are parts of words that \w does not match.
+_LETTER = rf"(?:(?![{_UNSPACED}])[\w\u0300-\u036f\u064b-\u065f\u0900-\u0963\u0966-\u0dff])"
+_WORD = re.compile(rf"(?P<unspaced>[{_UNSPACED}]+)|{_LETTER}+(?:['’-]{_LETTER}+)*")
+# Control characters, line ends, halves of surrogate pairs, and what changes the direction of the text around it.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def counted(number: int, noun: str) -> str:
@@ -45,3 +73,79 @@ def slugify(*names: str) -> str:
     """
     plain = ("".join(letter if letter.isalnum() else "-" for letter in name).strip("-") for name in names)
     return "-".join(plain)[-60:].strip("-")
+
+
+def word_spans(text: str) -> Iterator[tuple[int, int, bool]]:
+    """Start and end of each word, and whether its script puts spaces between words; where it does not, of each run of
+    letters.
+
+    >>> [("A dog's mid-sized ball."[start:stop]) for start, stop, _ in word_spans("A dog's mid-sized ball.")]
+    ['A', "dog's", 'mid-sized', 'ball']
+    """
+    for match in _WORD.finditer(text):
+        yield *match.span(), match["unspaced"] is None
+
+
+def comparison_key(word: str) -> str:
+    """What a word is compared by: without case and 's.
+
+    >>> comparison_key("Dog’s")
+    'dog'
+    """
+    return unicodedata.normalize("NFC", word.casefold()).replace("’", "'").removesuffix("'s")
+
+
+def highlight_shared(query: str, *others: str) -> tuple[Passage, ...]:
+    """All texts, shortened: in the query those content words are highlighted that any other text has, in the others
+    those of the query. In scripts without spaces two characters in a row are compared instead of words."""
+    query, *rest = map(shorten, (query, *others))
+    content = _content(query)
+    shared = {word for text in rest for word in _content(text)}
+    return _highlight(query, content & shared), *(_highlight(text, content) for text in rest)
+
+
+def highlight_different(*texts: str, limit: int = SHOWN) -> tuple[Passage, ...]:
+    """All texts, shortened to `limit`: in each those content words are highlighted that no other text has, beyond the
+    limit neither."""
+    content = [_content(text) for text in texts] if len(texts) > 1 else [set()]
+    alone = [own.difference(*content[:row], *content[row + 1 :]) for row, own in enumerate(content)]
+    return tuple(_highlight(shorten(text, limit), words) for text, words in zip(texts, alone))
+
+
+def shorten(text: str, limit: int = SHOWN) -> str:
+    """At most `limit` characters of a text, cut between words with an ellipsis; unprintable characters are spaces.
+
+    >>> shorten("an apple and a pear", 10)
+    'an apple…'
+    """
+    start = text[:limit]  # the rest is not read: a caption may have megabytes
+    if len(text) > limit:
+        start = start[: limit - 1]
+        space = start.rfind(" ")
+        # A long word, or a script without spaces, is cut anywhere.
+        start = (start[:space] if space > 0.8 * limit else start) + "…"
+    return _UNPRINTABLE.sub(" ", start)
+
+
+def _words(text: str) -> Iterator[tuple[int, int, str]]:
+    """Start and end of what is compared, and its key."""
+    for start, stop, spaced in word_spans(text):
+        if spaced:
+            yield start, stop, comparison_key(text[start:stop])
+            continue
+        for first in range(start, max(start + 1, stop - 1)):
+            last = min(first + 2, stop)
+            yield first, last, comparison_key(text[first:last])
+
+
+def _content(text: str) -> set[str]:
+    return {word for _, _, word in _words(text)} - STOP_WORDS
+
+
+def _highlight(text: str, words: set[str]) -> Passage:
+    marked = [False] * len(text)
+    for start, stop, word in _words(text):
+        if word in words:
+            marked[start:stop] = [True] * (stop - start)
+    pieces = groupby(zip(text, marked), key=lambda pair: pair[1])
+    return tuple(("".join(letter for letter, _ in piece), flag) for flag, piece in pieces)

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hnclip.analysis.near_duplicates import shorten
 from hnclip.core import Problem
 from hnclip.search.indexing.run import Counts
-from hnclip.util.text import counted
+from hnclip.util.text import counted, shorten
 
 SHOWN = 5  # problems that people are shown
 

@@ -1,0 +1,225 @@
+"""Findings and advice: what a number means for a run, and what to try.
+
+Every function takes the numbers that it speaks of. All thresholds are here. No advice promises a gain: two runs and
+`hnclip compare` measure one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from hnclip.analysis.batches import BatchLosses, BatchNegatives
+from hnclip.report.document import Finding
+from hnclip.train.data import FEW_STEPS
+from hnclip.train.step import SATURATED
+from hnclip.util.text import counted
+
+TOO_FEW = 100  # records: a share of fewer is uncertain by more than 10 points (95 %)
+CLEAR, DEVIATIONS = 2.0, 3.0  # times the chance, and its standard deviations above it, that a retrieval must reach
+MAX_BAD = 0.01  # share of invalid records from which training refuses the data (--read.max-bad)
+FEW_TRUNCATED = 0.01  # share of captions that is no concern
+ONE_NAT = 1.0  # margins that differ by less, times the scale, weigh negatives within a factor of e
+HALF = 0.5  # share of a query's weight from which one negative decides
+SATURATION = 0.5  # share of loss evaluations below SATURATED from which InfoNCE is called saturated
+PAPER_PAIRWISE, PAPER_HARDEST = (0.84, 0.88), (0.92, 0.94)  # table s1, with Long-CLIP-L
+
+TOO_FEW_TITLE = "Too few records to conclude anything"
+CHANCE_TITLE = "The model is at chance on these data"
+
+
+def too_few(records: int, steps: int) -> Finding | None:
+    """Whether the data are enough: records, and optimiser steps of an epoch."""
+    if records < TOO_FEW:
+        meaning = f"A share of fewer than {TOO_FEW} records is uncertain by more than 10 points."
+        return Finding("act", TOO_FEW_TITLE, counted(records, "record"), meaning, "Use more data.")
+    if steps < FEW_STEPS:
+        meaning = f"With fewer than {FEW_STEPS} steps in an epoch, differences between runs are mostly noise."
+        return Finding("note", "Short epochs", counted(steps, "step"), meaning, "Compare runs of several seeds.")
+    return None
+
+
+def is_at_chance(share: float, chance: float, images: int) -> bool:
+    """Whether a share of queries is not clearly above chance. Captions of one image are not independent, so the
+    deviation of chance is that of as many queries as there are images."""
+    return share < max(CLEAR * chance, chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / images))
+
+
+def retrieval(share: float, chance: float, images: int, text_to_image: float, image_to_text: float) -> Finding:
+    """Whether the model can relate the images and captions at all.
+
+    Args:
+        share: of captions whose image is among the nearest; `chance` is the share of images that are.
+        text_to_image, image_to_text: R@1 in percent.
+    """
+    number = f"{share:.0%} of captions, where chance is {chance:.0%}"
+    measured = (
+        f"So many find their image among the nearest {chance:.0%} of {images:,}. R@1 is {text_to_image:.1f} % from text "
+        f"to image and {image_to_text:.1f} % from image to text."
+    )
+    if not is_at_chance(share, chance, images):
+        return Finding("good", "The model knows these images", number, measured)
+    return Finding(
+        "act",
+        CHANCE_TITLE,
+        number,
+        f"{measured} Its losses and gradients say nothing about a model that knows these images.",
+        "Try another --model, and look at some pairs: does each caption describe its image?",
+    )
+
+
+def invalid(count: int, total: int, example: str) -> Finding | None:
+    if not count:
+        return None
+    level = "note" if count <= MAX_BAD * total else "act"
+    meaning = f"They are not analysed, and training refuses more than {MAX_BAD:.0%}. The first problem: {example}"
+    return Finding(level, "Invalid records", f"{count:,} of {total:,}", meaning, "hnclip data check lists them.")
+
+
+def truncated(count: int, captions: int, context: int, equal: int) -> Finding | None:
+    """Captions longer than the context; `equal` groups of them differ only beyond it."""
+    if not count:
+        return None
+    differ = f" {counted(equal, 'group')} of captions differ only there." if equal else ""
+    return Finding(
+        "note" if count <= FEW_TRUNCATED * captions else "act",
+        "Truncated captions",
+        f"{count / captions:.1%} of captions",
+        f"{count:,} of {captions:,} are longer than {context} tokens. The rest is not read.{differ}",
+        "Use a model with a longer context (--context stretches CLIP's, docs/models.md).",
+    )
+
+
+def similarity(pairwise: float, hardest: float) -> Finding:
+    """Mean cosine of all pairs of captions, and of each with its hardest negative."""
+    high = hardest >= PAPER_HARDEST[0]
+    return Finding(
+        "note",
+        "Most captions have a near-duplicate" if high else "Captions are less similar than on the paper's benchmarks",
+        f"{pairwise:.2f} on average, {hardest:.2f} to the hardest negative",
+        f"Cosines of captions of different images. To Long-CLIP-L, those of the paper's benchmarks are "
+        f"{PAPER_PAIRWISE[0]} to {PAPER_PAIRWISE[1]} and {PAPER_HARDEST[0]} to {PAPER_HARDEST[1]}; other encoders have "
+        "other ranges.",
+    )
+
+
+def duplicates(same_text: int, same_image: int | None, suspected: int, threshold: float) -> list[Finding]:
+    """Groups of records with equal captions or images (None: not compared), and suspected pairs of captions."""
+    counts = {"captions": same_text} | ({} if same_image is None else {"images": same_image})
+    found = []
+    if any(counts.values()):
+        number = ", ".join(f"{counted(count, 'group')} of equal {what}" for what, count in counts.items())
+        meaning = "No model can tell them apart. Training masks them; in an evaluation one of them counts as wrong."
+        advice = "Merge the records, or write captions that differ (hnclip data check lists them)."
+        found.append(Finding("act", "Duplicates", number, meaning, advice))
+    if suspected:
+        number = f"{counted(suspected, 'pair')} from {threshold:g} on"
+        meaning = (
+            "Captions of different records with so high a cosine are negatives with the largest margins: right if they "
+            "differ in a detail, wrong if they describe the same."
+        )
+        advice = "Look at the pairs, and merge the records of those that describe the same."
+        found.append(Finding("act", "Suspected false negatives", number, meaning, advice))
+    if not found:
+        meaning = f"No equal {' or '.join(counts)}, and no captions with a cosine of {threshold:g} or more."
+        found.append(Finding("good", "No duplicates", "0", meaning))
+    return found
+
+
+def negatives(losses: Mapping[str, BatchLosses], planned: str) -> Finding:
+    """Micro, batch or memory negatives: the fewest that leave InfoNCE something to learn.
+
+    Args:
+        losses: by kind of negatives, from few to many.
+    """
+    number = ", ".join(f"{one.infonce_saturated:.0%} with {one.negatives:,.0f}" for one in losses.values())
+    meaning = f"Shares of batches on which InfoNCE is below {SATURATED:g}, by negatives of a query."
+    kinds = [*losses]
+    enough = [kind for kind in kinds[kinds.index(planned) :] if losses[kind].infonce_saturated < SATURATION]
+    if not enough:
+        advice = (
+            "More negatives do not change it. Compare InfoNCE with L_HN (--objective.global-loss hn), which the paper "
+            "proposes for this case, and with a lower scale."
+        )
+        return Finding("act", "Negatives: InfoNCE is saturated with any number", number, meaning, advice)
+    if enough[0] != planned:
+        size = " --optim.memory N" if enough[0] == "memory" else ""
+        advice = f"Try --optim.negatives {enough[0]}{size} before a margin."
+        return Finding("act", f"Negatives: InfoNCE is saturated with {planned} negatives", number, meaning, advice)
+    advice = ""
+    if planned == "micro":
+        advice = (
+            "If memory allows, also compare --optim.negatives batch: on the generated scenes 127 negatives gained more "
+            "than any margin (docs/scenes.md); on photographs this was not measured."
+        )
+    return Finding("good", f"Negatives: {planned} negatives do not saturate InfoNCE", number, meaning, advice)
+
+
+def clusters(in_batch: float, of_all: float, spread: float, count: float) -> Finding:
+    """Whether near-duplicates meet in random batches: mean cosine of a caption with its hardest negative in the batch
+    and of all, against the deviation among a query's negatives."""
+    number = f"{in_batch:.2f} in the batch, {of_all:.2f} of all"
+    meaning = (
+        f"Mean cosine of a caption with its hardest negative, among {count:,.0f} and among all; the deviation among a "
+        f"query's negatives is {spread:.2f}."
+    )
+    if of_all - in_batch <= spread:
+        return Finding("good", "Clusters: random batches hold hard negatives", number, meaning)
+    advice = (
+        "A margin acts only on negatives in the batch. Try --cluster 4, which puts near-duplicates into one batch (its "
+        "gain was not measured), or more negatives."
+    )
+    return Finding("note", "Clusters: near-duplicates seldom meet", number, meaning, advice)
+
+
+def gamma(planned: float, batch: BatchNegatives, scale: float, decides: float | None, weight: float) -> Finding:
+    """The range of γ in which margins tell negatives apart and no single negative decides.
+
+    Logits are s·(S + γ·Ḡ): two negatives that are one deviation of Ḡ apart differ by s·γ·spread nats. If that is small,
+    L_HN is nearly a fixed margin.
+
+    Args:
+        decides: γ from which margins alone give the hardest negative half of a query's weight; None if none does.
+        weight: the share that it gets with the planned γ.
+    """
+    title = "γ: where margins tell negatives apart"
+    low = ONE_NAT / (scale * max(batch.spread, 1e-9))
+    high = decides if decides is not None and decides > low else math.inf
+    number = f"{low:.2g} to {high:.2g}" if high < math.inf else f"from {low:.2g} on"
+    meaning = (
+        f"Below, negatives that are one deviation of Ḡ ({batch.spread:.3f}) apart differ by less than {ONE_NAT:g} nat "
+        f"at scale {scale:.0f}: nearly a fixed margin. Above, margins alone give the hardest of {batch.count:,.0f} "
+        f"negatives half of the weight. With γ {planned:g} it is {scale * planned * batch.spread:.1f} nats, and "
+        f"{weight:.0%} of the weight."
+    )
+    margin = (
+        f"--objective.global-loss fixed_margin --objective.parameters margin {planned * batch.similarities.mean:.2g}"
+    )
+    if low <= planned <= high:
+        return Finding("good", title, number, meaning, f"The control for γ {planned:g} is its mean margin: {margin}")
+    other = low if planned < low else math.sqrt(low * high)
+    advice = (
+        f"γ {planned:g} is {'below' if planned < low else 'above'} the range. Compare it with γ {other:.2g} and with "
+        f"its mean margin ({margin}), which was as good on the generated scenes (docs/scenes.md)."
+    )
+    return Finding("note", title, number, meaning, advice)
+
+
+def scale(losses: Sequence[BatchLosses]) -> Finding:
+    """Whether the scale saturates InfoNCE.
+
+    Args:
+        losses: at the model's own scale, then at lower ones.
+    """
+    number = ", ".join(f"{one.infonce_saturated:.0%} at {one.scale:.3g}" for one in losses)
+    meaning = f"Shares of batches on which InfoNCE is below {SATURATED:g}, by scale; the first is the model's own."
+    enough = [one.scale for one in losses if one.infonce_saturated < SATURATION]
+    if enough[:1] == [losses[0].scale]:
+        return Finding("good", "Scale: it does not saturate InfoNCE", number, meaning)
+    advice = "Lower scales do not change it."
+    if enough:
+        advice = (
+            f"Compare --optim.scale {enough[0]:.3g} --optim.scale-lr 0. On the generated scenes a lower scale showed "
+            "no clear gain (docs/scenes.md)."
+        )
+    return Finding("note", "Scale: it saturates InfoNCE", number, meaning, advice)

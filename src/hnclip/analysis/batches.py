@@ -1,0 +1,263 @@
+"""The negatives of training batches before the first step: how similar their captions are, and both losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hnclip.analysis.captions import BINS, Histogram, count_values
+from hnclip.config import TrainConfig
+from hnclip.data.batching import PairData
+from hnclip.data.sampler import cut_batches, epoch_order
+from hnclip.losses import clip_loss, hard_negative_loss
+from hnclip.losses.hard_negative import agree, product
+from hnclip.train.data import batch_sizes
+from hnclip.train.step import SATURATED, chunk_slices
+
+SAMPLE = 4096  # queries that are compared with more pairs than a batch has
+PAPER_EDGES = (0.8, 0.9)
+NO_NEGATIVES = "no batch holds two pairs that differ, so there are no negatives"
+
+
+class Group(NamedTuple):
+    """Pairs that one evaluation of the loss compares: all are columns, the first `queries` are queries too.
+
+    Shape:
+        rows [R]
+    """
+
+    rows: Tensor
+    queries: int
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The first epoch of a run: N pairs, each an image with one of its captions, in batches.
+
+    Shape:
+        chosen: [N], the row of each pair's caption; ids: [N, 2], image and caption; memory: [M], the pairs in memory
+    """
+
+    chosen: Tensor
+    ids: Tensor
+    batches: list[list[int]]
+    micro_batch: int
+    memory: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+
+    def groups(self, negatives: str) -> list[Group]:
+        """The groups of the epoch with negatives "micro", "batch" or "memory" (at its start); with "all", some pairs
+        against all. Of the last two, the groups of at most `SAMPLE` queries."""
+        if negatives == "batch":
+            return [Group(torch.tensor(rows), len(rows)) for rows in self.batches]
+        micro = [
+            torch.tensor(rows[part]) for rows in self.batches for part in chunk_slices(len(rows), self.micro_batch)
+        ]
+        if negatives == "micro":
+            return [Group(rows, len(rows)) for rows in micro]
+        columns = self.memory if negatives == "memory" else torch.arange(len(self.ids))
+        most = SAMPLE // self.micro_batch
+        return [Group(torch.cat([rows, columns]), len(rows)) for rows in micro[:most]]
+
+
+def first_epoch(pairs: PairData, config: TrainConfig) -> Epoch:
+    """The captions and random batches of a run's first epoch, and its memory at the start."""
+    if len(pairs) < 2:
+        raise ValueError(f"a batch needs at least 2 pairs, and there is {len(pairs)}")
+    drawn = pairs.draw(config.seed, 0)
+    # As the trainer fills it.
+    memory = epoch_order(len(pairs), config.seed, config.optim.epochs)[: config.optim.memory]
+    return Epoch(
+        chosen=drawn.chosen,
+        ids=drawn.ids,
+        batches=cut_batches(epoch_order(len(pairs), config.seed, 0), batch_sizes(len(pairs), config)),
+        micro_batch=config.optim.micro_batch,
+        memory=torch.tensor(memory, dtype=torch.int64),
+    )
+
+
+@dataclass(frozen=True)
+class BatchNegatives:
+    """Caption similarities of queries with their negatives.
+
+    Args:
+        hardest: mean cosine of a query with its hardest negative.
+        spread: deviation among the negatives of a query, as the root of its mean square.
+        count: negatives of a query, in the mean.
+    """
+
+    similarities: Histogram
+    hardest: float
+    spread: float
+    count: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "similarities": self.similarities.to_dict()}
+
+
+@torch.no_grad()
+def batch_negatives(text: Tensor, groups: Iterable[Group], ids: Tensor) -> BatchNegatives:
+    """Caption similarity of each query with its negatives: the entries of Ḡ that carry a margin, of one direction.
+
+    Args:
+        text: unit vectors of the pairs' captions.
+        ids: pairs that agree in any column are never negatives of each other.
+
+    Shape:
+        text [N, D]; ids [N, K]
+
+    Reference:
+        HN-CLIP, eq. 2; appendix A, figure "Statistical analysis of the caption geometry", panel C.
+    """
+    counts = torch.zeros(BINS, dtype=torch.int64)
+    total, hardest, variances, numbers = 0.0, [], [], []
+    for similarity in _negatives(text, groups, ids):  # [q, R]
+        counts += count_values(similarity)
+        hardest.append(similarity.amax(1))
+        real = similarity > -torch.inf
+        values, number = similarity.double().masked_fill(~real, 0), real.sum(1)  # [q, R], [q]
+        mean = values.sum(1) / number
+        variances.append((values.square().sum(1) / number - mean.square()).clamp(min=0))
+        total += values.sum().item()
+        numbers.append(number)
+    if not hardest:
+        raise ValueError(NO_NEGATIVES)
+    count = int(counts.sum())
+    return BatchNegatives(
+        similarities=Histogram(counts.numpy(), total / count),
+        hardest=torch.cat(hardest).double().mean().item(),
+        spread=torch.cat(variances).mean().sqrt().item(),
+        count=torch.cat(numbers).double().mean().item(),
+    )
+
+
+def _negatives(text: Tensor, groups: Iterable[Group], ids: Tensor) -> Iterator[Tensor]:
+    """Similarities [q, R] of the queries that have a negative, -inf where there is none."""
+    for rows, queries in groups:
+        vectors, names = text[rows].float(), ids[rows]
+        similarity = product(vectors[:queries], vectors)  # [q, R]
+        similarity.masked_fill_(agree(names[:queries], names), -torch.inf)  # a pair agrees with itself
+        similarity = similarity[similarity.amax(1) > -torch.inf]
+        if len(similarity):
+            yield similarity
+
+
+@torch.no_grad()
+def hardest_weight(text: Tensor, groups: Iterable[Group], ids: Tensor, strengths: Sequence[float]) -> list[float]:
+    """For each strength s·γ, how much of a query's weight its hardest negative would have if only margins counted: the
+    largest entry of softmax(s·γ·Ḡ), mean over queries. At strength 0 it is 1 / negatives. Arguments as of
+    `batch_negatives`."""
+    found = [
+        torch.stack([(strength * similarity.double()).softmax(1).amax(1) for strength in strengths])  # [S, q]
+        for similarity in _negatives(text, groups, ids)
+    ]
+    return torch.cat(found, dim=1).mean(1).tolist()
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Shares of negatives below the first edge, between edges, and from the last one on."""
+
+    edges: tuple[float, ...]
+    shares: tuple[float, ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        said = [f"{edge:.4g}" for edge in self.edges]
+        return (f"below {said[0]}", *(f"{low} to {high}" for low, high in pairwise(said)), f"{said[-1]} and above")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "labels": self.labels}
+
+
+def buckets(histogram: Histogram, edges: Sequence[float] = PAPER_EDGES) -> Buckets:
+    """Shares by edges in rising order; an edge belongs to the bucket above it. Exact at edges of bins, as 0.8 is."""
+    above = [1.0, *(histogram.share_above(edge) for edge in edges), 0.0]
+    return Buckets(tuple(edges), tuple(more - less for more, less in pairwise(above)))
+
+
+def quantile_edges(histogram: Histogram, shares: Sequence[float] = (0.5, 0.9, 0.99)) -> tuple[float, ...]:
+    """Edges for any encoder: these quantiles of the similarities of all pairs, at edges of bins, each once."""
+    return tuple(dict.fromkeys(round(histogram.quantile(share) * BINS / 2) / (BINS / 2) for share in shares))
+
+
+def batch_similarity(text: Tensor, rows: Sequence[int]) -> Tensor:
+    """Ḡ [B, B] of a batch: cosines of its captions, 0 on the diagonal.
+
+    Reference:
+        HN-CLIP, eq. 2; appendix A, figure "One real training batch per benchmark".
+    """
+    chosen = text[torch.as_tensor(rows, device=text.device)].float()  # [B, D]
+    return product(chosen, chosen).fill_diagonal_(0)
+
+
+@dataclass(frozen=True)
+class BatchLosses:
+    """InfoNCE and L_HN of L groups; `negatives` of a query, in the mean.
+
+    Shape:
+        infonce, hn: [L] float64
+    """
+
+    infonce: Tensor
+    hn: Tensor
+    negatives: float
+    gamma: float
+    scale: float
+
+    @property
+    def infonce_saturated(self) -> float:
+        """Share of evaluations from which InfoNCE learns nothing."""
+        return (self.infonce < SATURATED).double().mean().item()
+
+    @property
+    def hn_saturated(self) -> float:
+        return (self.hn < SATURATED).double().mean().item()
+
+    def to_dict(self) -> dict[str, Any]:
+        shares = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+        return {
+            "evaluations": len(self.infonce),
+            "negatives": self.negatives,
+            "gamma": self.gamma,
+            "scale": self.scale,
+            "infonce_quartiles": self.infonce.quantile(shares).tolist(),
+            "hn_quartiles": self.hn.quantile(shares).tolist(),
+            "infonce_saturated": self.infonce_saturated,
+            "hn_saturated": self.hn_saturated,
+        }
+
+
+@torch.no_grad()
+def batch_losses(
+    image: Tensor, text: Tensor, ids: Tensor, groups: Iterable[Group], *, scale: float, gamma: float = 0.5
+) -> BatchLosses:
+    """Both losses of each group that has negatives, in float64: in float32 a loss below 1e-7 is 0.
+
+    Args:
+        image, text: unit vectors of the pairs.
+        ids: as of `batch_negatives`.
+
+    Shape:
+        image, text [N, D]; ids [N, K]
+
+    Reference:
+        HN-CLIP, figure 4a, at the first step.
+    """
+    image, text, found, negatives, queries = image.double(), text.double(), [], 0, 0
+    for rows, own in groups:
+        names = ids[rows]
+        if not (count := int((~agree(names[:own], names)).sum())):
+            continue
+        shard: dict[str, Any] = {"ids": names, "rows": own}
+        infonce = clip_loss(image[rows], text[rows], scale, **shard)
+        found.append(torch.stack([infonce, hard_negative_loss(image[rows], text[rows], scale, gamma, **shard)]))
+        negatives, queries = negatives + count, queries + own
+    if not found:
+        raise ValueError(NO_NEGATIVES)
+    infonce, hn = torch.stack(found, dim=1)  # [L] each
+    return BatchLosses(infonce, hn, negatives / queries, gamma, scale)

@@ -1,0 +1,212 @@
+"""`hnclip diagnose`: what a data set is to a model before anything is trained, and what to try.
+
+One pipeline: open the model once, encode captions and images once, compute the sections of the report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hnclip import recipes
+from hnclip.analysis.batches import SAMPLE, first_epoch
+from hnclip.analysis.captions import LARGEST, caption_geometry
+from hnclip.analysis.sections import SECTIONS, Analysed, Part, data_findings, no_conclusions
+from hnclip.config import with_fields
+from hnclip.core import Problem, Record
+from hnclip.data.batching import PairData, prepare
+from hnclip.data.image_cache import cache_directory
+from hnclip.data.sources import open_data
+from hnclip.data.validate import drop_invalid, drop_unreadable
+from hnclip.encode.fingerprint import images_fingerprint, model_fingerprint, records_fingerprint
+from hnclip.encode.loop import encode_captions, encode_pixels
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load, models_of
+from hnclip.options import Diagnose
+from hnclip.report.document import Findings, Missing, Report, Section, Text
+from hnclip.util.console import progress
+from hnclip.util.files import replace_file
+from hnclip.util.text import counted
+
+FORMAT = 1  # of the stored vectors; raise it when they change
+LEAST_IMAGES = 0.5  # share of records with an image; below it, only captions are analysed
+
+
+@dataclass(frozen=True)
+class DiagnoseResult:
+    """The whole report, and the file of its page."""
+
+    report: Report
+    page: Path
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.report.data, "report": str(self.page)}
+
+    def to_text(self) -> str:
+        """Findings, what is missing, and advice."""
+        first, *_, last = self.report.sections
+        missing = [Text(f"{name}: {reason}") for name, reason in self.report.data["missing"].items()]
+        sections = [first, *([Section("Not measured", missing)] if missing else []), last]
+        return f"{replace(self.report, sections=sections).to_text()}\n\nreport: {self.page}"
+
+
+def diagnose(options: Diagnose) -> DiagnoseResult:
+    """Analyse a split with a model, and write report.html, report.json and the figures. Sections that cannot be
+    computed, because images are missing or no pairs differ, say why."""
+    model = load(models_of(options.model)[0][1], **vars(options.opening), device=options.device)
+    model.require_trained("a diagnosis")
+    found = _analyse(model, options)
+    parts = {name: _compute(section, found) for name, (_, section) in SECTIONS.items()}
+    findings = [*data_findings(found), *(finding for part in parts.values() for finding in part.findings)]
+    findings.sort(key=lambda finding: ("act", "note", "good").index(finding.level))
+    reason = no_conclusions(findings)
+    advice = [] if reason else [finding for part in parts.values() for finding in part.advice]
+    captions, records = counted(len(found.text), "caption"), counted(len(found.records), "record")
+    summary = [f"{captions} of {records} of {options.data} ({found.split}), to {model.source}."]
+    if found.chosen < found.total:
+        summary.append(
+            f"A random part of {found.total:,} records was read, with at most {LARGEST:,} captions. Among all of them "
+            "there are more duplicates, and hardest negatives are more similar."
+        )
+    report = Report(
+        title=f"Diagnosis of {options.data}",
+        summary=summary,
+        sections=[
+            Section("Findings", [Findings(findings)]),
+            *(
+                Section(heading, [Missing(parts[name].missing)] if parts[name].missing else parts[name].blocks)
+                for name, (heading, _) in SECTIONS.items()
+            ),
+            Section("Advice for a run", [Missing(f"there is no advice: {reason}") if reason else Findings(advice)]),
+        ],
+        data={
+            "data": options.data,
+            "model": model.source,
+            "split": found.split,
+            "records": len(found.records),
+            "captions": len(found.text),
+            "skipped": found.chosen - len(found.records),
+            "scale": found.scale,
+            "context": model.context,
+            "findings": [asdict(finding) for finding in findings],
+            "advice": [asdict(finding) for finding in advice],
+            "missing": {SECTIONS[name][0]: part.missing for name, part in parts.items() if part.missing},
+            **{name: part.numbers for name, part in parts.items()},
+        },
+    )
+    report.write(options.out)
+    return DiagnoseResult(report, options.out / "report.html")
+
+
+def _compute(section: Callable[[Analysed], Part], found: Analysed) -> Part:
+    try:
+        return section(found)
+    except ValueError as error:
+        return Part(missing=str(error))
+
+
+def _analyse(model: DualEncoder, options: Diagnose) -> Analysed:
+    """Read, validate and encode the split, and compare its captions."""
+    split, every = _choose_records(options)
+    chosen = _at_most(every, LARGEST)
+    records, problems, no_images = _drop_invalid(model, options, chosen)
+    if not records:
+        raise ValueError(f"{options.data} has no caption that can be read: hnclip data check {options.data} says why")
+    pairs = prepare(
+        records,
+        model.text_transform,
+        model.image_transform,
+        image_views=() if no_images else ("full",),
+        cache=cache_directory(options.read.cache),
+    )
+    text, image = _encode(model, pairs, options)
+    if image is not None and not image.isfinite().all():
+        image, no_images = None, "the model returned NaN or infinity for some images: check its weights and precision"
+    ids = torch.stack([pairs.image_ids[pairs.owner], pairs.caption_ids], dim=1)  # [T, 2]
+    with progress("comparing captions, tiles") as bar:
+        geometry = caption_geometry(text, pairs.owner, ids=ids, threshold=options.threshold, progress=bar.iterate)
+    # The memory is there so that all kinds of negatives can be compared, whichever is planned.
+    planned = {"data": options.data, "objective.gamma": options.gamma, "optim.negatives": "memory"}
+    config = with_fields(recipes.RECIPES[options.recipe](), {**planned, "optim.memory": SAMPLE})
+    return Analysed(
+        options=options,
+        config=config,
+        model=model,
+        split=split,
+        total=len(every),
+        chosen=len(chosen),
+        problems=problems,
+        pairs=pairs,
+        text=text,
+        image=image,
+        no_images=no_images,
+        geometry=geometry,
+        epoch=first_epoch(pairs, config),
+    )
+
+
+def _choose_records(options: Diagnose) -> tuple[str, Sequence[Record]]:
+    """The given split; otherwise what a run would train on, or all records if there are no splits."""
+    data = open_data(options.data, options.read, splits={options.split} if options.split else {"train", "validation"})
+    declared = data.splits()
+    split = options.split or next((split for split in ("train", "validation") if split in declared), "all")
+    if split == "all" and declared and not options.split:
+        raise ValueError(
+            f"{data.name} has neither training nor validation records: choose one of {', '.join(declared)} with --split"
+        )
+    return split, data.part(split, validation_share=options.read.validation_share)
+
+
+def _at_most(records: Sequence[Record], captions: int) -> Sequence[Record]:
+    """Random records, in their order, with at most so many captions."""
+    order = torch.randperm(len(records), generator=torch.Generator().manual_seed(0)).tolist()
+    counts = np.cumsum([len(records[row].captions) for row in order])
+    return [records[row] for row in sorted(order[: int((counts <= captions).sum())])]
+
+
+def _drop_invalid(
+    model: DualEncoder, options: Diagnose, records: Sequence[Record]
+) -> tuple[Sequence[Record], Sequence[Problem], str]:
+    """Valid records, the problems of the others, and why images are not used; "" if they are."""
+    readable, problems = drop_unreadable(records, model.text_transform)
+    if not options.images:
+        return readable, problems, "images were not asked for (--no-images)"
+    cache = cache_directory(options.read.cache)
+    with progress("reading images") as bar:
+        valid = drop_invalid(readable, model.text_transform, model.image_transform, cache=cache, progress=bar.iterate)
+    if len(valid.records) >= LEAST_IMAGES * len(readable):
+        return valid.records, [*problems, *valid.problems], ""
+    first, lost = valid.problems[0], len(readable) - len(valid.records)
+    reason = f"{lost:,} of {counted(len(readable), 'image')} cannot be read, the first: {first.kind}: {first.detail}"
+    return readable, problems, reason
+
+
+def _encode(model: DualEncoder, pairs: PairData, options: Diagnose) -> tuple[Tensor, Tensor | None]:
+    """Vectors of all captions and images; those that an earlier call stored are read."""
+    name, captions = model_fingerprint(model, model.name), records_fingerprint(pairs.records)
+
+    def encode(what: str, key: str, compute: Callable[..., Tensor], views: Any) -> Tensor:
+        digest = sha256(json.dumps([FORMAT, name, key]).encode()).hexdigest()[:16]
+        path = options.out / "features" / f"{what}-{digest}.npz"
+        with suppress(OSError, ValueError, KeyError, BadZipFile):  # not there, or damaged
+            return torch.from_numpy(np.load(path)["vectors"])
+        with progress(f"encoding {what}, batches") as bar:
+            vectors = compute(model, views, batch=options.batch, progress=bar.iterate).cpu()
+        with replace_file(path) as partial, partial.open("wb") as file:
+            np.savez(file, vectors=vectors.numpy())
+        return vectors
+
+    text = encode("captions", captions, encode_captions, pairs.texts["caption"])
+    if "full" not in pairs.images:
+        return text, None
+    return text, encode("images", captions + images_fingerprint(pairs.records), encode_pixels, pairs.images["full"])

@@ -1,0 +1,130 @@
+"""How the gradients of InfoNCE and of L_HN develop along a run, from what `hnclip train --probe-gradients` measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hnclip.report.document import Table
+from hnclip.train.step import SATURATED
+from hnclip.util.tables import text_table
+
+Entries = Sequence[Mapping[str, Any]]
+NAMES = {"infonce": "InfoNCE", "hn": "L_HN"}
+HEADERS = (
+    "epoch",
+    "measured",
+    *NAMES.values(),
+    *(f"{name} < {SATURATED:g}" for name in NAMES.values()),
+    *(f"‖∇{name}‖" for name in NAMES.values()),
+    *(f"zero ∇{name}" for name in NAMES.values()),
+    "ratio",
+    "cosine",
+)
+
+
+@dataclass(frozen=True)
+class GradientSummary:
+    """Measurements of a run: all of them, and by epoch.
+
+    Each is a dict. Shares are of the measurements, each of one batch; a triple is lower quartile, median and upper
+    quartile. Where batches are either solved or not, norms have two modes and the median lies between them.
+
+        measurements: their number
+        infonce, hn, infonce_norm, hn_norm: losses and norms of their gradients; triples
+        ratio: hn_norm / infonce_norm where that is not 0; triple, or None if there is no such measurement
+        cosine: between both gradients where neither is 0; triple or None
+        cosine_mean, cosine_std, cosine_positive: its mean, deviation, and share above 0; None as well
+        infonce_solved, hn_solved: share with a loss below `SATURATED`
+        infonce_saturated, hn_saturated: mean share of loss evaluations below it
+        infonce_zero, hn_zero: share with a gradient of exactly 0
+
+    Args:
+        dtypes, towers, negatives, gammas: how it was computed; several of one kind mean that unlike measurements were
+            put together.
+    """
+
+    overall: dict[str, Any]
+    epochs: dict[int, dict[str, Any]]
+    dtypes: tuple[str, ...]
+    towers: tuple[str, ...]
+    negatives: tuple[str, ...]
+    gammas: tuple[float, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "epochs": {str(epoch): found for epoch, found in self.epochs.items()}}
+
+    def table(self) -> Table:
+        """A row for each epoch and one for all; medians, and shares of measurements."""
+        rows = [_cells(str(epoch), found) for epoch, found in self.epochs.items()]
+        return Table(HEADERS, [*rows, [], _cells("all", self.overall)], notes=self.notes())
+
+    def to_text(self) -> str:
+        table = self.table()
+        return "\n".join([text_table(table.headers, table.rows), *table.notes])
+
+    def notes(self) -> list[str]:
+        """How the numbers of the table were computed."""
+        gammas = " and ".join(f"{gamma:g}" for gamma in self.gammas)
+        return [
+            "Medians, and shares of measurements; ratio and cosine where they exist.",
+            f"Losses in {' and '.join(self.dtypes)}, towers in {' and '.join(self.towers)}, γ {gammas}, "
+            f"--optim.negatives {' and '.join(self.negatives)}.",
+            *["Mixed dtypes: how many gradients are exactly zero depends on them."]
+            * (len(self.dtypes) > 1 or len(self.towers) > 1),
+        ]
+
+
+def gradient_summary(entries: Entries) -> GradientSummary:
+    """Summarise entries as `read_metrics(run, "gradients")` returns them (`GradientProbe.probe`).
+
+    Relations:
+        Quartiles are interpolated; the deviation is that of the values themselves (no n − 1).
+
+    Reference:
+        HN-CLIP, section 2.4, figure of the gradient analysis, appendix C.
+    """
+    if not entries:
+        raise ValueError("there are no measurements of gradients: train with --probe-gradients 5")
+    epochs = sorted({entry["epoch"] for entry in entries})
+    dtypes, towers, negatives, gammas = (
+        tuple(sorted({entry[name] for entry in entries})) for name in ("dtype", "towers", "negatives", "gamma")
+    )
+    by_epoch = {epoch: _summary([entry for entry in entries if entry["epoch"] == epoch]) for epoch in epochs}
+    return GradientSummary(_summary(entries), by_epoch, dtypes, towers, negatives, gammas)
+
+
+def _summary(entries: Entries) -> dict[str, Any]:
+    values = {
+        name: np.array([entry[name] for entry in entries if entry[name] is not None], dtype=np.float64)
+        for name in ("infonce", "hn", "infonce_norm", "hn_norm", "ratio", "cosine")
+    }
+    cosine = values["cosine"]
+    found: dict[str, Any] = {"measurements": len(entries)}
+    found |= {
+        name: np.quantile(column, (0.25, 0.5, 0.75)).tolist() if len(column) else None
+        for name, column in values.items()
+    }
+    for name, value in (("mean", np.mean), ("std", np.std), ("positive", lambda cosine: np.mean(cosine > 0))):
+        found[f"cosine_{name}"] = float(value(cosine)) if len(cosine) else None
+    for name in NAMES:
+        found[f"{name}_solved"] = float((values[name] < SATURATED).mean())
+        found[f"{name}_saturated"] = float(np.mean([entry[f"{name}_saturated"] for entry in entries]))
+        found[f"{name}_zero"] = float((values[f"{name}_norm"] == 0).mean())
+    return found
+
+
+def _cells(name: str, found: Mapping[str, Any]) -> list[str]:
+    return [
+        name,
+        f"{found['measurements']:,}",
+        *(f"{found[loss][1]:.2g}" for loss in NAMES),
+        *(f"{found[f'{loss}_solved']:.0%}" for loss in NAMES),
+        *(f"{found[f'{loss}_norm'][1]:.2g}" for loss in NAMES),
+        *(f"{found[f'{loss}_zero']:.0%}" for loss in NAMES),
+        "–" if found["ratio"] is None else f"{found['ratio'][1]:.2g}",
+        "–" if found["cosine"] is None else f"{found['cosine'][1]:+.2f}",
+    ]

@@ -1,0 +1,384 @@
+"""The sections of a diagnosis: numbers from vectors, findings and advice from numbers."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hnclip.analysis import advice
+from hnclip.analysis.batches import (
+    SAMPLE,
+    Epoch,
+    batch_losses,
+    batch_negatives,
+    batch_similarity,
+    buckets,
+    hardest_weight,
+    quantile_edges,
+)
+from hnclip.analysis.captions import QUANTILES, CaptionGeometry
+from hnclip.analysis.gradients import gradient_summary
+from hnclip.analysis.near_duplicates import NAME, near_duplicate_rows, suspect_rows
+from hnclip.config import TrainConfig
+from hnclip.core import Embeddings, Problem, Record, ViewEmbeddings
+from hnclip.data.batching import PairData
+from hnclip.evaluate.metrics import recall_at
+from hnclip.evaluate.ranks import retrieval_ranks
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.parameters import train_mode
+from hnclip.options import Diagnose
+from hnclip.report.caption_figures import batch_figure, bucket_figure, motivation_figure, near_duplicate_figure
+from hnclip.report.document import Block, CaptionRow, CaptionRows, Figure, Finding, Table, Text
+from hnclip.report.run_figures import gradient_figure
+from hnclip.train.gradient_probe import GradientProbe
+from hnclip.train.memory import PairMemory
+from hnclip.train.setup import choose_precision
+from hnclip.train.step import SATURATED, split_batch
+from hnclip.util.console import progress
+from hnclip.util.text import shorten
+
+NEAREST = 0.1  # the share of images among which the right one should be
+SCALES = (1.0, 0.5, 0.2)  # parts of the model's scale that are compared
+STRENGTHS = np.logspace(-1, 4, 101).tolist()  # values of s·γ that are compared
+SUSPECTS, GROUPS = 5, 10  # pairs and groups that the page shows; the JSON has all
+KINDS = {"micro": "the micro-batch", "batch": "the batch", "memory": "memory, at the start"}
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """N records with T captions to a model, and the first epoch of the planned run.
+
+    Args:
+        config: of the planned run, with a memory.
+        total, chosen: records of the split, and of the random part of them that was read; `problems` are of those that
+            are not among `records`, or of their captions.
+        no_images: why there is no `image`; "" if there is.
+
+    Shape:
+        text [T, D], image [N, D] or None; unit vectors, on the CPU
+    """
+
+    options: Diagnose
+    config: TrainConfig
+    model: DualEncoder
+    split: str
+    total: int
+    chosen: int
+    problems: Sequence[Problem]
+    pairs: PairData
+    text: Tensor
+    image: Tensor | None
+    no_images: str
+    geometry: CaptionGeometry
+    epoch: Epoch
+
+    @property
+    def records(self) -> Sequence[Record]:
+        return self.pairs.records
+
+    @property
+    def scale(self) -> float:
+        return self.model.scale.item()
+
+    def require_images(self) -> Tensor:
+        if self.image is None:
+            raise ValueError(self.no_images)
+        return self.image
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a section shows, its numbers, and what follows from them; or why it is missing."""
+
+    blocks: Sequence[Block] = ()
+    numbers: Any = None
+    findings: Sequence[Finding] = ()
+    advice: Sequence[Finding] = ()
+    missing: str = ""
+
+
+def data_findings(found: Analysed) -> list[Finding]:
+    """Whether the data can be used, and are enough."""
+    example = next((f"{problem.kind}: {problem.where}: {problem.detail}" for problem in found.problems), "")
+    cut = found.pairs.texts["caption"].truncated
+    optional = (
+        advice.too_few(len(found.records), len(found.epoch.batches)),
+        advice.invalid(found.chosen - len(found.records), found.chosen, shorten(example, 200)),
+        advice.truncated(cut, len(found.text), found.model.context, len(_cut_groups(found))),
+    )
+    return [finding for finding in optional if finding is not None]
+
+
+def no_conclusions(findings: Sequence[Finding]) -> str:
+    """Why nothing can be advised; "" if something can."""
+    blocking = (advice.TOO_FEW_TITLE, advice.CHANCE_TITLE)
+    return "; ".join(f"{finding.title}: {finding.number}" for finding in findings if finding.title in blocking)
+
+
+def _retrieval(found: Analysed) -> Part:
+    image = found.require_images()
+    ranks = retrieval_ranks(image, found.text, found.pairs.owner)
+    near = max(1, round(NEAREST * len(image)))
+    share = recall_at(ranks.text_to_image, near) / 100
+    directions = {"text_to_image": ranks.text_to_image, "image_to_text": ranks.image_to_text}
+    recalls = {name: {f"R@{k}": recall_at(of, k) for k in (1, 5, 10)} for name, of in directions.items()}
+    rows = [[name.replace("_to_", "→"), *(f"{recall:.1f}" for recall in row.values())] for name, row in recalls.items()]
+    note = f"In percent, among all {len(image):,} images and their captions; chance is {100 / len(image):.2g} % at 1."
+    return Part(
+        [Table(["direction", "R@1", "R@5", "R@10"], rows, notes=[note])],
+        {"share_in_nearest": share, "chance": near / len(image), **recalls},
+        [advice.retrieval(share, near / len(image), len(image), *(row["R@1"] for row in recalls.values()))],
+    )
+
+
+def _similarity(found: Analysed) -> Part:
+    pairwise, hardest = found.geometry.pairwise, found.geometry.hardest
+    rows = [
+        [name, f"{one.mean:.3f}", *(f"{one.quantile(share):.3f}" for share in QUANTILES), f"{one.total:,}"]
+        for name, one in {"any two captions": pairwise, "hardest negative": hardest}.items()
+    ]
+    return Part(
+        [
+            Figure(
+                "caption-similarity",
+                "Caption similarity",
+                lambda: motivation_figure({found.options.data: (pairwise.distribution, hardest.distribution)}),
+                "Cosines of captions of different images: (a) all pairs, (b) each caption and its hardest negative.",
+            ),
+            Table(["cosine", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "values"], rows),
+        ],
+        found.geometry.to_dict(),
+        [advice.similarity(pairwise.mean, hardest.mean)],
+    )
+
+
+def _near_duplicates(found: Analysed) -> Part:
+    near = near_duplicate_rows(found.text, found.records, found.geometry)
+    hardest = near_duplicate_rows(found.text, found.records, found.geometry, quantile=1.0, rows=2)
+    return Part(
+        [
+            Text("Captions whose hardest negative is around the 90 % quantile. Shared words are marked."),
+            CaptionRows(near),
+            Text("The most similar of all:"),
+            CaptionRows(hardest),
+            Figure("near-duplicates", "Near-duplicates", lambda: near_duplicate_figure(near), on_page=False),
+        ],
+        {"near": [_labels(row) for row in near], "hardest": [_labels(row) for row in hardest]},
+    )
+
+
+def _labels(row: CaptionRow) -> list[dict[str, str]]:
+    items = (row.query, *row.negatives)
+    return [{"label": item.label, "caption": "".join(piece for piece, _ in item.text)} for item in items]
+
+
+def _duplicates(found: Analysed) -> Part:
+    records, owner, cut = found.records, found.pairs.owner.tolist(), _cut_groups(found)
+    same_text = [group for group in _groups(found.pairs.caption_ids.tolist(), owner) if group not in cut]
+    same_image = _groups(found.pairs.image_ids.tolist(), range(len(records))) if found.image is not None else None
+    names = {
+        "captions": [[records[owner[row]].id for row in group] for group in same_text],
+        "captions up to the context": [[records[owner[row]].id for row in group] for group in cut],
+        "images": None if same_image is None else [[records[row].id for row in group] for group in same_image],
+    }
+    suspected, suspects, threshold = found.geometry.suspected, found.geometry.suspects, found.options.threshold
+    rows = [
+        [f"groups of equal {what}", "not compared" if groups is None else f"{len(groups):,}", "no negatives"]
+        for what, groups in names.items()
+    ]
+    last = [f"other pairs of captions with a cosine of {threshold:g} or more", f"{suspected:,}", "negatives"]
+    blocks: list[Block] = [Table(["what", "number", "of each other, in training"], [*rows, last])]
+    for what, groups in names.items():
+        if groups:
+            listed = [[str(number), _listed(ids)] for number, ids in enumerate(groups[:GROUPS], 1)]
+            more = [f"The first {GROUPS} of {len(groups):,}; report.json has all."] * (len(groups) > GROUPS)
+            blocks.append(Table(["group", "records"], listed, title=f"Equal {what}", notes=more))
+    if suspects:
+        blocks += [Text("The most similar suspects:"), CaptionRows(suspect_rows(suspects[:SUSPECTS], records))]
+    return Part(
+        blocks,
+        {
+            **{f"equal_{what.replace(' ', '_')}": groups for what, groups in names.items()},
+            "threshold": threshold,
+            "suspected": suspected,
+            "suspects": [
+                {"first": records[owner[one]].id, "second": records[owner[two]].id, "cosine": cosine}
+                for one, two, cosine in suspects
+            ],
+        },
+        advice.duplicates(len(same_text), None if same_image is None else len(same_image), suspected, threshold),
+    )
+
+
+def _listed(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - GROUPS:,} more" if len(ids) > GROUPS else ""
+    return ", ".join(shorten(name, NAME) for name in ids[:GROUPS]) + more
+
+
+def _groups(ids: Sequence[int], owner: Sequence[int]) -> list[tuple[int, ...]]:
+    """Places of equal ids that belong to more than one record."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, number in enumerate(ids):
+        places[number].append(place)
+    return [tuple(group) for group in places.values() if len({owner[place] for place in group}) > 1]
+
+
+def _cut_groups(found: Analysed) -> list[tuple[int, ...]]:
+    """Groups of captions that are equal to the model only because it reads no further."""
+    captions = [caption for record in found.records for caption in record.captions]
+    lengths = found.pairs.texts["caption"].lengths
+    return [
+        group
+        for group in _groups(found.pairs.caption_ids.tolist(), found.pairs.owner.tolist())
+        if lengths[group[0]] >= found.model.context
+        and len({" ".join(captions[row].split()).casefold() for row in group}) > 1
+    ]
+
+
+def _negatives(found: Analysed) -> Part:
+    epoch, gamma, data = found.epoch, found.options.gamma, found.options.data
+    text, groups = found.text[epoch.chosen], epoch.groups(found.options.negatives)  # [N, D]
+    batch = batch_negatives(text, groups, epoch.ids)
+    of_all = batch_negatives(text, epoch.groups("all"), epoch.ids).hardest
+    sample = groups[: max(1, SAMPLE // groups[0].queries)]
+    *weights, weight = hardest_weight(text, sample, epoch.ids, [*STRENGTHS, gamma * found.scale])
+    decides = [strength / found.scale for strength, share in zip(STRENGTHS, weights) if share >= advice.HALF]
+    paper = buckets(batch.similarities)
+    quantiles = buckets(batch.similarities, quantile_edges(found.geometry.pairwise))
+    notes = {
+        "The paper's edges, which fit the cosines of Long-CLIP.": paper,
+        "Edges at the median, the 90 % and the 99 % quantile of all pairs, for any encoder.": quantiles,
+    }
+    matrix = batch_similarity(text, epoch.batches[0][: epoch.micro_batch])
+    return Part(
+        [
+            Text(
+                f"The first epoch of the recipe {found.options.recipe}, with {batch.count:,.0f} negatives of a query. "
+                f"With γ {gamma:g} a negative has a margin of {gamma * batch.similarities.mean:.3f} on average, with a "
+                f"deviation of {gamma * batch.spread:.3f} among the negatives of a query."
+            ),
+            *(
+                Table(
+                    ["cosine of captions", *one.labels],
+                    [["share of negatives", *(f"{100 * share:.1f} %" for share in one.shares)]],
+                    notes=[note],
+                )
+                for note, one in notes.items()
+            ),
+            Figure(
+                "hardness-of-negatives",
+                "Hardness of negatives",
+                lambda: bucket_figure({data: paper.shares}, paper.labels),
+                "In-batch negatives by the similarity of their captions.",
+            ),
+            Figure(
+                "one-batch",
+                "One batch",
+                lambda: batch_figure({data: matrix.numpy()}),
+                f"Ḡ of {len(matrix)} pairs: γ times it is what L_HN adds to the scores of the negatives.",
+            ),
+        ],
+        {
+            **batch.to_dict(),
+            "hardest_of_all": of_all,
+            "hardest_weight": weight,
+            "buckets": paper.to_dict(),
+            "quantile_buckets": quantiles.to_dict(),
+            "batch": matrix.tolist(),
+        },
+        advice=[
+            advice.clusters(batch.hardest, of_all, batch.spread, batch.count),
+            advice.gamma(gamma, batch, found.scale, decides[0] if decides else None, weight),
+        ],
+    )
+
+
+def _losses(found: Analysed) -> Part:
+    epoch, gamma, planned = found.epoch, found.options.gamma, found.options.negatives
+    pairs = (found.require_images(), found.text[epoch.chosen], epoch.ids)
+    losses = {kind: batch_losses(*pairs, epoch.groups(kind), scale=found.scale, gamma=gamma) for kind in KINDS}
+    lower = [batch_losses(*pairs, epoch.groups(planned), scale=part * found.scale, gamma=gamma) for part in SCALES[1:]]
+    scales = [losses[planned], *lower]
+    rows = [
+        [
+            name,
+            f"{one.negatives:,.0f}",
+            f"{one.scale:.3g}",
+            f"{len(one.infonce):,}",
+            f"{one.infonce.median():.2g}",
+            f"{one.infonce_saturated:.0%}",
+            f"{one.hn.median():.2g}",
+            f"{one.hn_saturated:.0%}",
+        ]
+        for name, one in [*zip(KINDS.values(), losses.values()), *((KINDS[planned], one) for one in lower)]
+    ]
+    headers = ["negatives from", "for a query", "scale", "evaluations", "InfoNCE", "saturated", "L_HN", "saturated"]
+    note = f"Medians at the model's own weights, in float64; L_HN with γ {gamma:g}. Saturated: below {SATURATED:g}."
+    return Part(
+        [Table(headers, [*rows[: len(losses)], [], *rows[len(losses) :]], notes=[note])],
+        {**{kind: one.to_dict() for kind, one in losses.items()}, "lower_scales": [one.to_dict() for one in lower]},
+        advice=[advice.negatives(losses, planned), advice.scale(scales)],
+    )
+
+
+def _gradients(found: Analysed) -> Part:
+    """Gradients of both losses by all parameters, on the first batches of the epoch."""
+    options, model, epoch, image = found.options, found.model, found.epoch, found.require_images()
+    if not options.gradients:
+        raise ValueError("--gradients measures them")
+    optim = replace(found.config.optim, precision=choose_precision(found.config.optim.precision, model.device))
+    memory = None
+    if options.negatives == "memory":
+        memory = _memory(found, image)
+    else:
+        optim = replace(optim, negatives=options.negatives, memory=0)
+    pairs = found.pairs.draw(found.config.seed, 0)
+    probe = GradientProbe(model, optim, gamma=options.gamma)
+    train_mode(model)
+    entries = []
+    with progress("measuring gradients, batches") as bar:
+        for number in bar.iterate(range(min(options.batches, len(epoch.batches)))):
+            rows, groups = split_batch(epoch.batches[number], optim)
+            entry = probe.probe(pairs.batch(rows), groups, memory)
+            if not all(math.isfinite(entry[name]) for name in ("infonce", "hn", "infonce_norm", "hn_norm")):
+                raise ValueError(f"a loss or gradient of batch {number + 1} is not a number")
+            entries.append({"epoch": 1, "step": number, **entry})
+    model.eval()
+    summary = gradient_summary(entries)
+    figure = Figure(
+        "gradients",
+        "Gradients before the first step",
+        lambda: gradient_figure(entries, None, unit="batch"),
+        "Both losses and their gradients by all parameters.",
+    )
+    return Part([summary.table(), figure], {"summary": summary.to_dict(), "measurements": entries})
+
+
+def _memory(found: Analysed, image: Tensor) -> PairMemory:
+    """The memory of the planned run at its start."""
+    epoch, model = found.epoch, found.model
+    text = found.text[epoch.chosen[epoch.memory]]  # [M, D]
+    embeddings = Embeddings(
+        {"full": ViewEmbeddings(image[epoch.memory].to(model.device, model.dtype))},
+        {"caption": ViewEmbeddings(text.to(model.device, model.dtype))},
+        model.scale.detach(),
+        ids=epoch.ids[epoch.memory].to(model.device),
+    )
+    return PairMemory(len(epoch.memory), embeddings, epoch.memory)
+
+
+SECTIONS: dict[str, tuple[str, Callable[[Analysed], Part]]] = {
+    "retrieval": ("Retrieval", _retrieval),
+    "similarity": ("Similarity of captions", _similarity),
+    "near_duplicates": ("Near-duplicates", _near_duplicates),
+    "duplicates": ("Duplicates and suspected false negatives", _duplicates),
+    "negatives": ("Negatives of a batch", _negatives),
+    "losses": ("Losses before the first step", _losses),
+    "gradients": ("Gradients before the first step", _gradients),
+}
