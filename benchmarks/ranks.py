@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hnclip.analysis.caption_pairs import caption_similarity
+from hnclip.analysis.captions import caption_similarity
 from hnclip.evaluate import Ranks, recall_at, retrieval_ranks, summarize
 from hnclip.measure import Report, machine, peak_memory, threads, time_ways
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from transformers import CLIPConfig, CLIPModel
 
-from hnclip.analysis.caption_pairs import caption_similarity
+from hnclip.analysis.captions import caption_similarity
 from hnclip.config import OptimConfig
 from hnclip.core import Batch
 from hnclip.data.batching import prepare
@@ -137,8 +137,8 @@ def _evaluate(model: DualEncoder) -> dict[str, float]:
         recall = evaluation.metrics["text_to_image"]
         found |= {f"{domain}_R@{k}": round(recall[f"R@{k}"], 2) for k in (1, 10)}
         found |= {
-            f"{domain}_similarity": round(similarity.pairwise, 3),
-            f"{domain}_hardest": round(similarity.hardest, 3),
+            f"{domain}_similarity": round(similarity["pairwise"], 3),
+            f"{domain}_hardest": round(similarity["hardest"], 3),
         }
     model.train()
     return found

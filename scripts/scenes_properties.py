@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-from hnclip.analysis.caption_pairs import caption_similarity
+from hnclip.analysis.captions import caption_similarity
 from hnclip.config import RunOptions
 from hnclip.data.scenes import scene_records
 from hnclip.data.scenes.world import DOMAINS
@@ -70,7 +70,7 @@ def _test(domain: str, model: str) -> list[str]:
     found = evaluate(encoder, gallery)
     similarity = caption_similarity(found.text, gallery.owner)
     recalls = [found.metrics[direction][f"R@{k}"] for direction in ARROWS for k in (1, 10)]
-    return [f"{recall:.1f}" for recall in recalls] + [f"{similarity.pairwise:.2f}", f"{similarity.hardest:.2f}"]
+    return [f"{recall:.1f}" for recall in recalls] + [f"{value:.2f}" for value in similarity.values()]
 
 
 def _saturation(run: Path) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hnclip.analysis.caption_pairs import caption_similarity
+from hnclip.analysis.captions import caption_similarity
 from hnclip.data.scenes import scene_records
 from hnclip.evaluate.retrieval import evaluate, prepare_gallery
 from hnclip.models.load import load
@@ -30,6 +30,6 @@ def test_it_finds_most_families_and_has_much_to_learn(domain: str) -> None:
         assert 10 < found.metrics[direction]["R@1"] < 65
     assert model.scale.item() == pytest.approx(100, abs=0.01)
     similarity = caption_similarity(found.text, gallery.owner)
-    assert similarity.hardest >= 0.9  # captions are near-duplicates
-    assert similarity.pairwise < similarity.hardest
+    assert similarity["hardest"] >= 0.9  # captions are near-duplicates
+    assert similarity["pairwise"] < similarity["hardest"]
     assert gallery.truncated == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from hnclip.analysis.batches import BatchLosses, BatchNegatives
+from hnclip.analysis.batches import CLUSTER, BatchLosses, BatchNegatives
 from hnclip.report.document import Finding
 from hnclip.train.data import FEW_STEPS
 from hnclip.train.step import SATURATED
@@ -19,6 +19,7 @@ TOO_FEW = 100  # records: a share of fewer is uncertain by more than 10 points (
 CLEAR, DEVIATIONS = 2.0, 3.0  # times the chance, and its standard deviations above it, that a retrieval must reach
 MAX_BAD = 0.01  # share of invalid records from which training refuses the data (--read.max-bad)
 FEW_TRUNCATED = 0.01  # share of captions that is no concern
+SMALL = 0.5  # deviations of a query's negatives that clusters must add to the hardest one to be worth a run
 ONE_NAT = 1.0  # margins that differ by less, times the scale, weigh negatives within a factor of e
 HALF = 0.5  # share of a query's weight from which one negative decides
 SATURATION = 0.5  # share of loss evaluations below SATURATED from which InfoNCE is called saturated
@@ -54,8 +55,8 @@ def retrieval(share: float, chance: float, images: int, text_to_image: float, im
     """
     number = f"{share:.0%} of captions, where chance is {chance:.0%}"
     measured = (
-        f"So many find their image among the nearest {chance:.0%} of {images:,}. R@1 is {text_to_image:.1f} % from text "
-        f"to image and {image_to_text:.1f} % from image to text."
+        f"Captions whose image is among the nearest {chance:.0%} of {images:,}. R@1 is {text_to_image:.1f} % "
+        f"text→image, {image_to_text:.1f} % image→text."
     )
     if not is_at_chance(share, chance, images):
         return Finding("good", "The model knows these images", number, measured)
@@ -66,6 +67,13 @@ def retrieval(share: float, chance: float, images: int, text_to_image: float, im
         f"{measured} Its losses and gradients say nothing about a model that knows these images.",
         "Try another --model, and look at some pairs: does each caption describe its image?",
     )
+
+
+def no_retrieval() -> Finding:
+    meaning = (
+        "Whether the model knows these data is not known; what follows from captions is of its text encoder alone."
+    )
+    return Finding("note", "Retrieval was not measured", "no images", meaning, "Evaluate the model on such data first.")
 
 
 def invalid(count: int, total: int, example: str) -> Finding | None:
@@ -103,7 +111,9 @@ def similarity(pairwise: float, hardest: float) -> Finding:
     )
 
 
-def duplicates(same_text: int, same_image: int | None, suspected: int, threshold: float) -> list[Finding]:
+def duplicates(
+    same_text: int, same_image: int | None, suspected: int, threshold: float, captions: int
+) -> list[Finding]:
     """Groups of records with equal captions or images (None: not compared), and suspected pairs of captions."""
     counts = {"captions": same_text} | ({} if same_image is None else {"images": same_image})
     found = []
@@ -119,6 +129,9 @@ def duplicates(same_text: int, same_image: int | None, suspected: int, threshold
             "differ in a detail, wrong if they describe the same."
         )
         advice = "Look at the pairs, and merge the records of those that describe the same."
+        if suspected > captions:
+            meaning = f"They are more than the {captions:,} captions: to this encoder so high a cosine is not unusual."
+            advice = "Raise --threshold, or use a model that knows such captions."
         found.append(Finding("act", "Suspected false negatives", number, meaning, advice))
     if not found:
         meaning = f"No equal {' or '.join(counts)}, and no captions with a cosine of {threshold:g} or more."
@@ -155,21 +168,24 @@ def negatives(losses: Mapping[str, BatchLosses], planned: str) -> Finding:
     return Finding("good", f"Negatives: {planned} negatives do not saturate InfoNCE", number, meaning, advice)
 
 
-def clusters(in_batch: float, of_all: float, spread: float, count: float) -> Finding:
-    """Whether near-duplicates meet in random batches: mean cosine of a caption with its hardest negative in the batch
-    and of all, against the deviation among a query's negatives."""
-    number = f"{in_batch:.2f} in the batch, {of_all:.2f} of all"
+def clusters(batch: BatchNegatives, clustered: float, of_all: float) -> Finding:
+    """Whether clusters bring harder negatives into the batch than there are in random ones.
+
+    Args:
+        clustered, of_all: mean cosine of a caption with its hardest negative in batches of clusters, and of all.
+    """
+    number = f"{batch.hardest:.2f}, in clusters {clustered:.2f}, of all {of_all:.2f}"
     meaning = (
-        f"Mean cosine of a caption with its hardest negative, among {count:,.0f} and among all; the deviation among a "
-        f"query's negatives is {spread:.2f}."
+        f"Mean cosine of a caption with its hardest negative in random batches, in those of --cluster {CLUSTER}, and "
+        f"of all. The deviation among the negatives of a query is {batch.spread:.2f}."
     )
-    if of_all - in_batch <= spread:
-        return Finding("good", "Clusters: random batches hold hard negatives", number, meaning)
+    if clustered - batch.hardest < SMALL * batch.spread:
+        return Finding("good", "Clusters: random batches hold nearly as hard negatives", number, meaning)
     advice = (
-        "A margin acts only on negatives in the batch. Try --cluster 4, which puts near-duplicates into one batch (its "
-        "gain was not measured), or more negatives."
+        f"A loss learns only from negatives that are in the batch: compare random batches with --cluster {CLUSTER}, or "
+        "with more negatives. What clusters gain was not measured; the paper has none."
     )
-    return Finding("note", "Clusters: near-duplicates seldom meet", number, meaning, advice)
+    return Finding("note", "Clusters: they bring harder negatives into the batch", number, meaning, advice)
 
 
 def gamma(planned: float, batch: BatchNegatives, scale: float, decides: float | None, weight: float) -> Finding:
@@ -185,22 +201,22 @@ def gamma(planned: float, batch: BatchNegatives, scale: float, decides: float | 
     title = "γ: where margins tell negatives apart"
     low = ONE_NAT / (scale * max(batch.spread, 1e-9))
     high = decides if decides is not None and decides > low else math.inf
-    number = f"{low:.2g} to {high:.2g}" if high < math.inf else f"from {low:.2g} on"
+    number = f"γ {low:.2g} to {high:.2g}" if high < math.inf else f"γ from {low:.2g} on"
     meaning = (
         f"Below, negatives that are one deviation of Ḡ ({batch.spread:.3f}) apart differ by less than {ONE_NAT:g} nat "
         f"at scale {scale:.0f}: nearly a fixed margin. Above, margins alone give the hardest of {batch.count:,.0f} "
         f"negatives half of the weight. With γ {planned:g} it is {scale * planned * batch.spread:.1f} nats, and "
         f"{weight:.0%} of the weight."
     )
-    margin = (
+    control = (
         f"--objective.global-loss fixed_margin --objective.parameters margin {planned * batch.similarities.mean:.2g}"
     )
     if low <= planned <= high:
-        return Finding("good", title, number, meaning, f"The control for γ {planned:g} is its mean margin: {margin}")
+        return Finding("good", title, number, meaning, f"The control for γ {planned:g} is its mean margin: {control}")
     other = low if planned < low else math.sqrt(low * high)
     advice = (
         f"γ {planned:g} is {'below' if planned < low else 'above'} the range. Compare it with γ {other:.2g} and with "
-        f"its mean margin ({margin}), which was as good on the generated scenes (docs/scenes.md)."
+        f"its mean margin, which was as good on the generated scenes (docs/scenes.md): {control}"
     )
     return Finding("note", title, number, meaning, advice)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,12 +13,13 @@ from torch import Tensor
 from hnclip.analysis.captions import BINS, Histogram, count_values
 from hnclip.config import TrainConfig
 from hnclip.data.batching import PairData
-from hnclip.data.sampler import cut_batches, epoch_order
+from hnclip.data.sampler import cluster_order, cut_batches, epoch_order, nearest_captions
 from hnclip.losses import clip_loss, hard_negative_loss
 from hnclip.losses.hard_negative import agree, product
-from hnclip.train.data import batch_sizes
+from hnclip.train.data import REACH, batch_sizes
 from hnclip.train.step import SATURATED, chunk_slices
 
+CLUSTER = 4  # near-duplicates in a batch, where clusters are compared with random batches
 SAMPLE = 4096  # queries that are compared with more pairs than a batch has
 PAPER_EDGES = (0.8, 0.9)
 NO_NEGATIVES = "no batch holds two pairs that differ, so there are no negatives"
@@ -78,6 +79,16 @@ def first_epoch(pairs: PairData, config: TrainConfig) -> Epoch:
         micro_batch=config.optim.micro_batch,
         memory=torch.tensor(memory, dtype=torch.int64),
     )
+
+
+def clustered_epoch(epoch: Epoch, text: Tensor, seed: int) -> Epoch:
+    """The epoch with batches of clusters, as a run with --cluster deals them.
+
+    Shape:
+        text [N, D], captions of the pairs
+    """
+    order = cluster_order(nearest_captions(text, REACH * CLUSTER), CLUSTER, seed, 0)
+    return replace(epoch, batches=cut_batches(order, [len(rows) for rows in epoch.batches]))
 
 
 @dataclass(frozen=True)
@@ -151,10 +162,11 @@ def hardest_weight(text: Tensor, groups: Iterable[Group], ids: Tensor, strengths
     """For each strength s·γ, how much of a query's weight its hardest negative would have if only margins counted: the
     largest entry of softmax(s·γ·Ḡ), mean over queries. At strength 0 it is 1 / negatives. Arguments as of
     `batch_negatives`."""
-    found = [
-        torch.stack([(strength * similarity.double()).softmax(1).amax(1) for strength in strengths])  # [S, q]
-        for similarity in _negatives(text, groups, ids)
-    ]
+    found = []
+    for similarity in _negatives(text, groups, ids):  # [q, R]
+        none, values = similarity == -torch.inf, similarity.double()  # 0 · −inf would be NaN
+        logits = ((strength * values).masked_fill(none, -torch.inf) for strength in strengths)
+        found.append(torch.stack([one.softmax(1).amax(1) for one in logits]))  # [S, q]
     return torch.cat(found, dim=1).mean(1).tolist()
 
 

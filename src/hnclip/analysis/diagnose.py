@@ -6,6 +6,7 @@ One pipeline: open the model once, encode captions and images once, compute the 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -55,7 +56,10 @@ class DiagnoseResult:
     def to_text(self) -> str:
         """Findings, what is missing, and advice."""
         first, *_, last = self.report.sections
-        missing = [Text(f"{name}: {reason}") for name, reason in self.report.data["missing"].items()]
+        names: dict[str, list[str]] = defaultdict(list)
+        for name, reason in self.report.data["missing"].items():
+            names[reason].append(name)
+        missing = [Text(f"{', '.join(same)}: {reason}") for reason, same in names.items()]
         sections = [first, *([Section("Not measured", missing)] if missing else []), last]
         return f"{replace(self.report, sections=sections).to_text()}\n\nreport: {self.page}"
 
@@ -87,7 +91,7 @@ def diagnose(options: Diagnose) -> DiagnoseResult:
                 Section(heading, [Missing(parts[name].missing)] if parts[name].missing else parts[name].blocks)
                 for name, (heading, _) in SECTIONS.items()
             ),
-            Section("Advice for a run", [Missing(f"there is no advice: {reason}") if reason else Findings(advice)]),
+            Section("Advice for a run", [Text(f"None. {reason}") if reason else Findings(advice)]),
         ],
         data={
             "data": options.data,
@@ -198,12 +202,12 @@ def _encode(model: DualEncoder, pairs: PairData, options: Diagnose) -> tuple[Ten
     def encode(what: str, key: str, compute: Callable[..., Tensor], views: Any) -> Tensor:
         digest = sha256(json.dumps([FORMAT, name, key]).encode()).hexdigest()[:16]
         path = options.out / "features" / f"{what}-{digest}.npz"
-        with suppress(OSError, ValueError, KeyError, BadZipFile):  # not there, or damaged
-            return torch.from_numpy(np.load(path)["vectors"])
+        with suppress(OSError, ValueError, KeyError, BadZipFile), path.open("rb") as file:  # not there, or damaged
+            return torch.from_numpy(np.load(file)["vectors"])
         with progress(f"encoding {what}, batches") as bar:
             vectors = compute(model, views, batch=options.batch, progress=bar.iterate).cpu()
-        with replace_file(path) as partial, partial.open("wb") as file:
-            np.savez(file, vectors=vectors.numpy())
+        with replace_file(path) as partial, partial.open("wb") as new:
+            np.savez(new, vectors=vectors.numpy())
         return vectors
 
     text = encode("captions", captions, encode_captions, pairs.texts["caption"])

@@ -19,6 +19,7 @@ from hnclip.analysis.batches import (
     batch_negatives,
     batch_similarity,
     buckets,
+    clustered_epoch,
     hardest_weight,
     quantile_edges,
 )
@@ -105,10 +106,12 @@ class Part:
 
 def data_findings(found: Analysed) -> list[Finding]:
     """Whether the data can be used, and are enough."""
+    unknown = advice.no_retrieval() if found.image is None else None
     example = next((f"{problem.kind}: {problem.where}: {problem.detail}" for problem in found.problems), "")
     cut = found.pairs.texts["caption"].truncated
     optional = (
         advice.too_few(len(found.records), len(found.epoch.batches)),
+        unknown,
         advice.invalid(found.chosen - len(found.records), found.chosen, shorten(example, 200)),
         advice.truncated(cut, len(found.text), found.model.context, len(_cut_groups(found))),
     )
@@ -212,7 +215,9 @@ def _duplicates(found: Analysed) -> Part:
                 for one, two, cosine in suspects
             ],
         },
-        advice.duplicates(len(same_text), None if same_image is None else len(same_image), suspected, threshold),
+        advice.duplicates(
+            len(same_text), None if same_image is None else len(same_image), suspected, threshold, len(found.text)
+        ),
     )
 
 
@@ -246,6 +251,8 @@ def _negatives(found: Analysed) -> Part:
     text, groups = found.text[epoch.chosen], epoch.groups(found.options.negatives)  # [N, D]
     batch = batch_negatives(text, groups, epoch.ids)
     of_all = batch_negatives(text, epoch.groups("all"), epoch.ids).hardest
+    clusters = clustered_epoch(epoch, text, found.config.seed).groups(found.options.negatives)
+    clustered = batch_negatives(text, clusters, epoch.ids).hardest
     sample = groups[: max(1, SAMPLE // groups[0].queries)]
     *weights, weight = hardest_weight(text, sample, epoch.ids, [*STRENGTHS, gamma * found.scale])
     decides = [strength / found.scale for strength, share in zip(STRENGTHS, weights) if share >= advice.HALF]
@@ -286,6 +293,7 @@ def _negatives(found: Analysed) -> Part:
         ],
         {
             **batch.to_dict(),
+            "hardest_in_clusters": clustered,
             "hardest_of_all": of_all,
             "hardest_weight": weight,
             "buckets": paper.to_dict(),
@@ -293,7 +301,7 @@ def _negatives(found: Analysed) -> Part:
             "batch": matrix.tolist(),
         },
         advice=[
-            advice.clusters(batch.hardest, of_all, batch.spread, batch.count),
+            advice.clusters(batch, clustered, of_all),
             advice.gamma(gamma, batch, found.scale, decides[0] if decides else None, weight),
         ],
     )

@@ -115,7 +115,7 @@ def highlight_different(*texts: str, limit: int = SHOWN) -> tuple[Passage, ...]:
 def shorten(text: str, limit: int = SHOWN) -> str:
     """At most `limit` characters of a text, cut between words with an ellipsis; unprintable characters are spaces.
 
-    >>> shorten("an apple and a pear", 10)
+    >>> shorten("an apple and a pear", 9)
     'an apple…'
     """
     start = text[:limit]  # the rest is not read: a caption may have megabytes
@@ -123,7 +123,7 @@ def shorten(text: str, limit: int = SHOWN) -> str:
         start = start[: limit - 1]
         space = start.rfind(" ")
         # A long word, or a script without spaces, is cut anywhere.
-        start = (start[:space] if space > 0.8 * limit else start) + "…"
+        start = (start[:space] if space > 0.9 * limit else start) + "…"
     return _UNPRINTABLE.sub(" ", start)
 
 

@@ -1,0 +1,120 @@
+"""Findings follow from numbers: each threshold from both sides."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hnclip.analysis import advice
+from hnclip.analysis.batches import BatchLosses, BatchNegatives
+from hnclip.analysis.captions import Histogram, count_values
+from hnclip.report.document import Finding
+
+
+def losses(saturated: float, negatives: float = 15, scale: float = 100.0) -> BatchLosses:
+    """A thousand evaluations, this share of them below 0.001."""
+    infonce = torch.ones(1000, dtype=torch.float64)
+    infonce[: round(1000 * saturated)] = 1e-4
+    return BatchLosses(infonce, infonce, negatives, 0.5, scale)
+
+
+def batch(mean: float = 0.4, spread: float = 0.1, hardest: float = 0.8) -> BatchNegatives:
+    return BatchNegatives(Histogram(count_values(torch.tensor([mean])).numpy(), mean), hardest, spread, 15)
+
+
+def negatives(micro: float, whole: float, memory: float, planned: str = "micro") -> Finding:
+    found = {"micro": losses(micro), "batch": losses(whole, 127), "memory": losses(memory, 2000)}
+    return advice.negatives(found, planned)
+
+
+def gamma(planned: float, *, spread: float = 0.1, decides: float | None = 0.4) -> Finding:
+    return advice.gamma(planned, batch(spread=spread), 100.0, decides, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("finding", "level"),
+    [
+        (advice.too_few(99, 100), "act"),
+        (advice.too_few(100, 9), "note"),
+        (advice.too_few(100, 10), None),
+        (advice.retrieval(0.19, 0.1, 10_000, 0.1, 0.1), "act"),
+        (advice.retrieval(0.21, 0.1, 10_000, 1.0, 1.0), "good"),
+        (advice.retrieval(0.21, 0.1, 50, 1.0, 1.0), "act"),  # within three deviations of chance
+        (advice.invalid(0, 10, ""), None),
+        (advice.invalid(1, 100, "missing image: a"), "note"),
+        (advice.invalid(2, 100, "missing image: a"), "act"),
+        (advice.truncated(0, 100, 77, 0), None),
+        (advice.truncated(1, 100, 77, 0), "note"),
+        (advice.truncated(2, 100, 77, 1), "act"),
+        (negatives(0.4, 0.0, 0.0), "good"),
+        (negatives(0.6, 0.4, 0.0), "act"),
+        (negatives(0.6, 0.6, 0.4), "act"),
+        (negatives(0.6, 0.6, 0.6), "act"),
+        (negatives(0.6, 0.2, 0.0, "batch"), "good"),
+        (advice.clusters(batch(), 0.84, 0.95), "good"),
+        (advice.clusters(batch(), 0.86, 0.95), "note"),
+        (gamma(0.09), "note"),
+        (gamma(0.11), "good"),
+        (gamma(0.39), "good"),
+        (gamma(0.41), "note"),
+        (gamma(9.0, decides=None), "good"),
+        (gamma(0.0), "note"),
+        (gamma(0.5, spread=0.0), "note"),  # no γ tells equal captions apart
+        (advice.scale([losses(0.4), losses(0.1, scale=50)]), "good"),
+        (advice.scale([losses(0.6), losses(0.4, scale=50)]), "note"),
+    ],
+)
+def test_levels_change_at_the_thresholds(finding: Finding | None, level: str | None) -> None:
+    assert (None if finding is None else finding.level) == level
+    assert finding is None or (finding.number and finding.meaning)
+
+
+@pytest.mark.parametrize(
+    ("counts", "levels"),
+    [
+        ((0, None, 0, 0.98, 100), ["good"]),
+        ((0, 1, 0, 0.98, 100), ["act"]),
+        ((2, 0, 3, 0.98, 100), ["act", "act"]),
+    ],
+)
+def test_duplicates_and_suspects_are_named_apart(counts: Any, levels: list[str]) -> None:
+    found = advice.duplicates(*counts)
+    assert [finding.level for finding in found] == levels
+    assert ("image" in found[0].number + found[0].meaning) == (counts[1] is not None)
+
+
+def test_more_suspects_than_captions_say_that_the_threshold_is_too_low() -> None:
+    assert "--threshold" not in advice.duplicates(0, 0, 100, 0.98, 100)[0].advice
+    assert "--threshold" in advice.duplicates(0, 0, 101, 0.98, 100)[0].advice
+
+
+@pytest.mark.parametrize(
+    ("finding", "option"),
+    [
+        (negatives(0.6, 0.4, 0.0), "--optim.negatives batch"),
+        (negatives(0.6, 0.6, 0.4), "--optim.negatives memory"),
+        (negatives(0.6, 0.6, 0.6), "--objective.global-loss hn"),
+        (negatives(0.1, 0.0, 0.0), "--optim.negatives batch"),
+        (negatives(0.1, 0.0, 0.0, "batch"), ""),
+        (advice.clusters(batch(), 0.95, 0.95), "--cluster 4"),
+        (advice.scale([losses(0.9), losses(0.6, scale=50), losses(0.1, scale=20)]), "--optim.scale 20"),
+        (advice.scale([losses(0.9), losses(0.8, scale=50)]), "do not change"),
+        (gamma(0.5), "γ 0.2 "),  # the middle of 0.1 and 0.4
+        (gamma(0.5), "margin 0.2"),  # γ·mean(Ḡ)
+        (gamma(0.05), "γ 0.1 "),
+    ],
+)
+def test_advice_names_the_option_that_its_number_asks_for(finding: Finding, option: str) -> None:
+    assert option in finding.advice
+    assert option or not finding.advice
+
+
+def test_the_range_of_gamma_begins_at_one_nat() -> None:
+    """Two negatives one deviation apart: s·γ·spread = 1."""
+    assert gamma(0.5).number == f"γ {1 / (100 * 0.1):.2g} to 0.4"
+    assert gamma(0.5, decides=None).number == "γ from 0.1 on"
+    assert gamma(0.5, decides=0.05).number == "γ from 0.1 on"  # an outlier decides before margins differ
+    assert not math.isnan(float(gamma(0.5, spread=0.0).number.split()[2]))

@@ -1,0 +1,158 @@
+"""The negatives of a run's first epoch: those of the losses themselves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hnclip.analysis.batches import (
+    Epoch,
+    Group,
+    batch_losses,
+    batch_negatives,
+    batch_similarity,
+    buckets,
+    clustered_epoch,
+    first_epoch,
+    hardest_weight,
+    quantile_edges,
+)
+from hnclip.analysis.captions import caption_geometry
+from hnclip.data.batching import PairData, prepare
+from hnclip.data.scenes import scene_records
+from hnclip.losses import clip_loss, hard_negative_loss
+from hnclip.losses.hard_negative import check_pairs, negative_margins
+from hnclip.models.load import load
+from hnclip.recipes import tiny
+from hnclip.train.data import RunData
+
+
+def vectors(count: int, seed: int = 0) -> Tensor:
+    return F.normalize(torch.randn(count, 6, generator=torch.Generator().manual_seed(seed)), dim=1)
+
+
+IMAGE, TEXT = vectors(40, 1), vectors(40, 2)
+IDS = torch.stack([torch.arange(40), torch.arange(40) % 13], dim=1)  # captions 0, 13, 26 and 39 are equal, and so on
+GROUPS = [Group(torch.arange(0, 16), 16), Group(torch.arange(16, 40), 8), Group(torch.tensor([5, 18]), 2)]
+
+
+def real_negatives(group: Group) -> list[list[float]]:
+    """Cosines of each query with its negatives, by a plain loop."""
+    return [
+        [float(TEXT[a] @ TEXT[b]) for b in group.rows.tolist() if not (IDS[a] == IDS[b]).any()]
+        for a in group.rows[: group.queries].tolist()
+    ]
+
+
+def test_negatives_are_those_of_a_loop() -> None:
+    found = batch_negatives(TEXT, GROUPS, IDS)
+    rows = [row for group in GROUPS for row in real_negatives(group) if row]
+    every = [value for row in rows for value in row]
+    assert found.similarities.total == len(every)
+    assert found.similarities.mean == pytest.approx(sum(every) / len(every))
+    assert found.hardest == pytest.approx(sum(map(max, rows)) / len(rows))
+    assert found.count == pytest.approx(len(every) / len(rows))
+    variances = [torch.tensor(row, dtype=torch.float64).var(correction=0).item() for row in rows]
+    assert found.spread == pytest.approx(math.sqrt(sum(variances) / len(variances)), abs=1e-6)
+    strengths = [0.0, 7.0]
+    expected = [
+        sum(float(torch.tensor(row).mul(strength).softmax(0).max()) for row in rows) / len(rows)
+        for strength in strengths
+    ]
+    assert hardest_weight(TEXT, GROUPS, IDS, strengths) == pytest.approx(expected)
+
+
+def test_buckets_count_the_margins_of_the_loss_itself() -> None:
+    """L_HN's own γ·Ḡ, with γ 1, of the pairs that are negatives."""
+    part = GROUPS[0].rows
+    pairs = check_pairs(IMAGE[part], TEXT[part], 1.0, ids=IDS[part])
+    negative = pairs.negatives(TEXT.device)
+    values = negative_margins(pairs, 1.0)[negative]
+    edges = (-0.3, 0.2, 0.5)
+    found = buckets(batch_negatives(TEXT, GROUPS[:1], IDS).similarities, edges)
+    bounds = [-2, *edges, 2]
+    expected = [((values >= low) & (values < high)).double().mean().item() for low, high in pairwise(bounds)]
+    assert found.shares == pytest.approx(expected)
+    assert found.labels == ("below -0.3", "-0.3 to 0.2", "0.2 to 0.5", "0.5 and above")
+    matrix = batch_similarity(TEXT, part.tolist())
+    assert torch.allclose(matrix[negative], values)
+    assert matrix.diagonal().eq(0).all()
+
+
+def test_quantile_edges_split_all_pairs_as_asked() -> None:
+    pairwise = caption_geometry(vectors(300), torch.arange(300)).pairwise
+    assert buckets(pairwise, quantile_edges(pairwise)).shares == pytest.approx((0.5, 0.4, 0.09, 0.01), abs=0.001)
+    same = caption_geometry(torch.eye(6)[[0] * 8], torch.arange(8)).pairwise
+    assert sum(buckets(same, quantile_edges(same)).shares) == pytest.approx(1)
+
+
+def test_losses_are_those_of_training() -> None:
+    found = batch_losses(IMAGE, TEXT, IDS, GROUPS, scale=30.0, gamma=0.7)
+    for number, (rows, queries) in enumerate(GROUPS[:2]):  # the two pairs of the last one have the same caption
+        shard = {"ids": IDS[rows], "rows": queries}
+        assert found.infonce[number] == pytest.approx(
+            clip_loss(IMAGE[rows], TEXT[rows], 30.0, **shard).item(), abs=1e-5
+        )
+        hn = hard_negative_loss(IMAGE[rows], TEXT[rows], 30.0, 0.7, **shard).item()
+        assert found.hn[number] == pytest.approx(hn, abs=1e-5)
+    assert len(found.infonce) == 2
+    assert found.negatives == batch_negatives(TEXT, GROUPS[:2], IDS).count
+    solved = batch_losses(TEXT, TEXT, IDS, GROUPS, scale=1000.0)
+    assert (solved.infonce_saturated, solved.infonce.dtype) == (1.0, torch.float64)
+
+
+def test_without_negatives_there_is_nothing_to_measure() -> None:
+    for measure in (
+        lambda: batch_negatives(TEXT, GROUPS[2:], IDS),
+        lambda: batch_losses(IMAGE, TEXT, IDS, GROUPS[2:], scale=1.0),
+    ):
+        with pytest.raises(ValueError, match="no negatives"):
+            measure()
+
+
+@pytest.fixture(scope="module")
+def pairs() -> PairData:
+    model = load()
+    records = scene_records("park", "train", families=35)
+    return prepare(records, model.text_transform, model.image_transform, image_views=())
+
+
+def test_an_epoch_has_the_batches_of_a_run(pairs: PairData) -> None:
+    config = replace(tiny(), seed=7)
+    epoch = first_epoch(pairs, config)
+    drawn, batches = RunData(pairs, validation=None).batches(config, 0)  # type: ignore[arg-type]
+    assert epoch.batches == batches
+    assert torch.equal(epoch.ids, drawn.ids)
+    assert torch.equal(epoch.chosen, drawn.chosen)
+    micro = epoch.groups("micro")
+    assert [row for group in micro for row in group.rows.tolist()] == [row for rows in batches for row in rows]
+    assert max(group.queries for group in micro) == config.optim.micro_batch
+    assert [group.rows.tolist() for group in epoch.groups("batch")] == batches
+    with pytest.raises(ValueError, match="at least 2"):
+        first_epoch(replace(pairs, records=pairs.records[:1]), config)
+
+
+def test_memory_and_all_pairs_are_columns_after_the_micro_batch(pairs: PairData) -> None:
+    optim = replace(tiny().optim, negatives="memory", memory=20)
+    epoch = first_epoch(pairs, replace(tiny(), optim=optim))
+    for rows, queries in epoch.groups("memory"):
+        assert rows[queries:].tolist() == epoch.memory.tolist()
+    assert len(set(epoch.memory.tolist())) == 20
+    # What the hardest negative of all is does not depend on the batch around the query.
+    text = vectors(len(pairs))
+    hardest = batch_negatives(text, epoch.groups("all"), torch.arange(len(pairs))[:, None]).hardest
+    assert hardest == pytest.approx(caption_geometry(text, torch.arange(len(pairs))).hardest.mean)
+
+
+def test_clusters_bring_near_duplicates_together() -> None:
+    text = vectors(10, 3).repeat_interleave(4, dim=0)
+    epoch = Epoch(torch.arange(40), torch.arange(40)[:, None], [list(range(n, n + 8)) for n in range(0, 40, 8)], 8)
+    clustered = clustered_epoch(epoch, text, seed=0)
+    assert sorted(row for rows in clustered.batches for row in rows) == list(range(40))
+    assert batch_negatives(text, clustered.groups("batch"), epoch.ids).hardest == pytest.approx(1)

@@ -1,0 +1,250 @@
+"""`hnclip diagnose` from data to report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hnclip.analysis import diagnose as module
+from hnclip.analysis.advice import CHANCE_TITLE, TOO_FEW_TITLE
+from hnclip.analysis.captions import caption_similarity
+from hnclip.analysis.diagnose import DiagnoseResult, diagnose
+from hnclip.cli import main
+from hnclip.config import ReadConfig
+from hnclip.core import ViewEmbeddings
+from hnclip.data.scenes import scene_records
+from hnclip.encode.loop import encode_captions
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load
+from hnclip.options import Diagnose, Opening
+
+WORDS = ["a", "red", "house", "stands", "near", "two", "small", "trees", "under", "the", "cloudy", "sky"]
+
+
+def write_data(folder: Path, captions: Sequence[str], images: Sequence[Image.Image] = ()) -> Path:
+    """A table of one image for each caption, of noise if not given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number, caption in enumerate(captions):
+        pixels = np.random.default_rng(number).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+        (images[number] if images else Image.fromarray(pixels)).save(folder / f"{number}.png")
+        rows.append(json.dumps({"image": f"{number}.png", "caption": caption}))
+    (folder / "data.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return folder / "data.jsonl"
+
+
+def sentences(count: int) -> list[str]:
+    random = np.random.default_rng(0)
+    return [f"{number} {' '.join(random.choice(WORDS, 8))}" for number in range(count)]
+
+
+def run(data: Path | str, out: Path, **changed: Any) -> DiagnoseResult:
+    given = {"model": "bundled", "device": "cpu", "recipe": "tiny", "read": ReadConfig(), **changed}
+    return diagnose(Diagnose(data=str(data), opening=Opening(), out=out, **given))
+
+
+def titles(found: DiagnoseResult) -> list[str]:
+    return [finding["title"] for finding in found.to_dict()["findings"]]
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DiagnoseResult]:
+    """120 scenes that the bundled model knows, with one duplicate and one missing image."""
+    folder = tmp_path_factory.mktemp("scenes")
+    records = list(scene_records("park", "train", families=60))
+    records[5] = records[4]
+    data = write_data(
+        folder / "data", [record.captions[0] for record in records], [record.image.load() for record in records]
+    )
+    (folder / "data" / "7.png").unlink()
+    return data, run(data, folder / "out", gradients=True, batches=2)
+
+
+def test_all_sections_have_numbers(scenes: tuple[Path, DiagnoseResult]) -> None:
+    numbers = json.loads(scenes[1].page.with_suffix(".json").read_text(encoding="utf-8"))
+    assert numbers["missing"] == {}
+    assert (numbers["split"], numbers["records"], numbers["captions"], numbers["skipped"]) == ("all", 119, 119, 1)
+    assert numbers["duplicates"]["equal_captions"] == [["4.png", "5.png"]]
+    assert numbers["duplicates"]["equal_images"] == [["4.png", "5.png"]]
+    assert numbers["similarity"]["pairwise"]["count"] == 119 * 118 / 2
+    assert numbers["retrieval"]["share_in_nearest"] > 0.8
+    micro, batch, memory = (numbers["losses"][kind]["negatives"] for kind in ("micro", "batch", "memory"))
+    assert micro < batch < memory
+    negatives = numbers["negatives"]
+    assert negatives["hardest"] <= negatives["hardest_of_all"] <= numbers["similarity"]["hardest"]["mean"]
+    assert len(numbers["gradients"]["measurements"]) == 2
+
+
+def test_findings_come_first_and_advice_last(scenes: tuple[Path, DiagnoseResult]) -> None:
+    found = scenes[1]
+    numbers = found.to_dict()
+    levels = [finding["level"] for finding in numbers["findings"]]
+    assert levels == sorted(levels, key=("act", "note", "good").index)
+    assert {"Duplicates", "Invalid records"} <= {*titles(found)}
+    subjects = [finding["title"].partition(":")[0] for finding in numbers["advice"]]
+    assert subjects == ["Clusters", "γ", "Negatives", "Scale"]
+    text = found.to_text()
+    for finding in (*numbers["findings"], *numbers["advice"]):
+        assert f"{finding['title']}: {finding['number']}" in text
+        assert finding["number"]
+
+
+def test_the_page_is_written_with_its_figures(scenes: tuple[Path, DiagnoseResult]) -> None:
+    folder = scenes[1].page.parent
+    figures = {path.stem for path in folder.glob("*.png")}
+    assert figures == {"caption-similarity", "near-duplicates", "hardness-of-negatives", "one-batch", "gradients"}
+    page = scenes[1].page.read_text(encoding="utf-8")
+    assert "<mark>" in page
+    assert "://" not in page
+
+
+def test_a_second_call_encodes_nothing_whatever_its_batch(
+    scenes: tuple[Path, DiagnoseResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, first = scenes
+    numbers = [json.dumps(first.to_dict()["losses"])]
+
+    def encoded(*_: Any, **given: Any) -> Any:
+        raise AssertionError("encoded again")
+
+    with monkeypatch.context() as patch:
+        for name in ("encode_captions", "encode_pixels"):
+            patch.setattr(module, name, encoded)
+        numbers.append(json.dumps(run(data, first.page.parent, batch=16).to_dict()["losses"]))
+    assert numbers[0] == numbers[1]
+    for file in (first.page.parent / "features").iterdir():  # damaged files are made again
+        file.write_bytes(file.read_bytes()[:100])
+    assert json.dumps(run(data, first.page.parent).to_dict()["losses"]) == numbers[0]
+    data.write_text(data.read_text(encoding="utf-8").replace("tree", "lamp"), encoding="utf-8")
+    assert json.dumps(run(data, first.page.parent).to_dict()["losses"]) != numbers[0]
+
+
+@pytest.mark.parametrize("negatives", ["batch", "memory"])
+def test_planned_negatives_are_those_of_the_advice_and_the_gradients(tmp_path: Path, negatives: str) -> None:
+    found = run("scenes/park/small", tmp_path, split="validation", negatives=negatives, gradients=True, batches=1)
+    numbers = found.to_dict()
+    assert numbers["negatives"]["count"] == pytest.approx(numbers["losses"][negatives]["negatives"])
+    (entry,) = numbers["gradients"]["measurements"]
+    assert entry["negatives"] == negatives
+    if negatives == "batch":  # 16 pairs; with a memory, the first step is that of no single evaluation
+        assert numbers["losses"]["batch"]["infonce_quartiles"][0] < 3 * entry["infonce"]
+
+
+def test_numbers_are_those_of_the_model(tmp_path: Path, model_directory: Path) -> None:
+    captions = sentences(15)
+    numbers = run(write_data(tmp_path / "data", captions), tmp_path / "out", model=str(model_directory)).to_dict()
+    model = load(str(model_directory))
+    alike = caption_similarity(encode_captions(model, model.text_transform(captions)), torch.arange(15))
+    for name in ("pairwise", "hardest"):
+        assert numbers["similarity"][name]["mean"] == pytest.approx(alike[name], abs=1e-6)
+
+
+def test_an_untrained_model_is_at_chance_and_gets_no_advice(tmp_path: Path, model_directory: Path) -> None:
+    found = run(write_data(tmp_path / "data", sentences(120)), tmp_path / "out", model=str(model_directory))
+    assert CHANCE_TITLE in titles(found)
+    assert found.to_dict()["advice"] == []
+    assert "at chance" in found.to_text().rpartition("Advice")[2]
+
+
+def test_few_records_get_no_advice(tmp_path: Path) -> None:
+    found = run(write_data(tmp_path / "data", sentences(12)), tmp_path / "out")
+    assert TOO_FEW_TITLE in titles(found)
+    assert found.to_dict()["advice"] == []
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_without_images_captions_are_analysed(tmp_path: Path, asked: bool) -> None:
+    data = write_data(tmp_path / "data", sentences(120))
+    if asked:
+        for image in (tmp_path / "data").glob("*.png"):
+            image.unlink()
+    found = run(data, tmp_path / "out", images=asked)
+    numbers = found.to_dict()
+    assert numbers["records"] == 120
+    assert {*numbers["missing"]} == {"Retrieval", "Losses before the first step", "Gradients before the first step"}
+    assert ("missing image" if asked else "--no-images") in numbers["missing"]["Retrieval"]
+    assert [finding["title"].partition(":")[0] for finding in numbers["advice"]] == ["Clusters", "γ"]
+    assert numbers["duplicates"]["equal_images"] is None
+
+
+def test_equal_captions_leave_no_negatives(tmp_path: Path) -> None:
+    numbers = run(write_data(tmp_path / "data", ["a red house"] * 20), tmp_path / "out").to_dict()
+    assert [len(group) for group in numbers["duplicates"]["equal_captions"]] == [20]
+    assert "no negatives" in numbers["missing"]["Negatives of a batch"]
+
+
+def test_captions_that_are_equal_up_to_the_context_are_told_apart(tmp_path: Path) -> None:
+    long = " ".join(WORDS * 40)
+    captions = [f"{long} one", f"{long} two", "A  red house", "a red house", *sentences(6)]
+    duplicates = run(write_data(tmp_path / "data", captions), tmp_path / "out").to_dict()["duplicates"]
+    assert duplicates["equal_captions_up_to_the_context"] == [["0.png", "1.png"]]
+    assert duplicates["equal_captions"] == [["2.png", "3.png"]]
+
+
+def test_of_many_records_a_random_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LARGEST", 30)
+    found = run(write_data(tmp_path / "data", sentences(50)), tmp_path / "out", images=False)
+    assert found.to_dict()["records"] == 30
+    assert "random part of 50" in found.to_text()
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"), [("images", "Losses before the first step"), ("texts", None)], ids=["images", "captions"]
+)
+def test_vectors_that_are_no_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, missing: str | None
+) -> None:
+    original = getattr(DualEncoder, f"encode_{kind}")
+
+    def broken(self: DualEncoder, views: Any, **given: Any) -> ViewEmbeddings:
+        return ViewEmbeddings(original(self, views, **given).vectors * torch.nan)
+
+    monkeypatch.setattr(DualEncoder, f"encode_{kind}", broken)
+    data = write_data(tmp_path / "data", sentences(10))
+    if missing is None:
+        with pytest.raises(ValueError, match="NaN"):
+            run(data, tmp_path / "out")
+    else:
+        assert "NaN" in run(data, tmp_path / "out").to_dict()["missing"][missing]
+
+
+@pytest.mark.parametrize(
+    ("captions", "options", "word"),
+    [
+        (["a red house"], [], "at least 2 images"),
+        (["a red house", "a tree"], ["--split", "tset"], "tset"),
+        (["", ""], [], "caption"),
+    ],
+)
+def test_bad_data_are_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], captions: list[str], options: list[str], word: str
+) -> None:
+    data = write_data(tmp_path / "data", captions)
+    assert main(["diagnose", str(data), "--out", str(tmp_path / "out"), "--quiet", *options]) == 1
+    printed = capsys.readouterr().err
+    assert word in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("wrong", [["--threshold", "1.5"], ["--batches", "0"], ["--gamma", "-1"]])
+def test_wrong_options_are_named_before_any_work(capsys: pytest.CaptureFixture[str], wrong: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["diagnose", "nowhere.csv", *wrong])
+    assert ended.value.code == 2
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_json_is_what_the_report_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_data(tmp_path / "data", sentences(12))
+    out = tmp_path / "out"
+    assert main(["diagnose", str(data), "--out", str(out), "--no-images", "--recipe", "tiny", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.pop("report") == str(out / "report.html")
+    assert printed == json.loads((out / "report.json").read_text(encoding="utf-8"))

@@ -1,0 +1,104 @@
+"""Words of texts: which are shared, which differ, how they are shortened."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hnclip.util.text import Passage, highlight_different, highlight_shared, shorten
+
+
+def marked(passages: tuple[Passage, ...]) -> list[list[str]]:
+    return [[piece for piece, highlighted in passage if highlighted] for passage in passages]
+
+
+def joined(passage: Passage) -> str:
+    return "".join(piece for piece, _ in passage)
+
+
+@pytest.mark.parametrize(
+    ("query", "other", "expected"),
+    [
+        ("The Red car, a dog's RED tail", "One dog, red ears", [["Red", "dog's", "RED"], ["dog", "red"]]),
+        ("a red car", "Red!", [["red"], ["Red"]]),
+        ("a carpet, scar", "the car", [[], []]),
+        ("don’t walk", "don't run", [["don’t"], ["don't"]]),
+        ("a mid-sized car", "sized", [[], []]),
+        ("Die STRASSE", "eine Straße", [["STRASSE"], ["Straße"]]),
+        ("caf\u00e9 bleu", "le cafe\u0301", [["caf\u00e9"], ["cafe\u0301"]]),
+        ("हिन्दी किताब", "नई किताब", [["किताब"], ["किताब"]]),
+        ("سيارة حمراء", "قارب حمراء", [["حمراء"], ["حمراء"]]),
+        ("一辆红色汽车停在路边", "红色汽车和房子", [["红色汽车"], ["红色汽车"]]),
+        ("红车", "车红", [[], []]),  # a character alone says little
+        ("赤いAI車", "青いai車", [["AI車"], ["ai車"]]),
+        ("빨간 자동차", "파란 자동차", [["자동차"], ["자동차"]]),
+    ],
+)  # fmt: skip
+def test_words_of_any_script(query: str, other: str, expected: list[list[str]]) -> None:
+    assert marked(highlight_shared(query, other)) == expected
+
+
+def test_the_query_shows_what_any_other_shares() -> None:
+    texts = ("A red car by a tree", "The red bike", "the tall tree, a bike")
+    assert marked(highlight_shared(*texts)) == [["red", "tree"], ["red"], ["tree"]]
+
+
+def test_what_only_one_text_has() -> None:
+    texts = "A red dog's ball on the lawn.", "The RED cat on a lawn", "a blue dog, a cat and a bird"
+    assert marked(highlight_different(*texts)) == [["ball"], [], ["blue", "bird"]]
+    assert marked(highlight_different("a tree under it", "the tree over her")) == [[], []]
+    assert marked(highlight_different("a tree")) == [[]]
+    assert marked(highlight_different("红房子", "红房客")) == [["房子"], ["房客"]]
+    assert highlight_different() == ()
+    long = "a tree " + "and a bush " * 20 + "beside one tent"  # what is not shown is compared all the same
+    assert marked(highlight_different(long, "a tent and a flag", limit=40)) == [
+        ["tree", "bush", "bush", "bush"],
+        ["flag"],
+    ]
+
+
+texts = st.text(st.characters(), max_size=80) | st.text("ab a'’s\n車红한 ก\u0301", max_size=40)
+
+
+@given(texts, texts)
+def test_pieces_joined_are_the_text(query: str, other: str) -> None:
+    for passage, text in zip(highlight_shared(query, other), (query, other)):
+        assert joined(passage) == shorten(text)
+        assert all(piece for piece, _ in passage)
+        joined(passage).encode()
+    first, second = highlight_shared(query, query)
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "expected"),
+    [
+        ("exactly ten", 11, "exactly ten"),
+        ("exactly eleven", 11, "exactly el…"),  # the last space is too far back
+        ("x" * 90 + " and more words", 100, "x" * 90 + " and…"),
+        ("红" * 30, 10, "红" * 9 + "…"),
+        ("a\nb\tc\x00d\u2028e\ud800f\u202eg\x85", 20, "a b c d e f g "),
+        ("नमस्\u200dते 👩\u200d🚒", 20, "नमस्\u200dते 👩\u200d🚒"),  # joiners are part of what is written
+    ],
+)
+def test_long_texts_are_cut_between_words_and_unprintable_characters_are_spaces(
+    text: str, limit: int, expected: str
+) -> None:
+    assert shorten(text, limit) == expected
+
+
+def test_ten_megabytes_cost_nothing() -> None:
+    class OnlyItsStart(str):
+        """A text of which only slices may be read."""
+
+        __slots__ = ()
+
+        def _whole(self, *_: object) -> None:
+            raise AssertionError("the whole text was read")
+
+        __iter__ = split = casefold = lower = encode = translate = _whole  # type: ignore[assignment]
+
+    first, second = highlight_shared(OnlyItsStart("word " * 2_000_000), OnlyItsStart("x" * 10_000_000))
+    assert len(joined(first)) <= 700
+    assert len(joined(second)) == 700
