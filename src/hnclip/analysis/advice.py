@@ -79,9 +79,13 @@ def no_retrieval() -> Finding:
 def invalid(count: int, total: int, example: str) -> Finding | None:
     if not count:
         return None
-    level = "note" if count <= MAX_BAD * total else "act"
-    meaning = f"They are not analysed, and training refuses more than {MAX_BAD:.0%}. The first problem: {example}"
-    return Finding(level, "Invalid records", f"{count:,} of {total:,}", meaning, "hnclip data check lists them.")
+    return Finding(
+        "note" if count <= MAX_BAD * total else "act",
+        "Invalid records",
+        f"{count:,} of {total:,}",
+        f"They are not analysed, and training refuses more than {MAX_BAD:.0%}. The first problem: {example}",
+        "hnclip data check lists them.",
+    )
 
 
 def truncated(count: int, captions: int, context: int, equal: int) -> Finding | None:

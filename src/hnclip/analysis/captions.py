@@ -169,7 +169,7 @@ def caption_geometry(
         similarity=similarity,
         nearest=rows[hardest.nearest.cpu()],
         suspected=suspected,
-        suspects=tuple(Suspect(*pair, value) for pair, value in zip(rows[pairs].T.tolist(), values.tolist())),
+        suspects=tuple(map(Suspect, *rows[pairs].tolist(), values.tolist())),
     )
 
 
