@@ -217,11 +217,14 @@ def gamma(planned: float, batch: BatchNegatives, scale: float, decides: float | 
     )
     if low <= planned <= high:
         return Finding("good", title, number, meaning, f"The control for γ {planned:g} is its mean margin: {control}")
-    other = low if planned < low else math.sqrt(low * high)
-    advice = (
-        f"γ {planned:g} is {'below' if planned < low else 'above'} the range. Compare it with γ {other:.2g} and with "
-        f"its mean margin, which was as good on the generated scenes (docs/scenes.md): {control}"
-    )
+    advice = f"γ {planned:g} is below the range. Compare it with γ {low:.2g} and with {control}"
+    if planned == 0:
+        advice = f"γ 0 is InfoNCE. Compare it with γ {low:.2g}."
+    if planned > high:
+        advice = (
+            f"γ {planned:g} is above the range. So is γ 0.5 on the generated scenes, where it was as good as its mean "
+            f"margin (docs/scenes.md). Compare it with γ {math.sqrt(low * high):.2g} and with {control}"
+        )
     return Finding("note", title, number, meaning, advice)
 
 
