@@ -8,9 +8,9 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from hnclip.analysis.figures import Example
 from hnclip.core import Record
 from hnclip.evaluate.retrieval import EvaluationResult, group_numbers
+from hnclip.report.caption_figures import Example
 
 
 def count_differences(evaluations: Mapping[str, EvaluationResult]) -> dict[str, int]:

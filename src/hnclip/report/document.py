@@ -20,6 +20,7 @@ from PIL.Image import Image
 
 from hnclip.util.files import replace_file
 from hnclip.util.tables import TEXT_MARKS, Marks, latex_escape, latex_table, markdown_table, text_table
+from hnclip.util.text import slugify
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -252,13 +253,28 @@ class Report:
         Everything is rendered before the first file is written, and each file is replaced in one step: a failure leaves
         an older report as it was.
         """
-        # Captions may hold halves of characters, which UTF-8 has no bytes for.
         files = {f"{block.name}.{suffix}": block.render(suffix) for block in self.figures for suffix in figures}
-        files |= {f"{name}.{suffix}": self.render(suffix, name).encode(errors="replace") for suffix in formats}
+        files |= {f"{name}.{suffix}": _encode(self.render(suffix, name)) for suffix in formats}
         for file, content in files.items():
             with replace_file(directory / file) as partial:
                 partial.write_bytes(content)
         return [directory / file for file in files]
+
+    def write_file(self, path: Path) -> None:
+        """Write the report alone, in the format of the file's ending."""
+        check_format(path)
+        with replace_file(path) as partial:
+            partial.write_bytes(_encode(self.render(path.suffix[1:], slugify(path.stem))))
+
+
+def check_format(path: Path) -> None:
+    """Raise ValueError if a report cannot be written in the format of the file's ending."""
+    if path.suffix[1:] not in FORMATS:
+        raise ValueError(f"{path}: its ending must be one of .{', .'.join(FORMATS)}")
+
+
+def _encode(text: str) -> bytes:
+    return text.encode(errors="replace")  # captions may hold halves of characters, which UTF-8 has no bytes for
 
 
 def _fill(text: str) -> str:
