@@ -63,12 +63,17 @@ class Table:
     spans: Sequence[tuple[str, int]] = ()
     notes: Sequence[str] = ()
 
-    @cached_property
-    def flat_headers(self) -> list[str]:
+    @property
+    def has_spans(self) -> bool:
+        """A single title over all columns says nothing that the table's own does not."""
+        return len({title for title, _ in self.spans}) > 1
+
+    @property
+    def flat_headers(self) -> Sequence[str]:
         """Headers with the titles that span them, for formats without spans."""
+        if not self.has_spans:
+            return self.headers
         titles = [title for title, columns in self.spans for _ in range(columns)]
-        if len(set(titles)) < 2:
-            return list(self.headers)
         return [self.headers[0], *(f"{title} {header}" for title, header in zip(titles, self.headers[1:]))]
 
     def notes_with(self, best: str, second: str) -> list[str]:
@@ -328,9 +333,9 @@ def _latex(block: Table | Figure, label: str) -> str:
     if isinstance(block, Table):
         notes = block.notes_with("bold", "underlined")
         caption = " ".join([f"{block.title}.", *notes] if block.title else notes)
-        return latex_table(
-            block.headers, block.rows, marks=block.marks, spans=block.spans, caption=caption, label=f"tab:{label}"
-        )
+        spans = block.spans if block.has_spans else ()
+        names = {"caption": caption, "label": f"tab:{label}"}
+        return latex_table(block.headers, block.rows, marks=block.marks, spans=spans, **names)
     lines = [r"\begin{figure}", r"\centering", f"\\includegraphics[width=\\linewidth]{{{block.name}}}"]
     lines += [f"\\caption{{{latex_escape(f'{block.title}. {block.caption}')}}}", f"\\label{{fig:{label}}}"]
     return "\n".join([*lines, r"\end{figure}"])

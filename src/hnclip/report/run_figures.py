@@ -199,8 +199,9 @@ def convergence_figure(runs: Runs, *, average: bool = False) -> Figure:
     panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, direction in zip(panels, shown):
         handles = _convergence(axes, runs, direction, dict(zip(runs, line_styles())))
-        axes.set(xlabel="epoch (0: before training)", ylabel=f"validation R@1, {direction} (%)", ylim=(0, None))
+        axes.set(xlabel="epoch (0: before training)", ylabel=f"validation R@1, {direction} (%)")
         axes.yaxis.set_tick_params(labelleft=True)
+    panels[0].set_ylim(bottom=0)
     add_legend(figure, handles)
     return figure
 
