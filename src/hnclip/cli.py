@@ -302,6 +302,7 @@ def _check(arguments: Sequence[str]) -> int:
 
     from hnclip.data.check import check_data
     from hnclip.data.sources import open_data
+    from hnclip.report.data_check import check_report
 
     data = open_data(options.data, options.read)
     text_transform = image_transform = None
@@ -310,7 +311,8 @@ def _check(arguments: Sequence[str]) -> int:
 
         text_transform, image_transform = load_transforms(options.model, **vars(options.opening))
     result = check_data(data, text_transform=text_transform, image_transform=image_transform, images=options.images)
-    print(json.dumps(result.to_dict()) if options.output.json else result.to_text(options.listed))
+    report = check_report(result, options.listed)
+    print(json.dumps(report.data) if options.output.json else report.to_text())
     return 1 if result.errors else 0
 
 

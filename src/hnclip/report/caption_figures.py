@@ -247,7 +247,7 @@ def retrieval_figure(examples: Sequence[Example]) -> Figure:
         return text_figure("No examples: for each caption both models rank the right image first, or neither does.")
     columns = 1 + len(examples[0].answers)
     width = (WIDTH - _CAPTION_WIDTH) / columns
-    captions = [wrap(example.caption, _CAPTION_WIDTH * 1.15, 40) for example in examples]
+    captions = [wrap(example.caption, _CAPTION_WIDTH * 1.3, 40) for example in examples]
     heights = [max(width + 0.2, _LINE_HEIGHT * (caption.count("\n") + 2)) for caption in captions]
     figure = blank_figure(sum(heights))
     ratios = [_CAPTION_WIDTH, *[width] * columns]
@@ -278,7 +278,7 @@ def _number_cells(axes: Axes, matrix: np.ma.MaskedArray, middle: float) -> None:
 
 def _label_and_caption(item: CaptionedImage, width: float) -> str:
     caption = "".join(piece for piece, _ in item.text)
-    return f"{wrap(item.label, width, 1)}\n{wrap(caption, width * 1.15, 16)}"
+    return f"{wrap(item.label, width, 1)}\n{wrap(caption, width * 1.3, 16)}"
 
 
 def _write(axes: Axes, text: str) -> None:

@@ -7,6 +7,7 @@ Evaluation, studies, diagnosis and the demo make reports; nothing but this room 
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ FORMATS = ("txt", "md", "tex", "json", "html")
 LEVELS = {"good": "✓", "note": "·", "act": "!"}  # of findings, and how a terminal marks them
 PNG_DPI = 180  # sharp on a dense screen at the full width of the page
 _WIDTH = 120  # of a terminal, for sentences; tables are as wide as they are
+_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # names and captions may hold what moves a cursor
 
 Passage = tuple[tuple[str, bool], ...]
 """A text in pieces, each with whether it is highlighted; joined they are the text."""
@@ -202,7 +204,7 @@ class Report:
         for section in self.sections:
             parts += [section.heading] if section.heading else []
             parts += [text for block in section.blocks if (text := _text(block))]
-        return "\n\n".join(parts)
+        return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), "\n\n".join(parts))
 
     def to_markdown(self, *, level: int = 1, figures: str = "") -> str:
         """Args:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hnclip.analysis.near_duplicates import STOP_WORDS, compared, shorten
-from hnclip.analysis.shown import Passage
+from hnclip.report.document import Passage
 from hnclip.util.tables import text_table
 from hnclip.util.text import counted
 

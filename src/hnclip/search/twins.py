@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from hnclip.analysis.near_duplicates import STOP_WORDS, compared, highlight_different
-from hnclip.analysis.shown import Passage
+from hnclip.report.document import Passage
 from hnclip.search.explain import explain
 from hnclip.search.find import CaptionHit, Finder, Hit
 from hnclip.search.index.layout import Kind
