@@ -90,7 +90,7 @@ def comparison_report(found: Sequence[Comparison], a: str, b: str) -> Report:
         for one in found
     ]
     note = "Recall in percent, its difference with the paired 95 % interval, and how many queries each answers."
-    blocks = [Table(headers, rows, notes=[note]), Text(*(one.sentence("a", "b") for one in found))]
+    blocks: list[Block] = [Table(headers, rows, notes=[note]), Text(*(one.sentence("a", "b") for one in found))]
     data = {"comparisons": [one.to_dict() for one in found]}
     return Report("Comparison of two models", [f"a: {a}", f"b: {b}"], [Section("", blocks)], data)
 
@@ -130,7 +130,7 @@ def _table(parts: Sequence[_Part], ks: Sequence[int], note: str) -> Table:
         cells = [model]
         for column, (part, direction, k) in enumerate(columns, start=1):
             result = part.results.get(model)
-            cells.append(_cell(result and result.metrics, direction, k, k == ks[0] and len(parts) == 1))
+            cells.append(_cell(result.metrics if result else None, direction, k, k == ks[0] and len(parts) == 1))
             if mark := part.marks[direction, k].get(model):
                 marks[row, column] = mark
         rows.append(cells)

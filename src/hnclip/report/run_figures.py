@@ -279,7 +279,7 @@ def curve_figure(panels: Mapping[str, Mapping[str, Points]], axis: str) -> Figur
     return figure
 
 
-def _draw_cell(cell: Sequence[Axes], entries: Entries) -> dict[str, Any]:
+def _draw_cell(cell: Iterable[Axes], entries: Entries) -> dict[str, Any]:
     """Panels (a) to (c) of one run; what a legend names."""
     loss, norm, cosine = cell
     steps, window = _values(entries, "step"), _window(len(entries))
