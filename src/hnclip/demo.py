@@ -17,7 +17,7 @@ from hnclip.evaluate.retrieval import EvaluationResult, evaluate, prepare_galler
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
 from hnclip.report.caption_figures import retrieval_figure
-from hnclip.report.document import Block, Figure, Report, Section, Table, Text
+from hnclip.report.document import Figure, Report, Section, Table, Text
 from hnclip.report.results import recall_table
 from hnclip.report.run_figures import convergence_figure, saturation_figure
 from hnclip.train.log import read_metrics
@@ -83,7 +83,6 @@ def _report(
     examples = differing_examples(tuned, records)
     steps = {name: read_metrics(run.out, "step") for name, run in runs.items()}
     evaluations = {name: read_metrics(run.out, "evaluation") for name, run in runs.items()}
-    findings = [one.sentence(HN, INFONCE) for one in compared]
     summary = [
         "The data are generated: a small model, pre-trained on many drawings, is fine-tuned on a narrow domain "
         "with words and objects of its own and near-duplicate captions, as CLIP is on a new domain. The demo shows how "
@@ -92,45 +91,39 @@ def _report(
         f"plain InfoNCE and with HN-CLIP. The results are of {len(records)} test images, which come in groups of "
         "near-duplicates; the epoch of each run was chosen by validation.",
     ]
-    blocks: dict[str, list[Block]] = {
-        "Retrieval on the test split": [
-            replace(recall_table(metrics), notes=["Recall in percent; 95 % intervals over queries in brackets."]),
-            Text(*findings),
-        ],
-        "Captions whose image is ranked first": [
-            Table(["by", *counts], [["captions", *(f"{count:,}" for count in counts.values())]])
-        ],
-        "Saturation over steps": [
-            Figure(
-                "saturation",
-                "Saturation over steps",
-                lambda: saturation_figure(steps),
-                "How much each objective still had to learn from. Top: InfoNCE on the batches of the run. Middle: norm "
-                "of the run's own gradient before clipping. Bottom: share of micro-batches whose InfoNCE is below "
-                f"{SATURATED}.",
-            )
-        ],
-        "R@1 per epoch": [
-            Figure(
-                "convergence",
-                "R@1 per epoch",
-                lambda: convergence_figure(evaluations),
-                "Validation R@1 after each epoch; 0 is the model before training.",
-            )
-        ],
-        "Where the two differ": [
-            Figure(
-                "differences",
-                "Where the two differ",
-                lambda: retrieval_figure(examples),
-                "Captions on which the two models disagree, from both sides in turn.",
-            )
-        ],
-    }
+    figures = [
+        Figure(
+            "saturation",
+            "Saturation over steps",
+            lambda: saturation_figure(steps),
+            "How much each objective still had to learn from. Top: InfoNCE on the batches of the run. Middle: norm of "
+            f"the run's gradient before clipping. Bottom: share of micro-batches whose InfoNCE is below {SATURATED}.",
+        ),
+        Figure(
+            "convergence",
+            "R@1 per epoch",
+            lambda: convergence_figure(evaluations),
+            "Validation R@1 after each epoch; 0 is the model before training.",
+        ),
+        Figure(
+            "differences",
+            "Where the two differ",
+            lambda: retrieval_figure(examples),
+            "Captions on which the two models disagree, from both sides in turn.",
+        ),
+    ]
+    recalls = replace(recall_table(metrics), notes=["Recall in percent; 95 % intervals over queries in brackets."])
+    table = Table(["captions", *counts], [["image ranked first", *(f"{count:,}" for count in counts.values())]])
+    sections = [
+        Section(
+            "Retrieval on the test split", [recalls, Text(*(one.sentence(HN, INFONCE) for one in compared)), table]
+        ),
+        *(Section(figure.title, [figure]) for figure in figures),
+    ]
     numbers = {
         "metrics": metrics,
         "comparisons": [one.to_dict() for one in compared],
         "best_epochs": epochs,
         "counts": counts,
     }
-    return Report(f"HN-CLIP on {data}", summary, [Section(name, found) for name, found in blocks.items()], numbers)
+    return Report(f"HN-CLIP on {data}", summary, sections, numbers)

@@ -297,7 +297,7 @@ def _text(block: Block) -> str:
             notes = map(_fill, block.notes_with(TEXT_MARKS["best"], TEXT_MARKS["second"]))
             return "\n".join([*([block.title] if block.title else []), table, *notes])
         case Figure():
-            return _fill(f"figure {block.name}: {block.title}. {block.caption}")
+            return _fill(f"Figure {block.name}: {block.caption or block.title}")
         case Findings(items):
             return "\n\n".join(map(_finding_text, items))
         case CaptionRows(rows):
