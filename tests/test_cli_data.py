@@ -120,7 +120,7 @@ def test_check_fails_on_errors_and_training_names_them(
         (["data", "--help"], 0, "usage: hnclip data check"),
         (["data", "check", "nowhere/at/all.csv"], 1, "no such file or directory"),
         (["eval", "--on", "docci"], 1, "where is docci?"),
-        (["eval", "--out", "table.xls"], 1, "table.xls: results are written as"),
+        (["eval", "--out", "table.xls"], 1, "table.xls: its ending must be one of"),
         (["eval", "--split", "nonsense"], 1, "has no split 'nonsense'"),
         (["compare", "a.jsonl", "b.jsonl"], 1, "a.jsonl"),
     ],

@@ -39,25 +39,23 @@ def small(monkeypatch: pytest.MonkeyPatch, model_directory: Path):
 
 def test_demo_measures_writes_and_can_be_repeated(small, tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    found = demo(out, recipe=small)
-    assert list(found.metrics) == [ZERO_SHOT, INFONCE, HN]
-    for metrics in found.metrics.values():
+    found = demo(out, recipe=small).data
+    assert list(found["metrics"]) == [ZERO_SHOT, INFONCE, HN]
+    for metrics in found["metrics"].values():
         low, high = metrics["text_to_image"]["R@1_interval"]
         assert low <= metrics["text_to_image"]["R@1"] <= high
-    assert [comparison.direction for comparison in found.comparisons] == ["text_to_image", "image_to_text"]
-    for comparison in found.comparisons:
-        a, b = (found.metrics[name][comparison.direction]["R@1"] for name in (HN, INFONCE))
-        assert (comparison.recall_a, comparison.recall_b) == (a, b)
-        assert comparison.difference.mean == pytest.approx(a - b, abs=1e-6)
-    assert [line.split(":")[0] for line in found.findings()] == ["text→image", "image→text"]
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count("<img") == 3
-    stored = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    assert stored["metrics"] == json.loads(json.dumps(found.metrics))
-    assert sum(stored["counts"].values()) == 24
+    assert [one["direction"] for one in found["comparisons"]] == ["text_to_image", "image_to_text"]
+    for one in found["comparisons"]:
+        a, b = (found["metrics"][name][one["direction"]]["R@1"] for name in (HN, INFONCE))
+        assert (one["recall_a"], one["recall_b"]) == (a, b)
+        assert one["difference"]["mean"] == pytest.approx(a - b, abs=1e-6)
+    assert (out / "report.html").read_text(encoding="utf-8").count("<img") == 3
+    assert len(list(out.glob("*.png"))) == 3
+    assert json.loads((out / "report.json").read_text(encoding="utf-8")) == json.loads(json.dumps(found))
+    assert sum(found["counts"].values()) == 24
 
     stamp = (out / "hn-clip" / "result.json").stat().st_mtime_ns
-    assert demo(out, recipe=small).metrics == found.metrics
+    assert demo(out, recipe=small).data == found
     assert (out / "hn-clip" / "result.json").stat().st_mtime_ns == stamp  # the finished runs were reused
     with pytest.raises(ValueError, match="other settings"):
         demo(out, seed=7, recipe=small)

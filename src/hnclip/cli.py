@@ -194,7 +194,8 @@ def _eval(arguments: Sequence[str]) -> None:
     from hnclip.analysis.captions import caption_similarity
     from hnclip.evaluate.retrieval import evaluate_models, open_task
     from hnclip.models.load import load, models_of
-    from hnclip.report.results import EvaluationReport, check_format
+    from hnclip.report.document import check_format
+    from hnclip.report.results import evaluation_report
     from hnclip.util.device import find_device
 
     files = [Path(path) for given in options.out for path in given]
@@ -226,10 +227,10 @@ def _eval(arguments: Sequence[str]) -> None:
             caption_similarity=caption_similarity,
             progress=bar.iterate,
         )
-    report = EvaluationReport(results, options.paper)
+    report = evaluation_report(results, with_paper=options.paper)
     for path in files:
-        report.write(path)
-    print(json.dumps(report.to_dict()) if options.output.json else report.to_text())
+        report.write_file(path)
+    print(json.dumps(report.data) if options.output.json else report.to_text())
 
 
 def _compare(arguments: Sequence[str]) -> None:
@@ -238,6 +239,7 @@ def _compare(arguments: Sequence[str]) -> None:
     options = _parse(Compare, "compare", arguments)
 
     from hnclip.evaluate.compare import compare_queries, read_queries
+    from hnclip.report.results import comparison_report
 
     a, b = read_queries(options.a), read_queries(options.b)
     try:
@@ -247,8 +249,7 @@ def _compare(arguments: Sequence[str]) -> None:
     if options.output.json:
         print(json.dumps([comparison.to_dict() for comparison in found]))
         return
-    for comparison in found:
-        print(comparison.sentence(str(options.a), str(options.b)))
+    print(comparison_report(found, str(options.a), str(options.b)).to_text())
 
 
 DATA = """usage: hnclip data check DATA [options]        look for problems in your data before training
@@ -301,6 +302,7 @@ def _check(arguments: Sequence[str]) -> int:
 
     from hnclip.data.check import check_data
     from hnclip.data.sources import open_data
+    from hnclip.report.data_check import check_report
 
     data = open_data(options.data, options.read)
     text_transform = image_transform = None
@@ -309,7 +311,8 @@ def _check(arguments: Sequence[str]) -> int:
 
         text_transform, image_transform = load_transforms(options.model, **vars(options.opening))
     result = check_data(data, text_transform=text_transform, image_transform=image_transform, images=options.images)
-    print(json.dumps(result.to_dict()) if options.output.json else result.to_text(options.listed))
+    report = check_report(result, options.listed)
+    print(json.dumps(report.data) if options.output.json else report.to_text())
     return 1 if result.errors else 0
 
 
@@ -400,7 +403,8 @@ def _interpolate(arguments: Sequence[str]) -> None:
     from hnclip.models.load import load, save
     from hnclip.models.model_card import Training
     from hnclip.models.parameters import interpolate, match_base
-    from hnclip.report.results import format_results
+    from hnclip.report.document import Report, Section
+    from hnclip.report.results import recall_table
     from hnclip.util.device import find_device
 
     device = find_device(options.device)
@@ -437,10 +441,13 @@ def _interpolate(arguments: Sequence[str]) -> None:
         out = None if options.out is None else str(options.out)
         print(json.dumps({"alpha": best, "out": out, "split": "validation", "results": results}))
         return
-    for data in options.data if results else ():
-        print(f"{data}, validation split")
-        print(format_results({f"α {alpha:g}": found[data] for alpha, found in results.items()}))
     if results:
+        tables = {
+            data: recall_table({f"α {alpha:g}": found[data] for alpha, found in results.items()})
+            for data in options.data
+        }
+        sections = [Section(f"{data}, validation split", [table]) for data, table in tables.items()]
+        print(Report("Interpolated models", [], sections).to_text())
         print(f"best mean R@1: α {best:g}")
     if options.out is not None:
         print(f"written: {options.out}")
@@ -507,8 +514,9 @@ def _demo(arguments: Sequence[str]) -> None:
 
     from hnclip.demo import demo
 
-    results = demo(options.out, seed=options.seed)
-    print(json.dumps(results.to_dict()) if options.output.json else results.to_text())
+    report = demo(options.out, seed=options.seed)
+    print(json.dumps(report.data) if options.output.json else report.to_text())
+    log.info(f"report: {options.out / 'report.html'}")
 
 
 def _bench(arguments: Sequence[str]) -> None:

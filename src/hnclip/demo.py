@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from hnclip.analysis.examples import count_differences, differing_examples
-from hnclip.analysis.figures import convergence_figure, retrieval_figure, saturation_figure
-from hnclip.analysis.report import Drawing, Section, Table, write_report
 from hnclip.config import RunOptions, TrainConfig
 from hnclip.core import Record
 from hnclip.data.sources import open_records
-from hnclip.evaluate.compare import Comparison, compare_ranks
-from hnclip.evaluate.retrieval import EvaluationResult, evaluate, group_numbers, prepare_gallery
+from hnclip.evaluate.compare import compare_ranks
+from hnclip.evaluate.retrieval import EvaluationResult, evaluate, prepare_gallery
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
-from hnclip.report.results import format_results, result_rows
+from hnclip.report.caption_figures import retrieval_figure
+from hnclip.report.document import Figure, Report, Section, Table, Text
+from hnclip.report.results import recall_table
+from hnclip.report.run_figures import convergence_figure, saturation_figure
 from hnclip.train.log import read_metrics
 from hnclip.train.runs import train_or_continue
 from hnclip.train.step import SATURATED
@@ -30,127 +31,99 @@ log = logging.getLogger(__name__)
 ZERO_SHOT, INFONCE, HN = "zero-shot", "InfoNCE", "HN-CLIP"
 
 
-@dataclass(frozen=True)
-class DemoResults:
-    """What the demo measured: metrics per model on the test split, R@1 of HN-CLIP against InfoNCE in each direction,
-    and where the report is."""
-
-    metrics: dict[str, dict[str, Any]]
-    comparisons: list[Comparison]
-    epochs: dict[str, int]
-    report: Path
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "metrics": self.metrics,
-            "comparisons": [comparison.to_dict() for comparison in self.comparisons],
-            "best_epochs": self.epochs,
-            "report": str(self.report),
-        }
-
-    def to_text(self) -> str:
-        return "\n".join([format_results(self.metrics), "", *self.findings(), f"report: {self.report}"])
-
-    def findings(self) -> list[str]:
-        """One sentence per direction, as measured: a difference counts only if its interval excludes zero."""
-        return [comparison.sentence(HN, INFONCE) for comparison in self.comparisons]
-
-
 def demo(
     out: Path,
     *,
     seed: int = 42,
     recipe: Callable[[Literal["hn", "infonce"]], TrainConfig] = demo_recipe,
-) -> DemoResults:
-    """Train both models (or continue, or reuse them), evaluate on the test split and write the report.
+) -> Report:
+    """Train both models (or continue, or reuse them), evaluate them on the test split, and write the report to `out`.
 
     The model of each run that is evaluated is its best by validation; the test split selects nothing. `recipe` gives
     the configuration for a global loss.
     """
     configs = {INFONCE: replace(recipe("infonce"), seed=seed), HN: replace(recipe("hn"), seed=seed)}
     runs = {INFONCE: RunOptions(out=out / "infonce"), HN: RunOptions(out=out / "hn-clip")}
-    results = {}
+    epochs = {}
     for name, config in configs.items():
-        log.info(f"{name}: {config.optim.epochs} epochs on {config.data}, {_describe(config)}")
-        results[name] = train_or_continue(config, runs[name])
-    records = open_records(configs[HN].data, "test")
+        objective, optim = config.objective, config.optim
+        margin = f"γ {objective.gamma:g}, λ {objective.token_weight:g}, " if objective.global_loss == "hn" else ""
+        batch = f"micro-batch {optim.micro_batch} × {optim.accumulate}"
+        log.info(f"{name}: {optim.epochs} epochs on {config.data}, {margin}{batch}, seed {config.seed}")
+        epochs[name] = int(train_or_continue(config, runs[name]).best["epoch"])
+    data = configs[HN].data
+    records = open_records(data, "test")
     models = {ZERO_SHOT: configs[HN].model} | {name: str(run.out / "best") for name, run in runs.items()}
-    evaluations = _evaluate(models, records, runs[HN].device)
-    metrics = {name: dict(found.metrics) for name, found in evaluations.items()}
-    tuned = {name: evaluations[name] for name in (INFONCE, HN)}
-    found = DemoResults(
-        metrics=metrics,
-        comparisons=compare_ranks(tuned[HN].ranks, tuned[INFONCE].ranks, groups=group_numbers(records)),
-        epochs={name: int(result.best["epoch"]) for name, result in results.items()},
-        report=out / "report.html",
-    )
-    _write_report(out, found, configs[HN].data, runs, tuned, records)
-    return found
-
-
-def _describe(config: TrainConfig) -> str:
-    objective = config.objective
-    margin = f"γ {objective.gamma:g}, λ {objective.token_weight:g}, " if objective.global_loss == "hn" else ""
-    optim = config.optim
-    return f"{margin}micro-batch {optim.micro_batch} × {optim.accumulate}, seed {config.seed}"
+    report = _report(data, records, _evaluate(models, records, runs[HN].device), runs, epochs)
+    report.write(out)
+    return report
 
 
 def _evaluate(models: dict[str, str], records: Sequence[Record], device: str) -> dict[str, EvaluationResult]:
-    evaluations, gallery = {}, None
+    results, gallery = {}, None
     with progress("test split, batches") as bar:
         for name, path in models.items():
             model = load(path).to(find_device(device))
-            gallery = gallery or prepare_gallery(records, model)  # one tokenizer and picture size for all three
-            evaluations[name] = evaluate(model, gallery, intervals=True, progress=bar.iterate)
-    return evaluations
+            gallery = gallery or prepare_gallery(records, model)  # one tokenizer and image size for all three
+            results[name] = evaluate(model, gallery, intervals=True, progress=bar.iterate)
+    return results
 
 
-def _write_report(
-    out: Path,
-    found: DemoResults,
+def _report(
     data: str,
-    runs: dict[str, RunOptions],
-    tuned: dict[str, EvaluationResult],
     records: Sequence[Record],
-) -> None:
-    steps = {name: read_metrics(run.out, "step") for name, run in runs.items()}
-    epochs = {name: read_metrics(run.out, "evaluation") for name, run in runs.items()}
+    results: dict[str, EvaluationResult],
+    runs: dict[str, RunOptions],
+    epochs: dict[str, int],
+) -> Report:
+    tuned = {name: results[name] for name in (INFONCE, HN)}
+    metrics = {name: dict(result.metrics) for name, result in results.items()}
+    compared = compare_ranks(tuned[HN].ranks, tuned[INFONCE].ranks, groups=tuned[HN].groups)
     counts = count_differences(tuned)
-    figures = {
-        "Saturation over steps": (
-            saturation_figure(steps),
-            "How much each objective still had to learn from. Top: InfoNCE of the batches of each run. Middle: norm of "
-            "the run's own gradient before clipping. Bottom: share of micro-batches whose InfoNCE is below "
-            f"{SATURATED}.",
+    examples = differing_examples(tuned, records)
+    steps = {name: read_metrics(run.out, "step") for name, run in runs.items()}
+    evaluations = {name: read_metrics(run.out, "evaluation") for name, run in runs.items()}
+    summary = [
+        "The data are generated: a small model, pre-trained on many drawings, is fine-tuned on a narrow domain "
+        "with words and objects of its own and near-duplicate captions, as CLIP is on a new domain. The demo shows how "
+        "losses differ in such a setting; it does not say how large a gain on photographs would be.",
+        f"The bundled model was fine-tuned twice on {data}, from the same start, with the same seed and budget: with "
+        f"plain InfoNCE and with HN-CLIP. The results are of {len(records)} test images, which come in groups of "
+        "near-duplicates; the epoch of each run was chosen by validation.",
+    ]
+    figures = [
+        Figure(
+            "saturation",
+            "Saturation over steps",
+            lambda: saturation_figure(steps),
+            "How much each objective still had to learn from. Top: InfoNCE on the batches of the run. Middle: norm of "
+            f"the run's gradient before clipping. Bottom: share of micro-batches whose InfoNCE is below {SATURATED}.",
         ),
-        "R@1 per epoch": (
-            convergence_figure(epochs),
+        Figure(
+            "convergence",
+            "R@1 per epoch",
+            lambda: convergence_figure(evaluations),
             "Validation R@1 after each epoch; 0 is the model before training.",
         ),
-        "Where the two differ": (
-            retrieval_figure(differing_examples(tuned, records)),
-            "Captions for which the two models disagree, taken from both sides in turn.",
+        Figure(
+            "differences",
+            "Where the two differ",
+            lambda: retrieval_figure(examples),
+            "Captions on which the two models disagree, from both sides in turn.",
         ),
+    ]
+    recalls = replace(recall_table(metrics), notes=["Recall in percent; 95 % intervals over queries in brackets."])
+    table = Table(["captions", *counts], [["image ranked first", *(f"{count:,}" for count in counts.values())]])
+    sections = [
+        Section(
+            "Retrieval on the test split", [recalls, Text(*(one.sentence(HN, INFONCE) for one in compared)), table]
+        ),
+        *(Section(figure.title, [figure]) for figure in figures),
+    ]
+    numbers = {
+        "metrics": metrics,
+        "comparisons": [one.to_dict() for one in compared],
+        "best_epochs": epochs,
+        "counts": counts,
     }
-    write_report(
-        out,
-        title="HN-CLIP on scenes",
-        summary=[
-            "The world is generated: a small model, pre-trained on a broad stream of drawings, meets a narrow domain "
-            "with words, things and backdrops of its own and near-duplicate captions, as CLIP does when it is "
-            "fine-tuned. It shows how losses differ in such a setting; it says nothing about how large a gain on "
-            "photographs would be.",
-            f"The bundled model was fine-tuned twice on {data}, from the same start, with the same seed "
-            f"and budget: once with plain InfoNCE, once with HN-CLIP. Shown is retrieval among {len(records)} test "
-            "images that come in families of near-duplicates; the epoch of each run was chosen by validation.",
-            *found.findings(),
-        ],
-        sections=[
-            Section("Retrieval on the test split", [Table(result_rows(found.metrics))]),
-            Section(
-                "Text→image at rank 1, in captions", [Table([list(counts), [str(count) for count in counts.values()]])]
-            ),
-            *[Section(name, [Drawing(name, figure, caption)]) for name, (figure, caption) in figures.items()],
-        ],
-        data=found.to_dict() | {"counts": counts},
-    )
+    return Report(f"HN-CLIP on {data}", summary, sections, numbers)

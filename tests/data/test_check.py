@@ -19,6 +19,7 @@ from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
 from hnclip.data.validate import ADVICE, check_rows, check_share, drop_invalid, write_problems
 from hnclip.models.preprocessing import train_tokenizer
+from hnclip.report.data_check import check_report
 from small_families import bert_tokenizer
 
 SIDE = ImageTransform(48)
@@ -73,7 +74,7 @@ def test_valid_data_are_ready(valid: DataSet, transform: TextTransform) -> None:
     assert (result.errors, result.warnings, result.left_out, result.unread) == ({}, {}, 0, 0)
     assert result.total == {"records": 6, "captions": 12, "images": 6, "cut": 0, "small": 0}
     assert result.splits == {"train": 4, "test": 2}
-    assert result.to_text().endswith("Ready to train.")
+    assert check_report(result).to_text().endswith("Ready to train.")
     assert drop_invalid(valid.records, transform, SIDE, cache=None) == (valid.records, ())
 
 
@@ -134,25 +135,25 @@ def test_lengths_are_those_of_the_model_and_sizes_of_upright_images(tmp_path: Pa
 
 
 def test_text_names_problems_advice_and_verdict(broken: DataSet, valid: DataSet) -> None:
-    text = check_data(broken).to_text()
+    text = check_report(check_data(broken)).to_text()
     for part in ("missing image", ADVICE["missing image"], "2 records in 1 group", "Not ready", "1 row"):
         assert part in text
-    assert "Nothing to train on" in check_data(DataSet("none", ())).to_text()
+    assert "Nothing to train on" in check_report(check_data(DataSet("none", ()))).to_text()
     warned = replace(valid, problems=(Problem("garbled caption", "x.png", "no row"),))
-    assert "warnings" in check_data(warned).to_text()
-    assert "captions" in check_data(valid, images=False).to_text().splitlines()[-1]
+    assert "warnings" in check_report(check_data(warned)).to_text()
+    assert "captions" in check_report(check_data(valid, images=False)).to_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize("listed", [0, 5, 9])
 def test_lines_are_few_short_and_escaped(listed: int) -> None:
     text = f"a \x1b[31mdog {'very ' * 50}big \ud83d"
     records = (Record(f"r{n}\x1b[31m\udce9", FileImage(Path(f"no{n}.png")), (f"{n} {text}",), None) for n in range(7))
-    text = check_data(DataSet("na\x1bme", tuple(records))).to_text(listed)
+    text = check_report(check_data(DataSet("na\x1bme", tuple(records))), listed).to_text()
     text.encode()
     assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 110
-    assert text.count("\n    r") == 2 * min(listed, 7)  # bad text and missing images
-    assert text.count(f"\n    and {7 - listed} more") == 2 * (listed < 7)
+    assert max(map(len, text.splitlines())) <= 120
+    assert text.count("\n  r") == 2 * min(listed, 7)  # bad text and missing images
+    assert text.count(f"\n  and {7 - listed} more") == 2 * (listed < 7)
 
 
 def test_captions_that_only_a_tokenizer_finds_empty(valid: DataSet) -> None:

@@ -21,10 +21,7 @@ from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
 from hnclip.data.validate import ADVICE, ERRORS, readable_captions
 from hnclip.util.console import progress
-from hnclip.util.tables import text_table
-from hnclip.util.text import counted
 
-WIDTH = 110  # columns of the text; longer lines are cut
 AHEAD = 128  # images that are decoded ahead; no pixels are kept
 STATISTICS = ("mean", "least", "5 %", "50 %", "95 %", "most")
 _ORDER = {kind: place for place, kind in enumerate(ADVICE)}
@@ -59,36 +56,6 @@ class CheckResult:
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with complete lists."""
         return asdict(self)
-
-    def to_text(self, listed: int = 5) -> str:
-        """For a terminal, with the first `listed` problems of each kind."""
-        numbers = ", ".join(counted(self.total[f"{noun}s"], noun) for noun in ("record", "caption", "image"))
-        splits = "".join(f"; {name} {count:,}" for name, count in self.splits.items())
-        paragraphs = [_printable(f"{self.name}: {numbers}{splits}")]
-        for kind, problems in {**self.errors, **self.warnings}.items():
-            members = sum(len(group.ids) for group in self.groups if group.kind == kind)
-            extent = f"{members:,} records in {counted(len(problems), 'group')}" if members else f"{len(problems):,}"
-            lines = [f"{'ERROR' if kind in ERRORS else 'warning'}  {kind}: {extent}", f"  {ADVICE[kind]}"]
-            for problem in problems[:listed]:
-                line = _printable(f"    {problem.where}: {problem.detail}")
-                lines.append(line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…")
-            lines += [f"    and {len(problems) - listed:,} more"] * (len(problems) > listed)
-            paragraphs.append("\n".join(lines))
-        paragraphs += [f"There may be more of {kind!r}: there is too much to compare." for kind in self.unfinished]
-        rows = [
-            [name, *(format(value, ".2f" if name == "megapixels" else ",.0f") for value in measured.values())]
-            for name, measured in self.lengths.items()
-        ]
-        return "\n\n".join([*paragraphs, text_table(["", *STATISTICS], rows), self._verdict()])
-
-    def _verdict(self) -> str:
-        if self.left_out == self.total["records"]:
-            return "Nothing to train on: no record can be used."
-        if self.errors:
-            records = f"{self.left_out:,} of {counted(self.total['records'], 'record')}"
-            return f"Not ready: {records} will be skipped in training, and {counted(self.unread, 'row')} of the source."
-        ready = "Ready to train" if "width" in self.lengths else "Ready to train, as far as captions show"
-        return f"{ready}; look at the warnings first." if self.warnings else f"{ready}."
 
 
 def check_data(
@@ -204,8 +171,3 @@ def _garbled(text: str) -> int | None:
 
 def _statistics(values: np.ndarray) -> dict[str, float]:
     return dict(zip(STATISTICS, [float(np.mean(values)), *np.quantile(values, [0, 0.05, 0.5, 0.95, 1]).tolist()]))
-
-
-def _printable(text: str) -> str:
-    """Control characters and lone surrogates are escaped."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -224,11 +224,10 @@ def near_duplicate_figure(rows: Sequence[CaptionRow]) -> Figure:
     columns = max(1 + len(row.negatives) for row in rows)
     width = WIDTH / columns - 0.2
     texts = [[_label_and_caption(item, width) for item in (row.query, *row.negatives)] for row in rows]
-    heights = [0.75 * width + _LINE_HEIGHT * max(text.count("\n") + 1.5 for text in line) for line in texts]
+    lines = [max(text.count("\n") + 1.5 for text in row) for row in texts]
+    heights = [height for count in lines for height in (0.75 * width, count * _LINE_HEIGHT)]
     figure = blank_figure(sum(heights))
-    grid = figure.add_gridspec(2 * len(rows), columns, height_ratios=[
-        part for height in heights for part in (0.75 * width, height - 0.75 * width)
-    ])  # fmt: skip
+    grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
     for number, (row, line) in enumerate(zip(rows, texts)):
         for column, (item, text) in enumerate(zip((row.query, *row.negatives), line)):
             colour = COLOURS[0] if column else NEUTRAL
@@ -247,7 +246,7 @@ def retrieval_figure(examples: Sequence[Example]) -> Figure:
         return text_figure("No examples: for each caption both models rank the right image first, or neither does.")
     columns = 1 + len(examples[0].answers)
     width = (WIDTH - _CAPTION_WIDTH) / columns
-    captions = [wrap(example.caption, _CAPTION_WIDTH * 1.15, 40) for example in examples]
+    captions = [wrap(example.caption, _CAPTION_WIDTH * 1.3, 40) for example in examples]
     heights = [max(width + 0.2, _LINE_HEIGHT * (caption.count("\n") + 2)) for caption in captions]
     figure = blank_figure(sum(heights))
     ratios = [_CAPTION_WIDTH, *[width] * columns]
@@ -278,7 +277,7 @@ def _number_cells(axes: Axes, matrix: np.ma.MaskedArray, middle: float) -> None:
 
 def _label_and_caption(item: CaptionedImage, width: float) -> str:
     caption = "".join(piece for piece, _ in item.text)
-    return f"{wrap(item.label, width, 1)}\n{wrap(caption, width * 1.15, 16)}"
+    return f"{wrap(item.label, width, 1)}\n{wrap(caption, width * 1.3, 16)}"
 
 
 def _write(axes: Axes, text: str) -> None:
@@ -288,7 +287,7 @@ def _write(axes: Axes, text: str) -> None:
 
 
 def _show_image(axes: Axes, image: Image | None, colour: str, label: str = "") -> None:
-    axes.set(xticks=[], yticks=[], anchor="NW")
+    axes.set(xticks=[], yticks=[], anchor="N" if label else "NW")
     axes.spines[:].set(color=colour, linewidth=3)
     axes.set_xlabel(label, color=colour, **user_text())
     if image is None:

@@ -7,6 +7,7 @@ Evaluation, studies, diagnosis and the demo make reports; nothing but this room 
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from PIL.Image import Image
 
 from hnclip.util.files import replace_file
 from hnclip.util.tables import TEXT_MARKS, Marks, latex_escape, latex_table, markdown_table, text_table
-from hnclip.util.text import Passage
+from hnclip.util.text import Passage, slugify
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -29,6 +30,7 @@ FORMATS = ("txt", "md", "tex", "json", "html")
 LEVELS = {"good": "✓", "note": "·", "act": "!"}  # of findings, and how a terminal marks them
 PNG_DPI = 180  # sharp on a dense screen at the full width of the page
 _WIDTH = 120  # of a terminal, for sentences; tables are as wide as they are
+_CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # names and captions may hold what moves a cursor
 
 
 @dataclass(frozen=True, init=False)
@@ -60,12 +62,17 @@ class Table:
     spans: Sequence[tuple[str, int]] = ()
     notes: Sequence[str] = ()
 
-    @cached_property
-    def flat_headers(self) -> list[str]:
+    @property
+    def has_spans(self) -> bool:
+        """A single title over all columns says nothing that the table's own does not."""
+        return len({title for title, _ in self.spans}) > 1
+
+    @property
+    def flat_headers(self) -> Sequence[str]:
         """Headers with the titles that span them, for formats without spans."""
+        if not self.has_spans:
+            return self.headers
         titles = [title for title, columns in self.spans for _ in range(columns)]
-        if len(set(titles)) < 2:
-            return list(self.headers)
         return [self.headers[0], *(f"{title} {header}" for title, header in zip(titles, self.headers[1:]))]
 
     def notes_with(self, best: str, second: str) -> list[str]:
@@ -194,7 +201,7 @@ class Report:
         for section in self.sections:
             parts += [section.heading] if section.heading else []
             parts += [text for block in section.blocks if (text := _text(block))]
-        return "\n\n".join(parts)
+        return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), "\n\n".join(parts))
 
     def to_markdown(self, *, level: int = 1, figures: str = "") -> str:
         """Args:
@@ -250,13 +257,28 @@ class Report:
         Everything is rendered before the first file is written, and each file is replaced in one step: a failure leaves
         an older report as it was.
         """
-        # Captions may hold halves of characters, which UTF-8 has no bytes for.
         files = {f"{block.name}.{suffix}": block.render(suffix) for block in self.figures for suffix in figures}
-        files |= {f"{name}.{suffix}": self.render(suffix, name).encode(errors="replace") for suffix in formats}
+        files |= {f"{name}.{suffix}": _encode(self.render(suffix, name)) for suffix in formats}
         for file, content in files.items():
             with replace_file(directory / file) as partial:
                 partial.write_bytes(content)
         return [directory / file for file in files]
+
+    def write_file(self, path: Path) -> None:
+        """Write the report alone, in the format of the file's ending."""
+        check_format(path)
+        with replace_file(path) as partial:
+            partial.write_bytes(_encode(self.render(path.suffix[1:], slugify(path.stem))))
+
+
+def check_format(path: Path) -> None:
+    """Raise ValueError if a report cannot be written in the format of the file's ending."""
+    if path.suffix[1:] not in FORMATS:
+        raise ValueError(f"{path}: its ending must be one of .{', .'.join(FORMATS)}")
+
+
+def _encode(text: str) -> bytes:
+    return text.encode(errors="replace")  # captions may hold halves of characters, which UTF-8 has no bytes for
 
 
 def _fill(text: str) -> str:
@@ -272,7 +294,7 @@ def _text(block: Block) -> str:
             notes = map(_fill, block.notes_with(TEXT_MARKS["best"], TEXT_MARKS["second"]))
             return "\n".join([*([block.title] if block.title else []), table, *notes])
         case Figure():
-            return _fill(f"figure {block.name}: {block.title}. {block.caption}")
+            return _fill(f"Figure {block.name}: {block.caption or block.title}")
         case Findings(items):
             return "\n\n".join(map(_finding_text, items))
         case CaptionRows(rows):
@@ -310,9 +332,9 @@ def _latex(block: Table | Figure, label: str) -> str:
     if isinstance(block, Table):
         notes = block.notes_with("bold", "underlined")
         caption = " ".join([f"{block.title}.", *notes] if block.title else notes)
-        return latex_table(
-            block.headers, block.rows, marks=block.marks, spans=block.spans, caption=caption, label=f"tab:{label}"
-        )
+        spans = block.spans if block.has_spans else ()
+        names = {"caption": caption, "label": f"tab:{label}"}
+        return latex_table(block.headers, block.rows, marks=block.marks, spans=spans, **names)
     lines = [r"\begin{figure}", r"\centering", f"\\includegraphics[width=\\linewidth]{{{block.name}}}"]
     lines += [f"\\caption{{{latex_escape(f'{block.title}. {block.caption}')}}}", f"\\label{{fig:{label}}}"]
     return "\n".join([*lines, r"\end{figure}"])

@@ -15,10 +15,10 @@ from PIL.Image import Image
 
 from hnclip.data.images import to_rgb
 from hnclip.report.document import Report
+from hnclip.util.tables import LONG_CELL
 from hnclip.util.text import Passage
 
 THUMBNAIL = 320  # pixels of the longer side: sharp in a column of the page, small in the file
-LONG_CELL = 40  # characters beyond which the cells of a table's column are broken into lines
 LONGEST_CAPTION = 2000  # characters of a caption that are shown; a row of longer ones could not be compared by eye
 _LOSSLESS = 16 * 1024  # bytes up to which an image stays PNG: tiny ones, and drawings with few colours
 _SCREEN_DPI = 100  # an inch of a figure on the page, in CSS pixels

@@ -199,8 +199,9 @@ def convergence_figure(runs: Runs, *, average: bool = False) -> Figure:
     panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for axes, direction in zip(panels, shown):
         handles = _convergence(axes, runs, direction, dict(zip(runs, line_styles())))
-        axes.set(xlabel="epoch (0: before training)", ylabel=f"validation R@1, {direction} (%)", ylim=(0, None))
+        axes.set(xlabel="epoch (0: before training)", ylabel=f"validation R@1, {direction} (%)")
         axes.yaxis.set_tick_params(labelleft=True)
+    panels[0].set_ylim(bottom=0)
     add_legend(figure, handles)
     return figure
 
@@ -278,7 +279,7 @@ def curve_figure(panels: Mapping[str, Mapping[str, Points]], axis: str) -> Figur
     return figure
 
 
-def _draw_cell(cell: Sequence[Axes], entries: Entries) -> dict[str, Any]:
+def _draw_cell(cell: Iterable[Axes], entries: Entries) -> dict[str, Any]:
     """Panels (a) to (c) of one run; what a legend names."""
     loss, norm, cosine = cell
     steps, window = _values(entries, "step"), _window(len(entries))

@@ -161,4 +161,4 @@ def _claims(judged: Sequence[tuple[Claim, Judgement]], heads: tuple[str, ...]) -
         size = " at this size" if found.verdict == "undecided" and found.complete else ""
         first = [claim.text] if claim.where is None else [claim.text, claim.where]
         rows.append([*first, found.measured, f"{found.verdict}{size}", found.why])
-    return markdown_table([*heads, "measured here", "verdict", "why"], rows, words=True)
+    return markdown_table([*heads, "measured here", "verdict", "why"], rows)

@@ -10,6 +10,7 @@ Mark = Literal["best", "second"]
 Marks = Mapping[tuple[int, int], Mark]
 """Marked cells by row and column, both counted from 0 below the header."""
 
+LONG_CELL = 40  # characters beyond which a column holds sentences, not numbers or names
 TEXT_MARKS: dict[Mark, str] = {"best": "*", "second": "+"}
 
 _LATEX = {
@@ -52,7 +53,6 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: 
     -----  -----
     b      10.0*
     """
-    _check_rows(headers, rows, marks)
     marked = {column for _, column in marks or {}}
 
     def draw(row: int, column: int, cell: str) -> str:
@@ -71,35 +71,30 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: 
     return "\n".join([line(headers), line(rule), *(line(cells or rule) for cells in drawn)])
 
 
-def markdown_table(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: Marks | None = None, words: bool = False
-) -> str:
-    """A Markdown table with the same alignment, or with `words` all to the left; a bar inside a cell is escaped, an
-    empty row is one of empty cells.
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: Marks | None = None) -> str:
+    """A Markdown table: numbers to the right, names and sentences to the left; an empty row is one of empty
+    cells.
 
     >>> print(markdown_table(["model", "R@1"], [["a", "9.5"]], marks={(0, 1): "best"}))
     | model | R@1 |
     | :--- | ---: |
     | a | **9.5** |
     """
-    _check_rows(headers, rows, marks)
     styles = {"best": "**{}**", "second": "*{}*"}
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
 
     def draw(row: int, column: int, cell: str) -> str:
         mark = (marks or {}).get((row, column))
-        escaped = cell.replace("|", r"\|")
+        escaped = " ".join(cell.split()).replace("|", r"\|")
         return styles[mark].format(escaped) if mark else escaped
 
-    head = [draw(-1, column, cell) for column, cell in enumerate(headers)]
-    body = [
-        line([draw(row, column, cell) for column, cell in enumerate(cells or [""] * len(headers))])
-        for row, cells in enumerate(rows)
-    ]
-    others = ":---" if words else "---:"
-    return "\n".join([line(head), line([":---", *[others] * (len(headers) - 1)]), *body])
+    def line(row: int, cells: Sequence[str]) -> str:
+        drawn = (draw(row, column, cell) for column, cell in enumerate(cells or [""] * len(headers)))
+        return f"| {' | '.join(drawn)} |"
+
+    columns = zip(headers, *(cells for cells in rows if cells))
+    long = [any(len(cell) > LONG_CELL for cell in column) for column in columns]
+    sides = [":---" if not column or long[column] else "---:" for column in range(len(headers))]
+    return "\n".join([line(-1, headers), f"| {' | '.join(sides)} |", *(line(*row) for row in enumerate(rows))])
 
 
 def latex_table(
@@ -108,23 +103,18 @@ def latex_table(
     *,
     marks: Marks | None = None,
     spans: Sequence[tuple[str, int]] = (),
-    caption: str | None = None,
-    label: str | None = None,
+    caption: str,
+    label: str,
 ) -> str:
-    """A LaTeX table that needs the package booktabs and nothing else. An empty row is a rule.
+    """A floating LaTeX table that needs the package booktabs and nothing else. An empty row is a rule.
 
     Args:
         headers, rows: plain text; what LaTeX would read as commands is escaped.
         marks: the best cell becomes bold, the second underlined.
         spans: titles above the headers from the second column on, each with the number of columns it spans.
-        caption: plain text; with one the table floats, without one it is the tabular alone.
-        label: to refer to the floating table by.
+        caption: plain text.
+        label: to refer to the table by.
     """
-    _check_rows(headers, rows, marks)
-    if spans and sum(columns for _, columns in spans) != len(headers) - 1:
-        raise ValueError(f"spans must cover the {len(headers) - 1} columns after the first, got {list(spans)}")
-    if label is not None and caption is None:
-        raise ValueError("label needs a caption: a tabular alone cannot be referred to")
     styles = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
 
     def draw(row: int, column: int, cell: str) -> str:
@@ -141,9 +131,7 @@ def latex_table(
     lines += [line(-1, headers), r"\midrule"]
     lines += [line(row, cells) if cells else r"\midrule" for row, cells in enumerate(rows)]
     lines += [r"\bottomrule", r"\end{tabular}"]
-    if caption is None:
-        return "\n".join(lines)
-    names = [f"\\caption{{{latex_escape(caption)}}}", *([f"\\label{{{label}}}"] if label else [])]
+    names = [f"\\caption{{{latex_escape(caption)}}}", f"\\label{{{label}}}"]
     return "\n".join([r"\begin{table}", r"\centering", *names, *lines, r"\end{table}"])
 
 
@@ -164,14 +152,3 @@ def _span_rules(spans: Sequence[tuple[str, int]]) -> list[str]:
         rules.append(f"\\cmidrule(lr){{{first}-{first + columns - 1}}}")
         first += columns
     return rules
-
-
-def _check_rows(headers: Sequence[str], rows: Sequence[Sequence[str]], marks: Marks | None) -> None:
-    if not headers:
-        raise ValueError("headers must name at least one column")
-    for cells in rows:
-        if cells and len(cells) != len(headers):
-            raise ValueError(f"rows must have {len(headers)} cells like headers, got {list(cells)}")
-    for row, column in marks or {}:
-        if not (0 <= row < len(rows) and 0 <= column < len(rows[row])):
-            raise ValueError(f"marks names the cell {row, column}, which the table does not have")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hnclip.analysis.examples import count_differences, differing_examples
-from hnclip.analysis.figures import Example, retrieval_figure
 from hnclip.data.image_cache import cache_directory
 from hnclip.evaluate.retrieval import drop_unusable, evaluate, open_task, prepare_gallery
+from hnclip.report.caption_figures import Example, retrieval_figure
 from hnclip.studies.findings import Findings
 from hnclip.studies.notes import missing_note, versions_note
 from hnclip.studies.paper_rows import MISSING

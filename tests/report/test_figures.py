@@ -1,0 +1,232 @@
+"""Figures: drawn without warnings from small and extreme inputs, away from pyplot, and the right numbers in them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from every_block import HOSTILE, LONG_WORD, caption_row
+from matplotlib.figure import Figure as Drawing
+from PIL import Image
+
+from hnclip.report.caption_figures import (
+    Distribution,
+    Example,
+    batch_figure,
+    bucket_figure,
+    motivation_figure,
+    near_duplicate_figure,
+    retrieval_figure,
+    statistics_figure,
+)
+from hnclip.report.document import CaptionedImage, CaptionRow, Figure
+from hnclip.report.figure_style import wrap
+from hnclip.report.run_figures import (
+    FLOOR,
+    convergence_figure,
+    convergence_grid_figure,
+    curve_figure,
+    gradient_figure,
+    sample_efficiency_figure,
+    saturation_figure,
+    scale_grid_figure,
+)
+
+EDGES = np.linspace(-1, 1, 20_001)
+RED, BLUE = Image.new("RGB", (8, 6), "red"), Image.new("RGBA", (3, 9), "blue")
+
+
+def distribution(*values: float) -> Distribution:
+    return Distribution(np.histogram(values, EDGES)[0], EDGES)
+
+
+def measurement(step: int, infonce: float, hn: float, *, epoch: int = 1, cosine: float | None = 0.5) -> dict[str, Any]:
+    """Gradient norms are ten times the losses."""
+    return {
+        "epoch": epoch, "step": step, "infonce": infonce, "hn": hn, "infonce_norm": 10 * infonce, "hn_norm": 10 * hn,
+        "infonce_saturated": float(infonce < 1e-3), "hn_saturated": float(hn < 1e-3), "cosine": cosine,
+        "dtype": "float32", "grad_norm": 10 * infonce, "saturated": float(infonce < 1e-3),
+    }  # fmt: skip
+
+
+def evaluations(*recalls: tuple[float, float]) -> list[dict[str, Any]]:
+    return [
+        {"epoch": epoch, "text_to_image": {"R@1": text}, "image_to_text": {"R@1": image}}
+        for epoch, (text, image) in enumerate(recalls)
+    ]
+
+
+ONE, ZERO = [measurement(1, 2.0, 3.0)], [measurement(1, 0.0, 0.0, cosine=None), measurement(2, 1e300, 1e-300)]
+NARROW = (distribution(1.0, 1.0), distribution(-1.0))
+WIDE = (distribution(-1.0, *np.linspace(-0.5, 1, 3000)), distribution(0.2, 0.3))
+NAMES = ["$x_1$ {", "_hidden", "数据集", HOSTILE, LONG_WORD]
+CAPTION = CaptionedImage("\x00 $", ((LONG_WORD + " \ud800 " + "一" * 200, True),), None)
+
+DRAWINGS: dict[str, Callable[[], Drawing]] = {
+    "motivation": lambda: motivation_figure({"a": NARROW}),
+    "motivation, many": lambda: motivation_figure(dict.fromkeys(NAMES, WIDE)),
+    "statistics": lambda: statistics_figure({"a": NARROW, **dict.fromkeys(NAMES, WIDE)}),
+    "buckets": lambda: bucket_figure({"a": [1.0]}, ["all"]),
+    "buckets, many": lambda: bucket_figure(dict.fromkeys(NAMES, (0, 1e-9, 0.5, 0.5)), NAMES[:4]),
+    "batch": lambda: batch_figure({"a": np.ones((2, 2))}),
+    "batch, many": lambda: batch_figure({name: np.random.default_rng(0).random((40, 40)) for name in NAMES}),
+    "batch, not finite": lambda: batch_figure({"a": np.array([[1, np.nan, 0.1], [0.2, 1, np.inf], [0.3, 0.4, 1]])}),
+    "near-duplicates": lambda: near_duplicate_figure([caption_row(), CaptionRow(CAPTION, (CAPTION,) * 3)]),
+    "near-duplicates, none": lambda: near_duplicate_figure([]),
+    "retrieval": lambda: retrieval_figure([Example(LONG_WORD, RED, dict.fromkeys(NAMES[:2], (BLUE, True)))]),
+    "retrieval, none": lambda: retrieval_figure([]),
+    "gradient": lambda: gradient_figure(ONE, None),
+    "gradient, zero": lambda: gradient_figure(ZERO, evaluations((0, 0))),
+    "gradient, not evaluated": lambda: gradient_figure(ONE, []),
+    "scale grid": lambda: scale_grid_figure({("5 %", "a"): ONE}),
+    "scale grid, gaps": lambda: scale_grid_figure({("5 %", name): ZERO if name == "_hidden" else [] for name in NAMES}),
+    "saturation": lambda: saturation_figure({"a": ONE, **dict.fromkeys(NAMES, ZERO)}),
+    "convergence": lambda: convergence_figure({"a": evaluations((0, 100))}),
+    "convergence grid": lambda: convergence_grid_figure({HOSTILE: {"a": evaluations((1, 2), (3, 4))}, "b": {}}),
+    "samples": lambda: sample_efficiency_figure({"a": [(100, 0)]}),
+    "samples, many": lambda: sample_efficiency_figure(dict.fromkeys(NAMES, ((1, 2), (0.1, 3, 2, 4))), ("$0", 50.0)),
+    "curve": lambda: curve_figure({"a": {"": [(0, 1)]}}, "γ"),
+    "curve, many": lambda: curve_figure({name: {"x": [(0, 1), (1, 2, 1, 3)], "_": [(0, 1)]} for name in NAMES}, "γ"),
+}
+
+
+@pytest.mark.parametrize("name", DRAWINGS)
+def test_figures_draw_without_warnings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hnclip.report.document.PNG_DPI", 40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Figure("name", "title", DRAWINGS[name]).render("png").startswith(b"\x89PNG")
+
+
+def test_matplotlib_is_loaded_only_for_a_drawing_and_pyplot_never() -> None:
+    code = (
+        "import sys\n"
+        "from hnclip.report import caption_figures, document, html, results, run_figures\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "document.Figure('f', 't', lambda: run_figures.sample_efficiency_figure({'a': [(1, 2)]})).render('svg')\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def heights(line: Any) -> list[float]:
+    return list(line.get_ydata())
+
+
+def test_distribution() -> None:
+    one = distribution(-0.5, 0.25, 0.25, 1.0)
+    assert one.mean == pytest.approx(0.25, abs=1e-4)
+    assert one.range(0.0) == pytest.approx((-0.5, 1.0), abs=2e-4)
+    assert one.range(0.3) == pytest.approx((0.25, 0.25), abs=2e-4)  # a tail of 30 % holds one of four values
+    merged = one.merged(0.3)
+    assert merged.counts.tolist() == [0, 1, 0, 0, 2, 0, 1]
+    assert np.diff(merged.edges) == pytest.approx([0.3] * 6 + [0.2])
+
+
+def test_histograms_have_unit_area_and_their_mean() -> None:
+    left, _ = motivation_figure({"a": (distribution(*np.linspace(0, 1, 1001)), NARROW[1])}).axes
+    step = left.patches[-1].get_data()
+    assert np.sum(step.values * np.diff(step.edges)) == pytest.approx(100 * 0.01)  # per cent for 0.01 of cosine
+    assert left.lines[0].get_xdata() == pytest.approx([0.5, 0.5], abs=1e-3)
+    assert left.get_legend().get_texts()[0].get_text() == "a, mean 0.500"
+
+
+def test_bars_are_means_and_shares() -> None:
+    figure = statistics_figure({"a": (distribution(0.2, 0.4), distribution(0.9))})
+    assert [axes.patches[0].get_width() for axes in figure.axes] == pytest.approx([0.3, 0.9], abs=1e-4)
+    (axes,) = bucket_figure({"a": [0.5, 0.46, 0.04], "b": [0, 0, 1]}, ["easy", "medium", "hard"]).axes
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches[::2]] == [
+        (0, 50), (50, pytest.approx(46)), (96, pytest.approx(4))
+    ]  # fmt: skip
+    assert [text.get_text() for text in axes.texts] == ["50.0 %", "", "46.0 %", "", "", "100.0 %"]
+
+
+def test_highest_cosine_of_a_batch_is_framed_and_the_diagonal_is_not_counted() -> None:
+    matrix = np.array([[1, 0.1, 0.2], [0.3, 1, 0.9], [0.5, 0.4, 1]])
+    axes = batch_figure({"a": matrix}).axes[0]
+    assert axes.get_title() == "a\nmean 0.400, highest 0.900 at 1, 2"
+    assert axes.patches[0].get_xy() == (1.5, 0.5)
+    assert sorted(text.get_text() for text in axes.texts) == ["0.10", "0.20", "0.30", "0.40", "0.50", "0.90"]
+
+
+def test_captions_and_answers_are_labelled() -> None:
+    texts = [text.get_text() for axes in near_duplicate_figure([caption_row()]).axes for text in axes.texts]
+    assert sum(text.startswith("cosine 0.9") for text in texts) == 3
+    assert texts.count("no image") == 1
+    assert any("A red bicycle" in text for text in texts)
+    figure = retrieval_figure([Example("boat", RED, {"a": (RED, True), "b": (BLUE, False)})])
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "the caption's image", "a ✓ correct", "b ✗ wrong"]
+    assert figure.axes[0].texts[0].get_text() == "boat"
+
+
+def test_text_is_wrapped_by_its_letters_and_cut() -> None:
+    assert wrap("one two three", 0.7, 2).split("\n") == ["one two", "three"]
+    assert wrap("one two three four five", 0.7, 2).endswith("…")
+    assert max(map(len, wrap("一" * 100, 3.0, 99).split("\n"))) == 18  # twice as wide as Latin letters
+
+
+def test_gradients_are_medians_by_epoch_clamped_to_the_floor() -> None:
+    entries = [
+        measurement(1, 2.0, 4.0), measurement(2, 0.0, 4.0), measurement(3, 1.0, 1.0),
+        measurement(4, 0.0, 0.5, epoch=2), measurement(5, 1e-4, 0.5, epoch=2),
+    ]  # fmt: skip
+    loss, share, norm, error = gradient_figure(entries, evaluations((10, 30), (20, 50))).axes
+    assert heights(loss.lines[0]) == [2.0, FLOOR, 1.0, FLOOR, 1e-4]
+    assert heights(loss.lines[1]) == pytest.approx([(2 + FLOOR) / 2, 1.0, FLOOR, 1e-4, (1e-4 + FLOOR) / 2])
+    assert heights(share.lines[0]) == pytest.approx([100 / 3, 100.0])
+    assert heights(norm.lines[0]) == pytest.approx([10.0, (1e-3 + FLOOR) / 2])
+    assert heights(norm.lines[1]) == [40.0, 5.0]
+    assert "40.0 % (InfoNCE)" in norm.get_xlabel()
+    assert [heights(line) for line in error.lines] == [[90, 80], [70, 50]]
+
+
+def test_ratio_of_norms_is_missing_where_infonce_has_none() -> None:
+    zero = measurement(9, 0.0, 1.0, cosine=None)
+    runs = {("5 %", "a"): [measurement(1, 2.0, 4.0), zero], ("5 %", "b"): [], ("9 %", "b"): ONE}
+    figure = scale_grid_figure(runs)
+    cells = np.array(figure.axes).reshape(6, 2)
+    loss, norm, cosine = cells[:3, 0]
+    assert heights(norm.lines[-1]) == pytest.approx([2.0, np.nan], nan_ok=True)
+    assert heights(cosine.lines[1]) == pytest.approx([0.5, np.nan], nan_ok=True)
+    assert loss.get_xlim()[1] >= 9  # also the step without a cosine is shown
+    assert cells[0, 0].get_ylim() == cells[3, 1].get_ylim()
+    assert [text.get_text() for text in cells[1, 1].texts] == ["not measured"]
+
+
+def test_saturation_shows_each_step_and_its_running_median() -> None:
+    values = (4.0, 0.0, 1e-12, 2.0)
+    figure = saturation_figure({"a": [measurement(i, value, 1.0) for i, value in enumerate(values)], "b": ONE})
+    loss, norm, share = figure.axes
+    assert heights(loss.lines[0]) == [4.0, FLOOR, FLOOR, 2.0]
+    assert heights(loss.lines[1]) == pytest.approx([(4 + FLOOR) / 2, FLOOR, FLOOR, (2 + FLOOR) / 2])
+    assert heights(norm.lines[0]) == [40.0, FLOOR, FLOOR, 20.0]
+    assert heights(share.lines[0]) == pytest.approx([50, 200 / 3, 200 / 3, 50])
+    assert loss.lines[0].get_linewidth() < loss.lines[1].get_linewidth()
+
+
+def test_convergence_by_direction_and_averaged() -> None:
+    runs = {"a": evaluations((10, 30), (20, 50)), "b": evaluations((0, 0))}
+    text, image = convergence_figure(runs).axes
+    assert [heights(axes.lines[0]) for axes in (text, image)] == [[10, 20], [30, 50]]
+    assert text.get_ylim()[0] == 0
+    assert text.get_ylim()[1] >= 50
+    (average,) = convergence_figure(runs, average=True).axes
+    assert heights(average.lines[0]) == [20, 35]
+    figure = convergence_grid_figure({"x": {"b": runs["b"]}, "y": runs})
+    assert [heights(axes.lines[-1]) for axes in figure.axes[1::2]] == [[0], [0], [0]]
+    # A run looks the same in all columns, also where another one is missing.
+    assert figure.axes[0].lines[0].get_color() == figure.axes[1].lines[1].get_color()
+
+
+def test_points_are_sorted_and_have_their_intervals() -> None:
+    points = [(100, 60), (5, 20, 18, 23)]
+    for figure in (sample_efficiency_figure({"a": points}, ("base", 9.0)), curve_figure({"x": {"a": points}}, "γ")):
+        axes = figure.axes[0]
+        assert list(axes.lines[0].get_xdata()) == [5, 100]
+        assert heights(axes.lines[1]) == [18, 23]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["a"]
