@@ -328,3 +328,10 @@ _STUDIES = (
 )
 
 STUDIES: dict[str, Study] = {study.name: study for study in _STUDIES}
+
+# Data of the studies in docs/results.md (recipe `results`): controls have one domain.
+RESULTS_DATA: dict[str, tuple[str, ...]] = {
+    "all": ("scenes/park", "scenes/shelf"),
+    **dict.fromkeys(("rivals", "negatives", "selection"), ("scenes/park",)),
+    "duplicates": ("scenes/park/doubles",),
+}

@@ -7,14 +7,13 @@ changes results needs a higher `FORMAT`.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from hnclip.command import differences
 from hnclip.config import ReadConfig, TrainConfig
 from hnclip.core import Record
 from hnclip.data.benchmarks import BENCHMARKS
@@ -55,7 +54,7 @@ def run_identity(config: TrainConfig, *, trained: bool = True, matched: bool = F
     elsewhere += ["watch", "probe_gradients"]  # observations, which change no weights
     plain = replace(config, **{name: getattr(default, name) for name in elsewhere})
     # Only what differs from the defaults: a new field changes no identity.
-    return digest("run", model, differences(plain, default, ""), matched, _data_identity(config))
+    return digest("run", model, _changes(asdict(plain), asdict(default)), matched, _data_identity(config))
 
 
 def identify(config: TrainConfig, *, trained: bool = True, matched: bool = False) -> str:
@@ -66,8 +65,17 @@ def identify(config: TrainConfig, *, trained: bool = True, matched: bool = False
     except (ValueError, OSError):
         pass
     base = [getattr(config, spec.name) for spec in fields(BaseModel)]
-    plain = differences(replace(config, watch=None, probe_gradients=0), TrainConfig(), "")
+    plain = _changes(asdict(replace(config, watch=None, probe_gradients=0)), asdict(TrainConfig()))
     return UNKNOWN + digest(base, [plain, matched] if trained else [])
+
+
+def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that differ from the defaults, of nested mappings those inside."""
+    return {
+        name: _changes(value, defaults[name]) if isinstance(value, dict) and name in defaults else value
+        for name, value in values.items()
+        if name not in defaults or value != defaults[name]
+    }
 
 
 def is_here(model: str) -> bool:

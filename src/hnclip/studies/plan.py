@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
-from hnclip.studies.identity import digest, gallery_identity, identify
+from hnclip.studies.identity import UNKNOWN, digest, gallery_identity, identify
 from hnclip.studies.spec import Domain, Gallery, Setting, Study, Variant, galleries_of
 
 # Parts of reports that show a measurement, and its kind. Those of `COMPARING` measure the runs of the study's rows.
@@ -151,10 +151,11 @@ def _measure_job(study: Study, kind: str, domain: Domain, setting: Setting, runs
     needed = tuple(next(job for job in runs if place in job.places.get(study.name, ())) for place in places)
     if needed:
         tests = domain.galleries if kind == "retrievals" else ()
-        identity = digest(kind, [job.identity for job in needed], [_gallery_identity(one, config) for one in tests])
-    else:  # of model and data alone, whatever is trained
+        subjects = [*(job.identity for job in needed), *(_gallery_identity(one, config) for one in tests)]
+    else:  # the model and the data alone, whatever is trained
         subject = replace(config, objective=ObjectiveConfig(), optim=OptimConfig(), adapt=AdaptConfig(), cluster=0)
-        identity = digest(kind, identify(replace(subject, seed=0)))
+        subjects = [identify(replace(subject, seed=0))]
+    identity = UNKNOWN * any(one.startswith(UNKNOWN) for one in subjects) + digest(kind, *subjects)
     return MeasureJob(identity, kind, config, domain, needed, {study.name: (Place(kind, domain.name, seed),)})
 
 
@@ -162,7 +163,7 @@ def _gallery_identity(source: str, config: TrainConfig) -> str:
     try:
         return gallery_identity(Gallery(source), config.read)
     except (ValueError, OSError):
-        return source
+        return UNKNOWN + source
 
 
 def _first(places: Places) -> Place:
