@@ -89,7 +89,8 @@ def _page(studies: Sequence[StudyResults], blocks: dict[str, list[Block]]) -> It
         for block in blocks[results.study.name]:
             yield ""
             if isinstance(block, Table):
-                yield markdown_table(block.flat_headers, block.rows, marks=block.marks)
+                first, *others = block.flat_headers
+                yield markdown_table([first or block.title, *others], block.rows, marks=block.marks)
             elif isinstance(block, Figure):
                 yield f"![{block.title}]({FIGURES}/{block.name}.svg)"
             elif isinstance(block, Missing):
@@ -133,7 +134,7 @@ def _introduction(studies: Sequence[StudyResults]) -> str:
 def _claims_note(judged: Sequence[tuple[Claim, Judgement]]) -> str:
     counts = Counter(found.verdict for _, found in judged)
     return (
-        f"{', '.join(f'{count} × {verdict}' for verdict, count in counts.most_common())}. Differences are points of "
+        f"{', '.join(f'{count} {verdict}' for verdict, count in counts.most_common())}. Differences are points of "
         "R@1, average of both directions, with paired 95 % intervals; of many the lowest and the highest are shown. A "
         "claim *holds* if all intervals lie above zero, *does not hold* if one lies below, and is *undecided* "
         "otherwise. A number that belongs to the paper's model, data or hardware is *not comparable*."
