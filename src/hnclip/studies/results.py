@@ -130,7 +130,7 @@ class Column:
                 sum(100.0 * t.weight * (getattr(one.ranks, direction) <= t.k).double() for t, one in zip(terms, each))
                 for each in found
             ]
-            return torch.stack(sums, dim=1)  # type: ignore[arg-type]  # [n, S]
+            return torch.stack(sums, dim=1)  # [n, S]
 
         values = [hits(direction) for direction in ARROWS]
         if first.groups.unique().numel() < 2:
@@ -170,14 +170,14 @@ class StudyResults:
     @cached_property
     def missing(self) -> tuple[int, int]:
         """How many runs and measurements are missing or not evaluated, and how many there are in all."""
-        runs = {
-            job.identity: all(self._evaluation(job, gallery) is not None for gallery in self._galleries(place))
-            and (not job.trained or self.store.is_trained(job))
-            for place, job in self.jobs.items()
-        }
-        measured = {job.identity: self.store.measurement(job) is not None for job in self.measures.values()}
-        done = [*runs.values(), *measured.values()]
-        return len(done) - sum(done), len(done)
+        done: dict[str, bool] = {}
+        for column in self.columns:
+            for place, job in self.jobs.items():
+                if place.domain == column.domain.name:
+                    there = (place.seed if job.trained else None) in column.rows[place.row]
+                    done[job.identity] = done.get(job.identity, True) and there
+        done |= {job.identity: self.store.measurement(job) is not None for job in self.measures.values()}
+        return sum(not there for there in done.values()), len(done)
 
     def training(self, row: str, domain: Domain, seed: int) -> dict[str, Any] | None:
         """`TrainResult` of a finished run: seconds, best and last epoch with their validation R@1."""
@@ -240,10 +240,6 @@ class StudyResults:
         if (key := (job.identity, gallery)) not in self._evaluations:
             self._evaluations[key] = self.store.result(job, gallery)
         return self._evaluations[key]
-
-    def _galleries(self, place: Place) -> tuple[Gallery, ...]:
-        domain = next(domain for domain in self.domains if domain.name == place.domain)
-        return galleries_of(self.study, domain, self.domains)
 
 
 def row_groups(study: Study) -> list[list[str]]:
