@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 from hnclip.analysis.gradients import GradientSummary, gradient_summary
@@ -12,7 +11,6 @@ from hnclip.evaluate.bootstrap import crossed_bootstrap
 from hnclip.evaluate.ranks import ARROWS
 from hnclip.report.document import Block, Figure, Missing, Table
 from hnclip.report.run_figures import (
-    convergence_grid_figure,
     curve_figure,
     gradient_figure,
     sample_efficiency_figure,
@@ -24,7 +22,6 @@ from hnclip.studies.spec import Domain
 from hnclip.studies.tables import missing_note
 from hnclip.util.text import slugify
 
-PEER = "InfoNCE"
 _AXES = {"objective.gamma": "boost strength γ"}
 
 Entries = Sequence[Mapping[str, Any]]
@@ -65,62 +62,6 @@ def curve_points(results: StudyResults, column: Column) -> dict[str, list[tuple[
             hits = [100.0 * (getattr(first.ranks, direction) <= 1)[:, None] for direction in ARROWS]  # [n, 1] each
             point += crossed_bootstrap(hits, [first.groups_of(direction) for direction in ARROWS])[-1][1:3]
         found.setdefault(row.series or "", []).append(point)
-    return found
-
-
-def convergence(results: StudyResults) -> list[Block]:
-    """Validation R@1 after each epoch, of every row and domain, means over seeds; and when each row reaches InfoNCE."""
-    domains = {domain.name: found for domain in results.domains if (found := epoch_recalls(results, domain))}
-    if not domains:
-        return [Missing(missing_note(results) or "no run logged a validation")]
-    blocks: list[Block] = [
-        Figure(
-            "convergence",
-            "Validation R@1 after each epoch",
-            partial(convergence_grid_figure, domains),
-            "Both directions and their mean; epoch 0 is the model before training.",
-        )
-    ]
-    for name, rows in domains.items():
-        peer = PEER if PEER in rows else next(iter(rows))
-        best = max(average(entry) for entry in rows[peer] if entry["epoch"] > 0)
-        epochs = sorted({entry["epoch"] for entries in rows.values() for entry in entries})
-        lines = []
-        for row, entries in rows.items():
-            values = {entry["epoch"]: average(entry) for entry in entries}
-            reached = epochs_to(entries, best)
-            cells = [f"{values[epoch]:.1f}" if epoch in values else MISSING for epoch in epochs]
-            lines.append((row, *cells, "never" if reached is None else str(reached)))
-        note = f"The last column: the first epoch that reaches the best one of {peer}."
-        headers = ("", *(f"epoch {epoch}" for epoch in epochs), f"epochs to {best:.1f}")
-        title = f"Validation R@1 in percent, average of both directions, {name}"
-        blocks.append(Table(headers, lines, title=title, notes=[note, *filter(None, [missing_note(results)])]))
-    return blocks
-
-
-def average(entry: Mapping[str, Any]) -> float:
-    """R@1 of a log entry, mean of both directions."""
-    return rounded(fmean(entry[direction]["R@1"] for direction in ARROWS))
-
-
-def epochs_to(entries: Entries, recall: float) -> int | None:
-    """The first epoch of training whose average R@1 is at least this; None if no epoch's is."""
-    return next((entry["epoch"] for entry in entries if entry["epoch"] > 0 and average(entry) >= recall), None)
-
-
-def epoch_recalls(results: StudyResults, domain: Domain) -> dict[str, list[dict[str, Any]]]:
-    """Validation entries of every row that has some: means over seeds, of the epochs that all its runs have."""
-    found = {}
-    for row in results.study.rows:
-        runs = [results.metrics(row.name, domain, seed, "evaluation") for seed in results.seeds]
-        by_epoch = [{entry["epoch"]: entry for entry in run} for run in runs if run]
-        shared = sorted(set.intersection(*map(set, by_epoch))) if by_epoch else []
-        if shared:
-            found[row.name] = [
-                {"epoch": epoch}
-                | {way: {"R@1": fmean(run[epoch][way]["R@1"] for run in by_epoch)} for way in ARROWS}
-                for epoch in shared
-            ]
     return found
 
 
@@ -192,7 +133,9 @@ def share_table(results: StudyResults, column: Column) -> Table:
         ("", *(f"{100 * share:g} %" for share in shares), "strongest other, 100 %", "reached with"),
         lines,
         title=f"{results.study.title}. R@1 in percent, average of both directions, {column.name}",
-        notes=["Reached with: the smallest share as good as the strongest other row, as measured, without an interval."],
+        notes=[
+            "Reached with: the smallest share as good as the strongest other row, as measured, without an interval."
+        ],
     )
 
 
@@ -238,8 +181,8 @@ def gradients(results: StudyResults) -> list[Block]:
     lines += [(), _gradient_row("all", all_gradients(results))]
     lines += [(), *GRADIENTS] if runs_on_paper_data(results.setting) else []
     notes = [
-        "Shares are of the measurements, each of one batch; a gradient is zero if it is exactly that. Ratio of the norms "
-        "(L_HN over InfoNCE, where that is not zero) and cosine are medians.",
+        "Shares are of the measurements, each of one batch; a gradient is zero if it is exactly that. Ratio of the "
+        "norms (L_HN over InfoNCE, where that is not zero) and cosine are medians.",
         *all_gradients(results).notes()[1:],
         *filter(None, [missing_note(results)]),
     ]

@@ -217,7 +217,9 @@ class StudyResults:
                 continue
             for seed, value in recall.values.items():
                 if seed is not None:
-                    interval = column.rows[row.name][seed].metrics.get(direction, {}).get(f"R@{k}_interval", (None, None))
+                    interval = (
+                        column.rows[row.name][seed].metrics.get(direction, {}).get(f"R@{k}_interval", (None, None))
+                    )
                     yield {"row": row.name, "seed": seed, "value": value, "low": interval[0], "high": interval[1]}
             yield {"row": row.name, "value": recall.mean, "mark": marks.get(row.name)}
             for other in row.against:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean
-from typing import Any
 
 import torch
 
 from hnclip.evaluate.bootstrap import Estimate
 from hnclip.evaluate.ranks import ARROWS, Ranks
 from hnclip.evaluate.retrieval import EvaluationResult
-from hnclip.report.document import Block, Missing, Table, Text
-from hnclip.studies.paper import MISSING, NOTE, PaperRow, paper_rows
-from hnclip.studies.results import MEAN, Column, Spread, StudyResults, rounded, row_groups
+from hnclip.report.document import Block, Missing, Table
+from hnclip.studies.paper import MISSING, NOTE, paper_rows
+from hnclip.studies.results import MEAN, Column, Spread, StudyResults, row_groups
 from hnclip.util.tables import Mark
 
 CLEAR = "A difference is marked {best} if its interval excludes zero."
@@ -62,8 +62,8 @@ def seeds_note(results: StudyResults) -> str:
             "how another seed would do."
         )
     return (
-        f"{len(seeds)} seeds ({named}): mean ± sample standard deviation; intervals are over queries and seeds, paired, "
-        "groups of near-duplicates whole."
+        f"{len(seeds)} seeds ({named}): mean ± sample standard deviation; intervals are over queries and seeds, "
+        "paired, groups of near-duplicates whole."
     )
 
 
@@ -201,9 +201,26 @@ def _recall_table(results: StudyResults, column: Column, directions: tuple[str, 
     )
 
 
+def brief_recalls(results: StudyResults) -> Table:
+    """Average R@1 of every row and column, and its difference from the first row that it is compared with."""
+    groups = {row: group for group in row_groups(results.study) for row in group}
+    rows = _Rows()
+    for row in results.study.rows:
+        cells: list[Cell] = [(next(iter(row.against), ""), None)]
+        for column in results.columns:
+            cells.append(
+                (spread_cell(column.recall(row.name, MEAN, 1)), column.marks(groups[row.name], MEAN, 1).get(row.name))
+            )
+            cells.append(
+                _difference(column.difference(row.name, row.against[0], MEAN, 1)) if row.against else ("", None)
+            )
+        rows.add(row.name, cells)
+    headers = ("", "minus", *(header for column in results.columns for header in (column.name, "Δ")))
+    return Table(headers, rows.rows, marks=rows.marks)
+
+
 def seeds(results: StudyResults) -> list[Block]:
-    """Every seed of every row, their mean ± std, the largest difference between two seeds (the paper's Table A8), and
-    whether the order of the rows by average R@1 changes with the seed."""
+    """Every seed of every row, their mean ± std, and the largest difference of two seeds (the paper's Table A8)."""
     if len(results.seeds) < 2:
         return []
     cells = [(direction, k) for direction in ARROWS for k in results.study.ks if k <= _SHALLOW]
@@ -229,26 +246,7 @@ def seeds(results: StudyResults) -> list[Block]:
                 notes=["max |Δ|: the largest difference between two seeds in any column but the average."],
             )
         )
-        orders = seed_orders(column)
-        if len(set(orders.values())) == 1 and len(orders) > 1:
-            blocks.append(Text(f"{column.name}: the order by average R@1 is the same under every seed."))
-        elif orders:
-            each = "; ".join(f"seed {seed}: {order}" for seed, order in orders.items())
-            blocks.append(Text(f"{column.name}: the order by average R@1 changes with the seed. {each}."))
     return blocks
-
-
-def seed_orders(column: Column) -> dict[int, str]:
-    """Trained rows by falling average R@1, "A > B = C", under every seed that all of them have."""
-    found = {row: spread.values for row in column.rows if (spread := column.recall(row, MEAN, 1)) is not None}
-    found = {row: values for row, values in found.items() if None not in values}
-    orders = {}
-    for seed in [seed for seed in next(iter(found.values()), {}) if all(seed in values for values in found.values())]:
-        heights = {row: rounded(values[seed]) for row, values in found.items()}
-        levels = sorted(set(heights.values()), reverse=True)
-        order = " > ".join(" = ".join(row for row in heights if heights[row] == level) for level in levels)
-        orders[int(seed or 0)] = order
-    return orders
 
 
 def held_out(results: StudyResults) -> list[Block]:
@@ -261,8 +259,8 @@ def held_out(results: StudyResults) -> list[Block]:
             continue
         views = {
             "all pairs": column,
-            "other pairs": _with_queries(column, lambda one: only_queries(one, ids, inside=False)),
-            "held-out pairs": _with_queries(column, lambda one: only_queries(one, ids, inside=True)),
+            "other pairs": _with_queries(column, partial(only_queries, ids=ids, inside=False)),
+            "held-out pairs": _with_queries(column, partial(only_queries, ids=ids, inside=True)),
             "held-out alone": _with_queries(column, lambda one: one.held_out),
         }
         views = {name: view for name, view in views.items() if any(one.ids for one in view.results)}
@@ -276,9 +274,9 @@ def held_out(results: StudyResults) -> list[Block]:
         )
         notes = [
             *_gallery_notes(column),
-            f"{len(ids):,} images are held out from training. The first columns are queries among the same candidates, "
-            "all pairs; “held-out alone” has held-out candidates only, which are fewer, so recalls are higher there. An "
-            "advantage on other pairs that is missing on held-out pairs is memory of the training pairs.",
+            f"{len(ids):,} images are held out from training. The first columns are queries among the same "
+            "candidates, all pairs; “held-out alone” has held-out candidates only, which are fewer, so recalls are "
+            "higher. An advantage on other pairs that is missing on held-out pairs is memory of the training pairs.",
             seeds_note(results),
             CLEAR,
         ]
@@ -299,89 +297,6 @@ def only_queries(result: EvaluationResult, ids: set[str], *, inside: bool) -> Ev
     )
 
 
-def epochs(results: StudyResults) -> list[Block]:
-    """The epoch that validation chose for every run, and those that the paper printed for the same benchmarks."""
-    lines: list[tuple[str, ...]] = []
-    for name, _, run in _finished(results, "evaluation"):
-        best, last = run["best"], run["last"]
-        lines.append((name, f"{best['epoch']} of {last['epoch']}", *(f"{one['mean_R@1']:.2f}" for one in (best, last))))
-    printed = [(column, row) for column in results.columns for row in paper_rows(results.study, column)]
-    epochs_of = [(f"{row.name}, {column.name}", str(row.result.epoch)) for column, row in printed if row.result.epoch]
-    lines += [(), *((name, epoch, MISSING, MISSING) for name, epoch in epochs_of)] if epochs_of else []
-    if not lines:
-        return [Missing(missing_note(results))]
-    notes = ["R@1 on the validation split in percent, average of both directions; of equal epochs the first is chosen."]
-    headers = ("", "best epoch", "R@1 at best", "R@1 at last")
-    return [Table(headers, lines, title=f"{results.study.title}. Epochs chosen by validation", notes=notes)]
-
-
-@dataclass(frozen=True)
-class EpochChoice:
-    """Test R@1 of one run, mean of both directions, at epochs chosen in three ways: (epoch, R@1) each."""
-
-    by_validation: tuple[int, float]
-    last: tuple[int, float]
-    by_test: tuple[int, float]
-
-    @property
-    def optimism(self) -> float:
-        """What choosing on the test split adds, in points; never negative."""
-        return self.by_test[1] - self.by_validation[1]
-
-
-def epoch_choice(best: int, watched: Sequence[Mapping[str, Any]]) -> EpochChoice | None:
-    """From the logged evaluations on watched test data; None if there are none. The untrained model, epoch 0, cannot
-    be chosen; of equal epochs the first is.
-
-    Args:
-        best: the epoch that validation chose.
-    """
-    test = {entry["epoch"]: rounded(entry["mean_R@1"]) for entry in watched if entry["epoch"] > 0}
-    if best not in test:
-        return None
-    by_test, last = max(test, key=lambda epoch: test[epoch]), max(test)
-    return EpochChoice((best, test[best]), (last, test[last]), (by_test, test[by_test]))
-
-
-def selection(results: StudyResults) -> list[Block]:
-    """What choosing the epoch on the test split adds to a result."""
-    choices = {
-        name: choice
-        for name, watched, run in _finished(results, "watched")
-        if (choice := epoch_choice(run["best"]["epoch"], watched)) is not None
-    }
-    if not choices:
-        return [Missing(missing_note(results) or "no run evaluated its epochs on the test split")]
-    lines: list[tuple[str, ...]] = []
-    for name, one in choices.items():
-        at = [f"{recall:.2f} (epoch {epoch})" for epoch, recall in (one.by_validation, one.last, one.by_test)]
-        lines.append((name, *at, f"{one.optimism:.2f}"))
-    ways = ("by_validation", "last", "by_test")
-    means = [fmean(getattr(one, way)[1] for one in choices.values()) for way in ways]
-    optimism = fmean(one.optimism for one in choices.values())
-    lines += [(), ("mean", *(f"{mean:.2f}" for mean in means), f"{optimism:.2f}")]
-    return [
-        Table(
-            ("", "epoch by validation", "last epoch", "epoch by test", "difference"),
-            lines,
-            title=f"{results.study.title}. R@1 on the test split in percent, average of both directions",
-            notes=["Difference: what choosing the epoch on the test split adds to choosing it by validation, in points."],
-        )
-    ]
-
-
-def _finished(
-    results: StudyResults, kind: str
-) -> Iterable[tuple[str, list[dict[str, Any]], dict[str, Any]]]:
-    """Every finished run: its name, its log entries of a kind, and its `TrainResult`."""
-    for row in results.study.rows:
-        for domain in results.domains:
-            for seed in results.seeds:
-                if (run := results.training(row.name, domain, seed)) is not None:
-                    suffix = f", seed {seed}" if len(results.seeds) > 1 else ""
-                    yield f"{row.name}, {domain.name}{suffix}", results.metrics(row.name, domain, seed, kind), run
-
-
 def _with_queries(column: Column, choose: Callable[[EvaluationResult], EvaluationResult | None]) -> Column:
     """The same rows with other queries; results for which there are none are left out."""
     rows = {
@@ -400,8 +315,8 @@ def _marks_note(results: StudyResults) -> str:
     where = " of its group" if len(groups) > 1 else ""
     second = "; {second}: above all but the best, likewise" if max(map(len, groups), default=0) > 2 else ""
     return (
-        f"{{best}}: above every other row{where}, with zero outside the paired 95 % interval of each difference{second}. "
-        "A lead without a mark may be chance."
+        f"{{best}}: above every other row{where}, with zero outside the paired 95 % interval of each "
+        f"difference{second}. A lead without a mark may be chance."
     )
 
 
