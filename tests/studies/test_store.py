@@ -23,6 +23,7 @@ from hnclip.studies.plan import Plan, plan
 from hnclip.studies.sealed import read_result, read_sealed, write_result, write_sealed
 from hnclip.studies.spec import Domain, Setting, Study, Variant
 from hnclip.studies.store import Busy, Store
+from hnclip.train.runs import train
 
 SHORT = {"optim.epochs": 1, "optim.micro_batch": 4, "optim.accumulate": 1, "optim.precision": "fp32"}
 ALONE = {"objective.token_weight": 0.0}
@@ -123,17 +124,28 @@ def test_a_run_is_found_with_its_result_training_and_log(setting: Setting, done:
 
 
 def test_moved_data_and_a_moved_store_are_followed(setting: Setting, done: Store, tmp_path: Path) -> None:
-    data = str(Path(shutil.copytree(Path(setting.domains[0].data).parent, tmp_path / "elsewhere")) / "pairs.jsonl")
+    """Also by a run that was stopped: it ends with the weights of an uninterrupted one."""
+    (run,) = planned(setting, INFONCE).runs
+    folder = shutil.copytree(Path(setting.domains[0].data).parent, tmp_path / "elsewhere")
+    data = str(Path(folder) / "pairs.jsonl")
+    (moved,) = planned(replace(setting, domains=(Domain(data, (data,)),)), INFONCE).runs
     store = Store(Path(shutil.copytree(done.directory, tmp_path / "runs")), OPTIONS)
-    (run,) = planned(replace(setting, domains=(Domain(data, (data,)),)), INFONCE).runs
-    assert store.is_done(run)
-    (store.home(run) / "result.json").unlink()  # a run that was stopped continues with the data where they are now
-    for saved in (store.home(run) / "evaluations").iterdir():
-        saved.unlink()
-    (store.home(run) / "seal.json").unlink()
-    store.do(run)
-    assert store.is_done(run)
-    assert str(tmp_path) in (store.home(run) / "config.json").read_text(encoding="utf-8")
+    assert store.is_done(moved)
+
+    def stop(step: int) -> None:
+        if step == 2:
+            raise InterruptedError
+
+    stopped = Store(tmp_path / "stopped", OPTIONS)
+    with pytest.raises(InterruptedError):
+        train(run.config, replace(OPTIONS, out=stopped.home(run), save_minutes=0.0), on_step=stop)
+    stopped.do(moved)
+    assert (stopped.home(moved), [one["step"] for one in stopped.metrics(moved, "step")]) == (
+        stopped.home(run),
+        [1, 2, 3, 4],
+    )
+    weights = [(one.home(run) / "best/model.safetensors").read_bytes() for one in (done, stopped)]
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl"])

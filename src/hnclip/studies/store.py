@@ -42,7 +42,7 @@ from hnclip.studies.identity import (
 from hnclip.studies.plan import Job, MeasureJob, RunJob
 from hnclip.studies.sealed import file_hash, read_result, read_sealed, write_result, write_sealed
 from hnclip.studies.spec import Gallery
-from hnclip.train.checkpoint import load_checkpoint, save_checkpoint
+from hnclip.train.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
 from hnclip.train.log import METRICS, read_metrics
 from hnclip.train.runs import saved_config, train_or_continue
 from hnclip.util.files import exclusive_lock, read_json, replace_file
@@ -175,6 +175,7 @@ class Store:
             train_or_continue(config, replace(self.options, out=home))
         if job.trained and not (home / SEAL).exists():
             write_sealed(home / SEAL, {name: file_hash(home / name) for name in (RUN_RESULT, METRICS)})
+            (home / CHECKPOINT).unlink(missing_ok=True)  # three times the weights, which nothing needs any more
         self._write_about(job, home)
         if missing := self.missing(job):
             model = self.open_model(job)
