@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, stdev
@@ -149,7 +149,7 @@ class StudyResults:
         self.study, self.setting, self.store = study, setting, store
         self.jobs: Mapping[Place, RunJob] = plan.of(study)
         self.measures: Mapping[tuple[str, str], MeasureJob] = plan.measures_of(study)
-        self._evaluations: dict[tuple[str, Gallery], EvaluationResult | None] = {}
+        self._read: dict[tuple[Any, ...], Any] = {}
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -176,23 +176,23 @@ class StudyResults:
                 if place.domain == column.domain.name:
                     there = (place.seed if job.trained else None) in column.rows[place.row]
                     done[job.identity] = done.get(job.identity, True) and there
-        done |= {job.identity: self.store.measurement(job) is not None for job in self.measures.values()}
+        done |= {job.identity: self._once(self.store.measurement, job) is not None for job in self.measures.values()}
         return sum(not there for there in done.values()), len(done)
 
     def training(self, row: str, domain: Domain, seed: int) -> dict[str, Any] | None:
         """`TrainResult` of a finished run: seconds, best and last epoch with their validation R@1."""
         job = self.jobs.get(Place(row, domain.name, seed))
-        return None if job is None or not job.trained else self.store.training(job)
+        return None if job is None or not job.trained else self._once(self.store.training, job)
 
     def metrics(self, row: str, domain: Domain, seed: int, kind: str) -> list[dict[str, Any]]:
         """Entries of the log of a finished run: "evaluation" (validation), "watched" (test), "gradients"."""
         job = self.jobs.get(Place(row, domain.name, seed))
-        return [] if job is None or not job.trained else self.store.metrics(job, kind)
+        return [] if job is None or not job.trained else self._once(self.store.metrics, job, kind)
 
     def measurement(self, kind: str, domain: Domain) -> dict[str, Any] | None:
         """What a measurement of the study found on a domain, as `hnclip.studies.analyses` stores it."""
         job = self.measures.get((kind, domain.name))
-        return None if job is None else self.store.measurement(job)
+        return None if job is None else self._once(self.store.measurement, job)
 
     def measurements(self) -> list[dict[str, Any]]:
         """Every recall and every difference that the study asks for, one `FIELDS` each.
@@ -232,14 +232,16 @@ class StudyResults:
         found = {}
         for seed in self.seeds if trained else self.seeds[:1]:
             job = self.jobs.get(Place(row, domain.name, seed))
-            if job is not None and (result := self._evaluation(job, gallery)) is not None:
+            if job is not None and (result := self._once(self.store.result, job, gallery)) is not None:
                 found[seed if trained else None] = result
         return found
 
-    def _evaluation(self, job: RunJob, gallery: Gallery) -> EvaluationResult | None:
-        if (key := (job.identity, gallery)) not in self._evaluations:
-            self._evaluations[key] = self.store.result(job, gallery)
-        return self._evaluations[key]
+    def _once(self, read: Callable[..., Any], job: RunJob | MeasureJob, *what: Any) -> Any:
+        """What a method of the store reads, from memory if it was read before."""
+        key = (read.__name__, job.identity, *what)
+        if key not in self._read:
+            self._read[key] = read(job, *what)
+        return self._read[key]
 
 
 def row_groups(study: Study) -> list[list[str]]:
