@@ -335,3 +335,4 @@ RESULTS_DATA: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("rivals", "negatives", "selection"), ("scenes/park",)),
     "duplicates": ("scenes/park/doubles",),
 }
+RESULTS_FIELDS = {"duplicates": {"optim.accumulate": 2}}  # more steps for fewer pairs

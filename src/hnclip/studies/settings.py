@@ -17,7 +17,7 @@ from hnclip.data.sources import open_data
 from hnclip.objectives.registry import MethodChoice
 from hnclip.options import Study as Options
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES, RESULTS_RATES
-from hnclip.studies.catalogue import RESULTS_DATA, STUDIES
+from hnclip.studies.catalogue import RESULTS_DATA, RESULTS_FIELDS, STUDIES
 from hnclip.studies.spec import Domain, Setting, Study
 from hnclip.train.setup import choose_precision
 from hnclip.util.device import find_device
@@ -64,8 +64,11 @@ def entries_of(options: Options) -> list[Entry]:
     for study in studies_named(options.name):
         data = options.data or (is_results and RESULTS_DATA.get(study.name, RESULTS_DATA[ALL])) or (base.data,)
         domains = domains_of(data, options.tests, options.read, paper=is_paper)
+        changes = RESULTS_FIELDS.get(study.name, {}) if is_results else {}
+        changes = {name: value for name, value in changes.items() if name not in fields}
         if len(domains) > 1 or study.columns == "own":
-            entries.append((study, Setting(base, domains, seeds=options.seeds or None, rates=rates)))
+            setting = Setting(with_fields(base, changes), domains, options.seeds or None, rates)
+            entries.append((study, setting))
         elif options.name == ALL:
             log.info(f"{study.name} is left out: it needs two domains in --data")
         else:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hnclip import __version__
-from hnclip.analysis.caption_pairs import caption_pairs
+from hnclip.analysis.captions import mean_similarity
 from hnclip.config import RunOptions, TrainConfig, to_json
 from hnclip.encode.loop import encode_captions
 from hnclip.evaluate.retrieval import EvaluationResult, drop_unusable, evaluate_task, open_task
@@ -199,7 +199,7 @@ class Store:
             captions = model.text_transform([text for record in records for text in record.captions])
             owner = [number for number, record in enumerate(records) for _ in record.captions]
             text = encode_captions(model, captions).cpu()  # [T, D]
-            mean = caption_pairs(text, text.new_tensor(owner).long()).mean()
+            mean = mean_similarity(text, text.new_tensor(owner).long())
             write_sealed(path, {"mean": mean, "captions": len(captions), "model": config.model, "data": config.data})
         return float(read_sealed(path)["mean"])
 
