@@ -492,19 +492,22 @@ def _study(arguments: Sequence[str]) -> int:
 
     options = _parse(Study, "study", arguments)
     if options.name == "list":
-        from hnclip.studies.names import listed, listing
+        from hnclip.studies.catalogue import STUDIES
 
-        print(json.dumps([study._asdict() for study in listed()]) if options.output.json else listing())
+        listed = [{name: getattr(study, name) for name in ("name", "title", "question")} for study in STUDIES.values()]
+        lines = [
+            f"{study['name']:<{max(map(len, STUDIES))}}  {study['title']}. {study['question']}" for study in listed
+        ]
+        print(json.dumps(listed) if options.output.json else "\n".join(lines))
         return 0
 
-    from hnclip.studies.command import study
+    from hnclip.studies.runner import study_command
 
-    done = study(options)
-    if options.output.json or done.text:
-        print(json.dumps(done.to_dict()) if options.output.json else done.text)
-    for failure in done.failures:
+    outcome = study_command(options)
+    print(json.dumps(outcome.to_dict()) if options.output.json else outcome.text)
+    for failure in outcome.failures:
         log.error(f"hnclip study: {failure}")
-    return 1 if done.failures else 0
+    return 1 if outcome.failures else 0
 
 
 def _demo(arguments: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ Recipe = Literal[
     "paper/dci",
     "paper/urban-1k",
     "tiny",
-    "miniature",
+    "results",
     "lora",
     "dora",
     "long_clip",
@@ -400,8 +400,7 @@ class Study:
     at the same time."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
-    """A study, several separated by commas, or all; list prints them. adaptivity compares adaptive and constant margins
-    on frozen towers. miniature is all studies on generated scenes, checked against the paper's claims."""
+    """A study, several separated by commas, or all; list prints them."""
     read: ReadConfig
     model: str | None = None
     """As for `hnclip train` (docs/models.md); the model of the recipe if not given."""
@@ -413,7 +412,8 @@ class Study:
     domain. A recipe paper/… already includes those of the paper."""
     recipe: Recipe | None = None
     """Base settings of all rows, as for `hnclip train`; if not given, demo for the bundled model and paper for any
-    other. With paper or paper/…, each method has the learning rate that the paper states for it."""
+    other. With paper or paper/…, each method has the learning rate that the paper states for it. results is that of
+    docs/results.md, on scenes/park and scenes/shelf."""
     set: tuple[str, ...] = ()
     """Fields of the configuration by their dotted names, `optim.epochs=2 objective.gamma=0.25`, or of how runs are
     executed, `speed.recompute=true save_minutes=30`. Settings of a row, and its own learning rate, take precedence."""
@@ -422,21 +422,13 @@ class Study:
     out: Path = Path("runs/studies")
     """Runs are written to OUT/runs, shared by all studies, tables and figures to OUT/NAME."""
     docs: Path | None = None
-    """Directory of miniature.md and its figures (miniature only); OUT/miniature if not given."""
+    """Also write results.md and its figures, one page about all studies of the call, to this directory."""
     dry_run: bool = False
-    """Print the planned runs and their expected duration. The data of benchmarks need not be present."""
-    measure: bool = True
-    """In a dry run, time a training step if no finished run gives an estimate."""
+    """Print the planned runs, their state, and the time left if finished runs tell it. The data of benchmarks and the
+    model need not be present."""
     shard: str | None = None
     """K/N: execute the K-th of N parts of the plan, for example 1/4, 2/4, 3/4, 4/4 on four machines that share OUT. The
-    process that finds all runs finished writes the tables."""
-    commands: bool = False
-    """Print a command for every missing run, for a job scheduler. After them, run the study again to write the
-    tables."""
-    run: str | None = None
-    """Execute only the run with this identity, as in the output of --commands."""
-    any_version: bool = False
-    """Also reuse runs of other versions of this package or its libraries."""
+    process that finds everything done writes the tables."""
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     threads: int = 0
@@ -448,10 +440,10 @@ class Study:
             raise ValueError(f"--threads must not be negative, got {self.threads}")
         if len({*self.seeds}) < len(self.seeds):
             raise ValueError(f"--seeds names a seed twice: {' '.join(map(str, self.seeds))}")
-        given = [flag for flag in ("dry_run", "commands", "shard", "run") if getattr(self, flag)]
-        if len(given) > 1:
-            first, second = (f"--{flag.replace('_', '-')}" for flag in given[:2])
-            raise ValueError(f"{first} and {second} exclude each other: give one of them")
+        if self.shard is not None:
+            number, slash, count = self.shard.partition("/")
+            if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+                raise ValueError(f"--shard is K/N, for example 2/4, got {self.shard!r}")
 
 
 @dataclass(frozen=True)

@@ -1,34 +1,30 @@
-"""Studies with invented ranks instead of training: a store filled by hand."""
+"""Studies with invented ranks, logs and measurements instead of training: nothing is opened, and nothing is on disk."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from hnclip.config import TrainConfig
 from hnclip.evaluate import summarize
-from hnclip.evaluate.bootstrap import crossed_bootstrap
 from hnclip.evaluate.ranks import Ranks
 from hnclip.evaluate.retrieval import EvaluationResult
-from hnclip.studies.findings import Findings
-from hnclip.studies.identity import Identity
-from hnclip.studies.plan import Gallery, Job, Place, Setting, galleries_of
-from hnclip.studies.saved_result import write_result
+from hnclip.studies.plan import MEASURED, MeasureJob, Place, Plan, RunJob
+from hnclip.studies.results import StudyResults
+from hnclip.studies.spec import Domain, Gallery, Setting, Study, galleries_of
 from hnclip.studies.store import Store
-from hnclip.studies.study import Domain, Study
 
-PICTURES = 60
-# What tables hold does not depend on how finely intervals are drawn.
-FEWER_RESAMPLES = partial(crossed_bootstrap, resamples=200)
+NOWHERE = TrainConfig(model="no-such-model", data="no-such-data")
+Evaluate = Callable[[str, str, str, int], EvaluationResult | None]
+"""By row, domain, gallery and seed; None for a run that is missing."""
 
 
 def queries(
-    skill: float, seed: int, *, pictures: int = PICTURES, captions: int = 1, family: int = 2
+    skill: float, seed: int, *, images: int = 60, captions: int = 1, group: int = 2, data: str = "a"
 ) -> EvaluationResult:
     """Ranks of which a share of about `skill` is 1, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
@@ -37,70 +33,102 @@ def queries(
         wrong = torch.randint(2, 30, (count,), generator=generator)
         return torch.where(torch.rand(count, generator=generator) < skill, 1, wrong)
 
-    owner = torch.arange(pictures).repeat_interleave(captions)
-    names = tuple(f"r{number}" for number in range(pictures))
-    return EvaluationResult(Ranks(ranks(len(owner)), ranks(pictures), owner), torch.arange(pictures) // family, names)
+    owner = torch.arange(images).repeat_interleave(captions)
+    found = Ranks(ranks(len(owner)), ranks(images), owner)
+    names = tuple(f"r{number}" for number in range(images))
+    metrics = summarize(found).to_dict()
+    return EvaluationResult(found, torch.arange(images) // group, names, metrics, data=data, split="test")
 
 
-def result(
-    found: EvaluationResult, *, data: str = "a", apart: EvaluationResult | None = None, truncated: int = 0
-) -> EvaluationResult:
-    def measured(of: EvaluationResult) -> EvaluationResult:
-        return replace(of, metrics=summarize(of.ranks).to_dict())
-
-    part = None if apart is None else measured(apart)
-    return replace(measured(found), data=data, split="test", truncated=truncated, held_out=part)
+def by_hits(*spans: range) -> list[EvaluationResult]:
+    """Results that answer these of 200 queries, in both directions."""
+    found = []
+    for span in spans:
+        ranks = torch.full((200,), 2)
+        ranks[list(span)] = 1
+        names = tuple(map(str, range(200)))
+        found.append(EvaluationResult(Ranks(ranks, ranks, torch.arange(200)), torch.arange(200), names))
+    return found
 
 
 class SmallStore(Store):
-    """Galleries by their names alone: nothing is read."""
+    """What is stored, in memory."""
 
-    def result_path(self, job: Job, gallery: Gallery) -> Path:
-        return self.home(job) / "evaluations" / f"{gallery.name.replace('/', '-')}.safetensors"
+    def __init__(self) -> None:
+        super().__init__(Path("no-such-store"))
+        self.results: dict[tuple[str, Gallery], EvaluationResult] = {}
+        self.trainings: dict[str, dict[str, Any]] = {}
+        self.logs: dict[str, list[dict[str, Any]]] = {}
+        self.measured: dict[str, dict[str, Any]] = {}
+
+    def is_trained(self, job: RunJob) -> bool:
+        return any(identity == job.identity for identity, _ in self.results) or job.identity in self.logs
+
+    def result(self, job: RunJob, gallery: Gallery) -> EvaluationResult | None:
+        return self.results.get((job.identity, gallery))
+
+    def training(self, job: RunJob) -> dict[str, Any] | None:
+        return self.trainings.get(job.identity)
+
+    def metrics(self, job: RunJob, kind: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.logs.get(job.identity, ()) if entry["kind"] == kind]
+
+    def measurement(self, job: MeasureJob) -> dict[str, Any] | None:
+        return self.measured.get(job.identity)
 
 
-Measure = Callable[[str, str, str, int], EvaluationResult | None]
-"""Of row, domain, gallery and seed; None for a run that is missing."""
-
-
-def findings(
-    directory: Path,
+def study_results(
     study: Study,
-    measure: Measure,
+    evaluate: Evaluate = lambda row, domain, gallery, seed: None,
     *,
     domains: Sequence[str] = ("a",),
     seeds: tuple[int, ...] = (1,),
     galleries: Mapping[str, tuple[str, ...]] | None = None,
-    any_version: bool = False,
-) -> Findings:
-    """What a study finds in a store that holds what `measure` gives it."""
+    logs: Callable[[str, str, int], list[dict[str, Any]]] | None = None,
+    measured: Callable[[str, str], dict[str, Any] | None] = lambda kind, domain: None,
+    base: TrainConfig = NOWHERE,
+) -> StudyResults:
+    """The results of a study in a store that holds what these functions return.
+
+    Args:
+        logs: entries of a run's log by row, domain and seed.
+        measured: measurements by kind and domain.
+    """
     places = tuple(Domain(name, (galleries or {}).get(name, (name,))) for name in domains)
-    setting = Setting(TrainConfig(), places, seeds=seeds)
-    store = SmallStore(directory, any_version=any_version)
-    jobs: dict[Place, Job] = {}
+    store, runs, measures = SmallStore(), {}, []
     for domain in places:
+        shown = galleries_of(study, domain, places)
         for row in study.rows:
             for seed in seeds:
-                what = f"{row.name}/{domain.name}/{seed}" if row.trained else row.name
-                identity = Identity(str(abs(hash(what))), "v")
-                shown = galleries_of(study, domain, places)
-                job = Job(identity, TrainConfig(data=domain.data, seed=seed), row.trained, False, shown)
-                jobs[Place(row.name, domain.name, seed)] = job
+                identity = f"{row.name}/{domain.name}/{seed}" if row.trained else row.name
+                where = {study.name: (Place(row.name, domain.name, seed),)}
+                config = replace(base, data=domain.data, seed=seed)
+                if identity in runs:
+                    where = {study.name: (*runs[identity].places[study.name], *where[study.name])}
+                runs[identity] = RunJob(identity, config, row.trained, row.matched, shown, where)
                 for gallery in shown:
-                    found = measure(row.name, domain.name, gallery.name, seed)
-                    if found is not None:
-                        path = store.result_path(job, gallery)
-                        write_result(path, found)
-                        if row.trained:
-                            training(store.home(job), best=1, epochs={1: 50.0, 2: 50.0})
-    return Findings(study, setting, store, jobs)
+                    if (found := evaluate(row.name, domain.name, gallery.name, seed)) is not None:
+                        store.results[identity, gallery] = found
+                        store.trainings[identity] = training()
+                if logs is not None and row.trained and (entries := logs(row.name, domain.name, seed)):
+                    store.logs[identity], store.trainings[identity] = entries, training()
+        for kind in [MEASURED[part] for part in study.parts if part in MEASURED]:
+            where = {study.name: (Place(kind, domain.name, seeds[0]),)}
+            job = MeasureJob(f"{kind}/{domain.name}", kind, base, domain, (), where)
+            measures.append(job)
+            if (content := measured(kind, domain.name)) is not None:
+                store.measured[job.identity] = content
+    setting = Setting(base, places, seeds=seeds)
+    return StudyResults(study, setting, Plan(tuple(runs.values()), tuple(measures)), store)
 
 
-def training(home: Path, *, best: int, epochs: Mapping[int, float], watched: Mapping[int, float] | None = None) -> None:
-    """What a finished run leaves: its chosen epoch and its log."""
-    last = max(epochs)
-    told = {"best": {"epoch": best, "mean_R@1": epochs[best]}, "last": {"epoch": last, "mean_R@1": epochs[last]}}
-    (home / "result.json").write_text(json.dumps({"steps": 1, "seconds": 1.0, **told}), encoding="utf-8")
-    entries = [{"kind": "evaluation", "epoch": epoch, "mean_R@1": recall} for epoch, recall in epochs.items()]
-    entries += [{"kind": "watched", "epoch": epoch, "mean_R@1": recall} for epoch, recall in (watched or {}).items()]
-    (home / "metrics.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries), encoding="utf-8")
+def training(best: int = 1, **recalls: float) -> dict[str, Any]:
+    epochs = recalls or {"best": 50.0, "last": 50.0}
+    ends = {name: {"epoch": number, "mean_R@1": recall} for number, (name, recall) in enumerate(epochs.items(), best)}
+    return {"steps": 1, "seconds": 60.0, **ends}
+
+
+def evaluation(epoch: int, recall: float, kind: str = "evaluation") -> dict[str, Any]:
+    """A log entry with the same R@1 in both directions."""
+    directions = {direction: {"R@1": recall} for direction in ("text_to_image", "image_to_text")}
+    return {"kind": kind, "epoch": epoch, "mean_R@1": recall, **directions}

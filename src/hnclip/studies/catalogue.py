@@ -1,11 +1,13 @@
-"""Every table and figure of the paper, and the controls that it lacks, as data."""
+"""Every table and figure of the paper, and controls that it lacks, as data."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hnclip.studies.study import Study
-from hnclip.studies.variant import Variant
+from hnclip.studies.spec import Study, Variant
+
+DEEP = (1, 5, 10, 25, 50)  # ranks of the main comparison
+MEMORY = 1024  # pairs of the memory in the study of the margin family
 
 ZERO_SHOT = Variant("zero-shot", trained=False, published=("Long-CLIP", "released checkpoint"))
 HN_CLIP = Variant("HN-CLIP", method="hn_clip", published=("HN-CLIP", ""))
@@ -77,15 +79,55 @@ def _gamma(gamma: float) -> Variant:
     )
 
 
+FIXED = _alone("fixed margin γ·mean(Ḡ)", "fixed_margin", matched=True, against=("InfoNCE",))
+
+
+def _fixed_scale(scale: float) -> Variant:
+    changes = {"optim.scale": scale, "optim.scale_lr": 0.0}
+    return _alone(f"InfoNCE, scale {scale:g}", "infonce", changes=changes, against=("InfoNCE",))
+
+
+def _memory(gamma: float) -> Variant:
+    """L_HN with further negatives from a memory; γ 0 is InfoNCE."""
+    changes = {"optim.negatives": "memory", "optim.memory": MEMORY, "objective.gamma": gamma}
+    return _alone(
+        f"memory, γ {gamma:g}",
+        changes=changes,
+        against=("memory, γ 0" if gamma else "InfoNCE",),
+        series="memory",
+        x=gamma,
+    )
+
+
+_BATCH = {"optim.negatives": "batch"}  # 127 negatives instead of 15
+# Each comparison answers one question.
+FAMILY = (
+    ZERO_SHOT,
+    _against(INFONCE, published=None),
+    FIXED,  # a margin
+    _alone("adaptive part alone", changes={"objective.center": "mean"}, against=("InfoNCE",)),  # adaptivity, no margin
+    # L_HN is both: the first comparison shows what adaptivity adds to a margin, the second what a margin adds to it.
+    _against(L_HN, FIXED.name, "adaptive part alone", "InfoNCE", published=None),
+    _against(HN_CLIP, "InfoNCE", "L_HN", published=None),  # the token term
+    _fixed_scale(20.0),  # temperature
+    _fixed_scale(50.0),
+    _alone("InfoNCE, batch", "infonce", changes=_BATCH, against=("InfoNCE",)),  # more negatives
+    _alone("L_HN, batch", changes=_BATCH, against=("InfoNCE, batch",)),  # the margin, given more negatives
+    _memory(0.0),  # even more negatives
+    _memory(0.25),
+    _memory(0.5),  # the margin, given even more negatives
+)
+
 _STUDIES = (
     Study(
         "main",
         "Main comparison",
         "Does HN-CLIP retrieve better than other ways of fine-tuning the same model?",
         MAIN,
-        shows=("recalls",),
+        parts=("recalls", "seeds"),
+        ks=DEEP,
         seeds=3,
-        tables=("1", "2", "A11"),
+        tables=("1", "2", "A8", "A11"),
     ),
     Study(
         "plug",
@@ -99,7 +141,7 @@ _STUDIES = (
             *_with_hn(Variant("LoRA", method="lora", published=("LoRA", "with InfoNCE"))),
             *_with_hn(Variant("DoRA", method="dora", published=("DoRA", "with InfoNCE"))),
         ),
-        shows=("recalls",),
+        parts=("recalls",),
         tables=("A4",),
     ),
     Study(
@@ -107,14 +149,14 @@ _STUDIES = (
         "Boost strength γ",
         "How sensitive is HN-CLIP to γ?",
         tuple(_gamma(gamma) for gamma in (0.0, 0.25, 0.5, 0.75, 1.0)),
-        shows=("recalls", "curve"),
+        parts=("recalls", "curve"),
         seeds=3,
         tables=("A6",),
     ),
     Study(
         "components",
         "Loss components",
-        "Which of the two terms brings what?",
+        "What does each of the two terms contribute?",
         (
             _against(INFONCE, published=("HN-CLIP", "InfoNCE alone")),
             Variant(
@@ -127,7 +169,7 @@ _STUDIES = (
             _against(L_HN, "InfoNCE", published=("HN-CLIP", "L_HN alone")),
             _against(HN_CLIP, "InfoNCE", "L_HN", name="L_HN + L_tok", published=("HN-CLIP", "L_HN and L_tok")),
         ),
-        shows=("recalls",),
+        parts=("recalls",),
         tables=("A5",),
     ),
     Study(
@@ -143,27 +185,18 @@ _STUDIES = (
                 published=("HN-CLIP", "Ḡ frozen at the start"),
             ),
         ),
-        shows=("recalls", "epochs"),
+        parts=("recalls", "epochs"),
         tables=("A2",),
     ),
     Study(
         "cross-domain",
         "Cross-domain matrix",
-        "Does what was learnt on one domain hold on the other?",
+        "Does what was learnt on one domain hold for images and captions of another?",
         MAIN,
-        shows=("recalls",),
+        parts=("recalls",),
         columns="all",
-        tables=("A10",),
-    ),
-    Study(
-        "transfer",
-        "Transfer to another style of captions",
-        "Does what was learnt on one domain's captions hold for captions of another style?",
-        MAIN,
-        shows=("recalls",),
-        columns="others",
-        ks=(1, 5, 10, 25, 50),
-        tables=("A7",),
+        ks=DEEP,
+        tables=("A7", "A10"),
     ),
     Study(
         "samples",
@@ -177,100 +210,69 @@ _STUDIES = (
                 for method, others in ((INFONCE, ()), (GOAL, ()), (HN_CLIP, ("InfoNCE", "GOAL")))
             ),
         ),
-        shows=("recalls", "samples"),
+        parts=("recalls", "samples"),
         tables=("A9",),
-    ),
-    Study(
-        "seeds",
-        "Seed replication",
-        "How far do results move with the seed alone?",
-        MAIN,
-        shows=("seeds",),
-        seeds=3,
-        tables=("A11",),
     ),
     Study(
         "convergence",
         "Convergence",
-        "How fast does each method get where it gets, in either direction?",
+        "How fast does each method reach its accuracy, in either direction?",
         MAIN[1:],
-        shows=("convergence",),
-    ),
-    Study(
-        "ranks",
-        "Deeper ranks",
-        "Is the lead at rank 1 also one further down the list?",
-        MAIN,
-        shows=("recalls",),
-        ks=(1, 5, 10, 25, 50),
-        tables=("1",),
+        parts=("convergence",),
     ),
     Study(
         "efficiency",
         "Training efficiency",
         "What does a training step cost?",
         (INFONCE, FINELIP, GOAL, STRUCTXLIP, HN_CLIP),
-        shows=("efficiency",),
+        parts=("efficiency",),
     ),
     Study(
         "gradients",
         "Gradient dynamics across data scales",
         "Does InfoNCE run out of gradient, and does L_HN not?",
         tuple(_at(HN_CLIP, fraction) for fraction in _FRACTIONS),
-        shows=("gradients",),
+        parts=("gradients",),
         probe=True,
     ),
     Study(
         "geometry",
         "Caption geometry",
-        "How alike are the captions to the model before training?",
+        "How similar are the captions to the model before training?",
         (),
-        shows=("geometry",),
+        parts=("geometry",),
     ),
     Study(
         "retrievals",
         "Retrievals that differ",
         "What do the differences look like?",
         (INFONCE, _against(HN_CLIP, "InfoNCE")),
-        shows=("retrievals",),
+        parts=("retrievals",),
     ),
     Study(
         "fixed-margin",
         "Control: the same margin for every negative",
-        "Is it the adaptivity of the margin, or any margin of that size?",
+        "Does the adaptivity of the margin matter, or only its size?",
         (
             INFONCE,
-            _alone("fixed margin γ·mean(Ḡ)", "fixed_margin", matched=True, against=("InfoNCE",)),
-            _against(L_HN, "InfoNCE", "fixed margin γ·mean(Ḡ)", published=None),
+            FIXED,
+            _against(L_HN, "InfoNCE", FIXED.name, published=None),
         ),
-        shows=("recalls",),
+        parts=("recalls",),
         seeds=3,
     ),
     Study(
         "family",
         "Control: margin, adaptivity, temperature, number of negatives",
-        "Which of them brings what, on these data?",
-        (
-            ZERO_SHOT,
-            _against(INFONCE, published=None),
-            _alone("fixed margin γ·mean(Ḡ)", "fixed_margin", matched=True, against=("InfoNCE",)),
-            _against(L_HN, "InfoNCE", "fixed margin γ·mean(Ḡ)", published=None),
-            _against(HN_CLIP, "InfoNCE", "L_HN", published=None),
-            _alone(
-                "InfoNCE, scale 20",
-                "infonce",
-                changes={"optim.scale": 20.0, "optim.scale_lr": 0.0},
-                against=("InfoNCE",),
-            ),
-            _alone("InfoNCE, batch", "infonce", changes={"optim.negatives": "batch"}, against=("InfoNCE",)),
-        ),
-        shows=("recalls",),
+        "Which of these do the data need?",
+        FAMILY,
+        parts=("recalls",),
         seeds=3,
     ),
     Study(
         "rivals",
         "Control: rival hard-negative losses",
-        "Do other losses that weigh negatives do as well?",
+        "Do other losses that weight negatives do as well?",
         (
             INFONCE,
             _alone("score margin", "score_margin", against=("L_HN",)),
@@ -281,38 +283,38 @@ _STUDIES = (
             _alone("sigmoid", "sigmoid", against=("L_HN",)),
             _against(L_HN, "InfoNCE", published=None),
         ),
-        shows=("recalls",),
+        parts=("recalls",),
     ),
     Study(
         "negatives",
         "Control: negatives of the micro-batch or of the batch",
-        "Do more negatives do what the margin does?",
+        "Do more negatives replace the margin?",
         (
             INFONCE,
-            _alone("InfoNCE, batch", "infonce", changes={"optim.negatives": "batch"}, against=("InfoNCE",)),
+            _alone("InfoNCE, batch", "infonce", changes=_BATCH, against=("InfoNCE",)),
             _against(L_HN, "InfoNCE", "InfoNCE, batch", published=None),
-            _alone("L_HN, batch", changes={"optim.negatives": "batch"}, against=("InfoNCE, batch", "L_HN")),
+            _alone("L_HN, batch", changes=_BATCH, against=("InfoNCE, batch", "L_HN")),
         ),
-        shows=("recalls",),
+        parts=("recalls",),
     ),
     Study(
         "duplicates",
         "Control: masking of duplicates",
-        "Does it matter that the same caption or picture is a negative of itself?",
+        "Does it matter that the same caption or image is a negative of itself?",
         (
             _alone("InfoNCE, not masked", "infonce", changes={"objective.mask_duplicates": False}),
             _against(INFONCE, "InfoNCE, not masked"),
             _alone("L_HN, not masked", changes={"objective.mask_duplicates": False}),
             _against(L_HN, "L_HN, not masked", published=None),
         ),
-        shows=("doubles", "recalls"),
+        parts=("duplicates", "recalls"),
     ),
     Study(
         "held-out",
-        "Control: held-out pictures alone",
+        "Control: held-out images alone",
         "How much of a recall is due to training pairs in the gallery, as in Long-DCI?",
         (ZERO_SHOT, INFONCE, _against(HN_CLIP, "InfoNCE")),
-        shows=("held_out",),
+        parts=("held_out",),
         whole=True,
     ),
     Study(
@@ -320,9 +322,17 @@ _STUDIES = (
         "Control: how the epoch is chosen",
         "How much does choosing the epoch on the test split flatter a result?",
         (INFONCE, HN_CLIP),
-        shows=("selection",),
+        parts=("selection",),
         watch=True,
     ),
 )
 
 STUDIES: dict[str, Study] = {study.name: study for study in _STUDIES}
+
+# Data of the studies in docs/results.md (recipe `results`): controls have one domain.
+RESULTS_DATA: dict[str, tuple[str, ...]] = {
+    "all": ("scenes/park", "scenes/shelf"),
+    **dict.fromkeys(("rivals", "negatives", "selection"), ("scenes/park",)),
+    "duplicates": ("scenes/park/doubles",),
+}
+RESULTS_FIELDS = {"duplicates": {"optim.accumulate": 2}}  # more steps for fewer pairs

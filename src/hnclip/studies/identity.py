@@ -1,250 +1,183 @@
-"""What makes two runs the same run: settings, data, model, and the versions of the code that trains.
+"""What makes two runs the same run: the configuration, the content of the data, the weights of the initial model.
 
-Where and how it runs (`RunOptions`) is not part of it.
+Where it runs, where data and models are, and the versions of libraries are no part of it. A change of this package that
+changes results needs a higher `FORMAT`.
 """
 
 from __future__ import annotations
 
-import ast
 import json
-import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, fields, replace
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import version
-from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hnclip.config import ReadConfig, TrainConfig
-from hnclip.core import InvalidImage, Record
-from hnclip.data.records import fraction_of
+from hnclip.core import Record
+from hnclip.data.benchmarks import BENCHMARKS
+from hnclip.data.image_cache import cache_directory
+from hnclip.data.image_hashes import image_hashes
+from hnclip.data.manifest import KINDS, Kind, apply_manifest, manifest_path, read_manifest
 from hnclip.data.sources import open_data
-from hnclip.models import adapters
-from hnclip.util.files import read_json
+from hnclip.encode.fingerprint import model_fingerprint
+from hnclip.evaluate.retrieval import open_task
+from hnclip.models.adapters import BaseModel
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import BUNDLED, HUB_NAME, load
+from hnclip.objectives.registry import build_objective
+from hnclip.studies.spec import Gallery
+from hnclip.train.data import choose_records, needed_views
 
-_RANKING = tuple(f"evaluate/{name}.py" for name in ("ranks", "metrics", "retrieval"))  # validation chooses by it
-ROOMS = (
-    "losses",
-    "objectives",
-    "models",
-    "data",
-    "train",
-    "core.py",
-    "config.py",
-    *_RANKING,
-)
-EVALUATION = (*_RANKING, "evaluate/bootstrap.py")
-LIBRARIES = ("torch", "transformers", "numpy", "pillow")
+FORMAT = 1  # raise it when the same configuration, data and model give other results
+UNKNOWN = "unknown-"  # how stand-ins for identities begin
 
-_PICTURES = 32  # read to tell whether pictures are what they were
+Records = tuple[Record, ...]
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Two hashes: of what a run is, and of the versions that it is made with."""
-
-    what: str
-    versions: str
-
-    def __str__(self) -> str:
-        return f"{self.what}-{self.versions}"
-
-
-def run_identity(config: TrainConfig, *, matched: bool = False) -> Identity:
-    """Of a training run.
+def run_identity(config: TrainConfig, *, trained: bool = True, matched: bool = False) -> str:
+    """Of a training run, or of the model before training.
 
     Args:
         matched: the margin is γ·mean(Ḡ), which model and data determine.
+
+    Raises:
+        ValueError: the model or the data cannot be opened.
     """
-    plain = replace(
-        config,
-        read=replace(config.read, cache=None, images=None, match="path", prepared=None),
-        # By what they hold, not by where they lie:
-        model="",
-        tokenizer=None,
-        data="",
-        validation=None,
-        watch=None,
-    )
-    content = {
-        "config": asdict(plain),
-        "matched": matched,
-        "model": model_fingerprint(config.model, config.tokenizer),
-        "data": training_fingerprint(config),
-        "watch": None if config.watch is None else gallery_fingerprint(config.watch, None, config.read),
-    }
-    return Identity(_short(content), _short(versions()))
+    model = model_identity(config)
+    if not trained:
+        return digest("model", model)
+    default = TrainConfig()
+    elsewhere = [spec.name for spec in fields(BaseModel)]  # what these come to is in the model's identity
+    elsewhere += ["data", "validation", "read", "fraction", "limit"]  # and these in that of the records
+    elsewhere += ["watch", "probe_gradients"]  # observations, which change no weights
+    plain = replace(config, **{name: getattr(default, name) for name in elsewhere})
+    # Only what differs from the defaults: a new field changes no identity.
+    return digest("run", model, _changes(asdict(plain), asdict(default)), matched, _data_identity(config))
 
 
-def model_identity(config: TrainConfig) -> Identity:
-    """Of the model that a run would start from, as it is."""
-    return Identity(_short(_start(config)), _short(versions()))
+def identify(config: TrainConfig, *, trained: bool = True, matched: bool = False) -> str:
+    """`run_identity`; if the model or the data are not here, a stand-in that tells the runs of one plan apart."""
+    try:
+        if is_here(config.model):
+            return run_identity(config, trained=trained, matched=matched)
+    except (ValueError, OSError):
+        pass
+    base = [getattr(config, spec.name) for spec in fields(BaseModel)]
+    plain = _changes(asdict(replace(config, watch=None, probe_gradients=0)), asdict(TrainConfig()))
+    return UNKNOWN + digest(base, [plain, matched] if trained else [])
 
 
-def start_fingerprint(config: TrainConfig) -> str:
-    """Of what the model is to the code as it stands, before training."""
-    return _short({**_start(config), "code": versions()["code"]})
-
-
-def _start(config: TrainConfig) -> dict[str, Any]:
-    opening = {name: getattr(config, name) for name in ("context", "keep", "ratio", "activation")}
-    return {"zero-shot": model_fingerprint(config.model, config.tokenizer), **opening}
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Of whatever results depend on: the code that trains, without its comments and docstrings, and the libraries."""
-    python = ".".join(platform.python_version_tuple()[:2])
+def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that differ from the defaults, of nested mappings those inside."""
     return {
-        "code": code_fingerprint(ROOMS),
-        "python": python,
-        **{name: version(name).partition("+")[0] for name in LIBRARIES},
+        name: _changes(value, defaults[name]) if isinstance(value, dict) and name in defaults else value
+        for name, value in values.items()
+        if name not in defaults or value != defaults[name]
     }
 
 
-@cache
-def code_fingerprint(rooms: Sequence[str]) -> str:
-    """Of what the code of these files and directories of the package does, whatever it says about it."""
-    root = Path(str(files("hnclip")))
-    paths = [
-        path for room in rooms for path in ([root / room] if room.endswith(".py") else (root / room).rglob("*.py"))
-    ]
-    content = sha256()
-    for path in sorted(paths):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        content.update(f"{path.relative_to(root).as_posix()}\n{ast.dump(_silent(tree))}\n".encode())
-    return content.hexdigest()[:12]
+def is_here(model: str) -> bool:
+    """Whether a model can be opened without a download."""
+    from huggingface_hub import try_to_load_from_cache
+
+    def is_part_here(name: str) -> bool:
+        hub_name, _, revision = name.partition("@")
+        known = HUB_NAME.fullmatch(name) and try_to_load_from_cache(hub_name, "config.json", revision=revision or None)
+        return name == BUNDLED or Path(name).exists() or isinstance(known, str)
+
+    return is_part_here(model) or all(map(is_part_here, model.split("+")))
 
 
-def _silent(tree: ast.Module) -> ast.Module:
-    """The code without strings that stand alone: docstrings of modules, functions, classes and fields."""
-    for node in ast.walk(tree):
-        for name in ("body", "orelse", "finalbody"):
-            if isinstance(body := getattr(node, name, None), list):
-                setattr(node, name, [line for line in body if not _is_string(line)])
-    return tree
-
-
-def _is_string(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def model_fingerprint(model: str, tokenizer: str | None) -> str:
-    """Of the files of a model; of one on the hub its name, with the revision if it says one."""
-    parts = [model] if Path(model).exists() else model.split("+")
-    found = "+".join(_files_fingerprint(part) for part in parts)
-    return found if tokenizer is None else f"{found} tokenizer {_files_fingerprint(tokenizer)}"
-
-
-def _files_fingerprint(name: str) -> str:
-    if name == "bundled":
-        with as_file(files("hnclip.models") / name) as directory:
-            return _files_fingerprint(str(directory))
-    path = Path(name)
-    if not path.exists():
-        return name
-    found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    # Cards and other words about a model do not change it.
-    used = [file for file in found if file.suffix not in (".md", ".txt") or file.name in ("merges.txt", "vocab.txt")]
-    content = sha256()
-    for file in used:
-        stat = file.stat()
-        name = file.relative_to(path).as_posix() if path.is_dir() else file.suffix
-        content.update(f"{name} {_file_hash(file, stat.st_size, stat.st_mtime_ns)}\n".encode())
-    if base := _adapted_model(path):
-        content.update(model_fingerprint(base, None).encode())
-    return content.hexdigest()[:16]
-
-
-def _adapted_model(path: Path) -> str | None:
-    """The model that an adapter was made for, without which it is nothing."""
-    if not (path / adapters.CONFIG).is_file():
-        return None
-    if (path / adapters.ABOUT).is_file():
-        return read_json(path / adapters.ABOUT).get("base", {}).get("model")
-    return read_json(path / adapters.CONFIG).get("base_model_name_or_path")
+def model_identity(config: TrainConfig) -> str:
+    """Of the model that a run starts from."""
+    return _model_identity(BaseModel(**{spec.name: getattr(config, spec.name) for spec in fields(BaseModel)}))
 
 
 @cache
-def _file_hash(file: Path, size: int, time: int) -> str:
-    content = sha256()
-    with file.open("rb") as opened:
-        while part := opened.read(1 << 20):
-            content.update(part)
-    return content.hexdigest()
+def _model_identity(base: BaseModel) -> str:
+    return model_fingerprint(load(**vars(base)), base.model)
 
 
-class Trained(NamedTuple):
-    """The fields of a configuration that say what a run trains and validates on."""
-
-    data: str
-    validation: str | None
-    read: ReadConfig
-    fraction: float
-    limit: int | None
-
-    @staticmethod
-    def by(config: TrainConfig) -> Trained:
-        return Trained(*(getattr(config, name) for name in Trained._fields))
-
-    def records(self) -> tuple[Record, ...]:
-        """Those that are trained on."""
-        data = open_data(self.data, self.read, splits={"train", "validation"})
-        train = data.part("train", validation_share=self.read.validation_share if self.validation is None else 0.0)
-        return fraction_of(train, self.fraction)[: self.limit]
-
-    def held_out(self) -> tuple[Record, ...]:
-        """Those that are validated on."""
-        if self.validation is None:
-            data = open_data(self.data, self.read, splits={"train", "validation"})
-            return data.part("validation", validation_share=self.read.validation_share)
-        data = open_data(self.validation, self.read, splits={"validation"})
-        return data.part("validation" if data.splits() else "all", validation_share=0.0)
+def open_start(config: TrainConfig, device: str) -> DualEncoder:
+    """The model that a run starts from."""
+    return load(**{spec.name: getattr(config, spec.name) for spec in fields(BaseModel)}, device=device)
 
 
-def training_fingerprint(config: TrainConfig) -> str:
-    """Of the pairs that a run trains and validates on, and of what was prepared for them."""
-    prepared = _prepared_fingerprint(config) if config.objective.method in ("goal", "structxlip") else ""
-    return f"{_pairs_fingerprint(Trained.by(config))}{prepared}"
+def training_records(config: TrainConfig) -> tuple[Records, Records]:
+    """The records that a run trains on, and those that it validates on."""
+    return _training_records(config.data, config.validation, config.read, config.fraction, config.limit)
 
 
 @cache
-def _pairs_fingerprint(trained: Trained) -> str:
-    return f"{records_fingerprint(trained.records())} {records_fingerprint(trained.held_out())}"
+def _training_records(
+    data: str, validation: str | None, read: ReadConfig, fraction: float, limit: int | None
+) -> tuple[Records, Records]:
+    config = TrainConfig(data=data, validation=validation, read=read, fraction=fraction, limit=limit)
+    train, held_out, _ = choose_records(config, open_data(data, read, splits={"train", "validation"}))
+    return train, held_out
 
 
-def _prepared_fingerprint(config: TrainConfig) -> str:
-    from hnclip.data.manifest import KINDS, manifest_path
+def pair_count(config: TrainConfig) -> int | None:
+    """Training pairs of a run; of a benchmark whose files are not here, by the published number."""
+    try:
+        return len(training_records(config)[0])
+    except (ValueError, OSError):
+        benchmark = BENCHMARKS.get(config.data.partition("=")[0])
+        return None if benchmark is None else round(benchmark.counts.get("train", 0) * config.fraction)
 
-    paths = [manifest_path(config.read, config.data, kind) for kind in KINDS]
-    stats = [(path, path.stat()) for path in paths if path.exists()]
-    return "".join(f" {_file_hash(path, stat.st_size, stat.st_mtime_ns)[:16]}" for path, stat in stats)
+
+def _data_identity(config: TrainConfig) -> tuple[str, str]:
+    needs = frozenset(needed_views(build_objective(config.objective)))
+    paths = tuple((kind, manifest_path(config.read, config.data, kind)) for kind in KINDS if kind in needs)
+    return _prepared_identity(config.data, config.validation, config.read, config.fraction, config.limit, paths)
 
 
 @cache
-def gallery_fingerprint(source: str, split: str | None, read: ReadConfig) -> str:
+def _prepared_identity(
+    data: str,
+    validation: str | None,
+    read: ReadConfig,
+    fraction: float,
+    limit: int | None,
+    manifests: tuple[tuple[Kind, Path], ...],
+) -> tuple[str, str]:
+    """Of the training records, with what `hnclip prepare` made for them, and of the validation records."""
+    train, held_out = _training_records(data, validation, read, fraction, limit)
+    for kind, path in manifests:
+        if path.exists():
+            train = tuple(apply_manifest(train, read_manifest(path, kind))[0])
+    return records_identity(train, read.cache), records_identity(held_out, read.cache)
+
+
+@cache
+def gallery_identity(gallery: Gallery, read: ReadConfig) -> str:
     """Of the records that are evaluated on."""
-    from hnclip.evaluate.retrieval import open_task
-
-    return records_fingerprint(open_task(source, split, read).records)
-
-
-def records_fingerprint(records: Sequence[Record]) -> str:
-    """Of ids, captions and families of all records, and of the pictures of a few."""
-    content = sha256()
-    for record in records:
-        regions = [(region.box, region.sentence) for region in record.regions]
-        said = (record.id, record.captions, record.short, record.group, regions)
-        content.update(repr(said).encode("utf-8", "surrogatepass"))
-    for record in records[:: max(1, len(records) // _PICTURES)]:
-        try:
-            content.update(sha256(record.image.read()).digest())
-        except (InvalidImage, OSError):
-            content.update(b"no picture")
-    return content.hexdigest()[:16]
+    test = open_task(gallery.source, None, read).records
+    if not gallery.whole:
+        return records_identity(test, read.cache)
+    records = open_task(gallery.source, "all", read).records
+    return digest(records_identity(records, read.cache), [record.id for record in test])
 
 
-def _short(content: Mapping[str, Any]) -> str:
-    return sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:10]
+def records_identity(records: Sequence[Record], cache_path: str | None = None) -> str:
+    """Ids, texts, regions and groups of all records in their order, and the content of all images.
+
+    Args:
+        cache_path: the cache directory, which remembers the hashes of images; the default one if not given.
+    """
+    images = image_hashes([record.image for record in records], cache_directory(cache_path))
+    return digest(
+        [
+            [
+                [record.id, image, record.captions, record.short, record.group, record.filtered],
+                [[region.box, region.sentence] for region in record.regions],
+            ]
+            for record, image in zip(records, images)
+        ]
+    )
+
+
+def digest(*content: Any) -> str:
+    return sha256(json.dumps([FORMAT, *content]).encode()).hexdigest()[:16]  # ASCII, also of lone surrogates

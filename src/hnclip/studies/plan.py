@@ -1,30 +1,19 @@
-"""Which runs a study needs: every row on every domain with every seed, each run once however often it is asked for."""
+"""Which runs and measurements studies need: each once, whichever studies ask for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from hnclip.config import TrainConfig
-from hnclip.objectives.registry import MethodChoice
-from hnclip.studies.identity import Identity, model_identity, run_identity
-from hnclip.studies.study import SEEDS, Domain, Study
-from hnclip.studies.variant import Variant, resolve
+from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
+from hnclip.studies.identity import UNKNOWN, digest, gallery_identity, identify
+from hnclip.studies.spec import Domain, Gallery, Setting, Study, Variant, galleries_of
 
-PROBE = 5  # as the paper measures gradients
-
-
-class Gallery(NamedTuple):
-    """A split to evaluate on: the test split, or with `whole` all records, of which the test split is held out."""
-
-    source: str
-    whole: bool = False
-
-    @property
-    def name(self) -> str:
-        plain = self.source.partition("=")[0]
-        return f"{plain}, all pairs" if self.whole else plain
+# Parts of reports that show a measurement, and its kind. Those of `COMPARING` measure the runs of the study's rows.
+MEASURED = {"geometry": "geometry", "duplicates": "duplicates", "retrievals": "retrievals", "efficiency": "step_time"}
+COMPARING = ("retrievals", "step_time")
 
 
 class Place(NamedTuple):
@@ -35,115 +24,147 @@ class Place(NamedTuple):
     seed: int
 
 
+Places = Mapping[str, tuple[Place, ...]]
+"""By the name of the study."""
+
+
 @dataclass(frozen=True)
-class Job:
-    """A run, or the model as it comes, and the galleries that it is evaluated on.
+class RunJob:
+    """A run, or the model before training, and the galleries that it is evaluated on.
 
     Args:
-        config: of the run. Of an untrained model only its opening counts.
+        config: of the run, with what is observed along it. Of an untrained model only its opening counts.
         trained, matched: as of `Variant`.
         places: where it stands, in which studies.
     """
 
-    identity: Identity
+    identity: str
     config: TrainConfig
     trained: bool
     matched: bool
     galleries: tuple[Gallery, ...]
-    places: Mapping[str, tuple[Place, ...]] = field(default_factory=dict)
+    places: Places = field(default_factory=dict)
 
     @property
     def title(self) -> str:
-        """For people: its first place."""
-        places = next(iter(self.places.values()))
-        place = places[0]
+        place = _first(self.places)
         return f"{place.row}, {place.domain}, seed {place.seed}" if self.trained else place.row
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What a study is run on.
+class MeasureJob:
+    """A measurement on one domain that a report shows.
 
     Args:
-        base: the recipe that rows change.
-        domains: data to train on, with their galleries.
-        seeds: of all rows alike; None takes as many of the paper's as a study asks for.
-        rates: learning rates of methods that have their own; the others train at the recipe's.
+        kind: "geometry", "duplicates", "retrievals" or "step_time".
+        config: the recipe on the data of the domain.
+        runs: the runs that are measured, one for each row, with the first seed; they must be done first.
     """
 
-    base: TrainConfig
-    domains: tuple[Domain, ...]
-    seeds: tuple[int, ...] | None = None
-    rates: Mapping[MethodChoice, float] = field(default_factory=dict)
+    identity: str
+    kind: str
+    config: TrainConfig
+    domain: Domain
+    runs: tuple[RunJob, ...]
+    places: Places = field(default_factory=dict)
 
-    def seeds_of(self, study: Study) -> tuple[int, ...]:
-        if self.seeds is not None:
-            return self.seeds
-        if study.seeds > len(SEEDS):
-            raise ValueError(f"study {study.name} asks for {study.seeds} seeds: name them with --seeds")
-        return SEEDS[: study.seeds]
-
-
-def galleries_of(study: Study, domain: Domain, domains: Sequence[Domain]) -> tuple[Gallery, ...]:
-    """What the runs of a domain are evaluated on in a study, in the order of its columns."""
-    own = [Gallery(source) for source in domain.galleries]
-    others = [Gallery(source) for other in domains if other != domain for source in other.galleries]
-    found = {"own": own, "others": others, "all": [*own, *others]}[study.columns]
-    if study.whole:
-        found = [*found, Gallery(domain.data, whole=True)]
-    return tuple(dict.fromkeys(found))
+    @property
+    def title(self) -> str:
+        return f"{self.kind.replace('_', ' ')}, {self.domain.name}"
 
 
-def identify(config: TrainConfig, *, trained: bool, matched: bool) -> Identity:
-    """Of a run, or of the model as it comes."""
-    return run_identity(config, matched=matched) if trained else model_identity(config)
+Job = RunJob | MeasureJob
 
 
-def plan(studies: Sequence[Study], setting: Setting, *, identify: Callable[..., Identity] = identify) -> list[Job]:
-    """The runs of all studies, each once: seed by seed, so that a plan that is cut short is even."""
-    return plan_entries([(study, setting) for study in studies], identify=identify)
+@dataclass(frozen=True)
+class Plan:
+    """The jobs of some studies, in the order in which they are done."""
+
+    runs: tuple[RunJob, ...]
+    measures: tuple[MeasureJob, ...]
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        return (*self.runs, *self.measures)
+
+    def of(self, study: Study) -> dict[Place, RunJob]:
+        """The runs of a study by their places."""
+        return {place: job for job in self.runs for place in job.places.get(study.name, ())}
+
+    def measures_of(self, study: Study) -> dict[tuple[str, str], MeasureJob]:
+        """The measurements of a study, by kind and name of the domain."""
+        return {(job.kind, job.domain.name): job for job in self.measures if study.name in job.places}
 
 
-def plan_entries(
-    entries: Iterable[tuple[Study, Setting]], *, identify: Callable[..., Identity] = identify
-) -> list[Job]:
-    """The same where every study has a setting of its own.
+def plan(entries: Iterable[tuple[Study, Setting]]) -> Plan:
+    """The jobs of studies, each with its setting: seed by seed, so that a plan that is cut short is even.
 
-    Args:
-        identify: tells runs apart, by their configuration and whether they are `trained` and `matched`.
+    A run whose model or data cannot be opened is planned too; it fails with the reason when it is done.
     """
-    found: dict[str, Job] = {}
+    entries = list(entries)
+    runs: dict[str, RunJob] = {}
     for study, setting in entries:
         for seed in setting.seeds_of(study):
             for domain in setting.domains:
                 for row in study.rows:
-                    job = _job(study, row, domain, seed, setting, identify)
-                    known = found.get(str(job.identity))
-                    found[str(job.identity)] = job if known is None else _merged(known, job)
-    return list(found.values())
+                    job = _run_job(study, row, domain, seed, setting)
+                    runs[job.identity] = _merged(runs[job.identity], job) if job.identity in runs else job
+    measures: dict[str, MeasureJob] = {}
+    for study, setting in entries:
+        for kind in [MEASURED[part] for part in study.parts if part in MEASURED]:
+            for domain in setting.domains:
+                job_of = _measure_job(study, kind, domain, setting, tuple(runs.values()))
+                known = measures.get(job_of.identity)
+                measures[job_of.identity] = replace(job_of, places={**(known.places if known else {}), **job_of.places})
+    return Plan(tuple(runs.values()), tuple(measures.values()))
 
 
-def _job(
-    study: Study, row: Variant, domain: Domain, seed: int, setting: Setting, identify: Callable[..., Identity]
-) -> Job:
-    place = {study.name: (Place(row.name, domain.name, seed),)}
-    galleries = galleries_of(study, domain, setting.domains)
-    # An untrained model is the same whatever the domain and seed.
-    config = replace(setting.base, data=domain.data, seed=seed)
-    if row.trained:
-        config = resolve(config, row)
-        if row.method is not None and row.method in setting.rates and "optim.lr" not in row.set:
-            config = replace(config, optim=replace(config.optim, lr=setting.rates[row.method]))
-        if study.probe and not config.probe_gradients:
-            config = replace(config, probe_gradients=PROBE)
-        if study.watch:
-            config = replace(config, watch=domain.galleries[0])
+def _run_job(study: Study, row: Variant, domain: Domain, seed: int, setting: Setting) -> RunJob:
+    config = setting.config_of(study, row, domain, seed)
     identity = identify(config, trained=row.trained, matched=row.matched)
-    return Job(identity, config, row.trained, row.matched, galleries, place)
+    galleries = galleries_of(study, domain, setting.domains)
+    places = {study.name: (Place(row.name, domain.name, seed),)}
+    return RunJob(identity, config, row.trained, row.matched, galleries, places)
 
 
-def _merged(one: Job, other: Job) -> Job:
-    places = {
-        study: (*one.places.get(study, ()), *other.places.get(study, ())) for study in {**one.places, **other.places}
-    }
-    return replace(one, galleries=tuple(dict.fromkeys((*one.galleries, *other.galleries))), places=places)
+def _merged(one: RunJob, other: RunJob) -> RunJob:
+    """The same run for all places, with the galleries and observations of both."""
+    watched = {config.watch for config in (one.config, other.config)} - {None}
+    if len(watched) > 1:
+        raise ValueError(f"{one.title} would be evaluated after every epoch on {' and '.join(map(str, watched))}")
+    probe = math.gcd(one.config.probe_gradients, other.config.probe_gradients)  # of 0 and N it is N
+    return replace(
+        one,
+        config=replace(one.config, watch=next(iter(watched), None), probe_gradients=probe),
+        galleries=tuple(dict.fromkeys((*one.galleries, *other.galleries))),
+        places={
+            study: (*one.places.get(study, ()), *other.places.get(study, ()))
+            for study in {**one.places, **other.places}
+        },
+    )
+
+
+def _measure_job(study: Study, kind: str, domain: Domain, setting: Setting, runs: tuple[RunJob, ...]) -> MeasureJob:
+    seed = setting.seeds_of(study)[0]
+    config = replace(setting.base, data=domain.data, seed=seed)
+    places = [Place(row.name, domain.name, seed) for row in study.rows if kind in COMPARING]
+    needed = tuple(next(job for job in runs if place in job.places.get(study.name, ())) for place in places)
+    if needed:
+        tests = domain.galleries if kind == "retrievals" else ()
+        subjects = [*(job.identity for job in needed), *(_gallery_identity(one, config) for one in tests)]
+    else:  # the model and the data alone, whatever is trained
+        subject = replace(config, objective=ObjectiveConfig(), optim=OptimConfig(), adapt=AdaptConfig(), cluster=0)
+        subjects = [identify(replace(subject, seed=0))]
+    identity = UNKNOWN * any(one.startswith(UNKNOWN) for one in subjects) + digest(kind, *subjects)
+    return MeasureJob(identity, kind, config, domain, needed, {study.name: (Place(kind, domain.name, seed),)})
+
+
+def _gallery_identity(source: str, config: TrainConfig) -> str:
+    try:
+        return gallery_identity(Gallery(source), config.read)
+    except (ValueError, OSError):
+        return UNKNOWN + source
+
+
+def _first(places: Places) -> Place:
+    return next(iter(places.values()))[0]

@@ -94,7 +94,7 @@ def open_run_data(
         batch: captions encoded at once, where caption similarities are needed before the first step.
     """
     data = open_data(config.data, config.read, splits={"train", "validation"}) if data is None else data
-    records, validation, unread = _choose_records(config, data)
+    records, validation, unread = choose_records(config, data)
     records = add_views(config, records, objective)
     cache = cache_directory(config.read.cache)
     with progress("reading images") as bar:
@@ -162,33 +162,25 @@ def _add_similarities(data: RunData, config: TrainConfig, model: DualEncoder, ba
     return replace(data, pairs=pairs, neighbours=neighbours)
 
 
-def _choose_records(
+def choose_records(
     config: TrainConfig, data: DataSet
 ) -> tuple[tuple[Record, ...], tuple[Record, ...], tuple[Problem, ...]]:
     """Records to train and to validate on, and the problems of rows that could not be read."""
     read = config.read
     check_rows(data, largest=read.max_bad)
     if config.validation is None:
-        train = _training_records(config, data.part("train", validation_share=read.validation_share))
+        train = data.part("train", validation_share=read.validation_share)
         validation = data.part("validation", validation_share=read.validation_share)
         if not validation:
             raise ValueError(f"{config.data} has no validation records: name some with --validation")
-        return train, validation, data.problems
+        return fraction_of(train, config.fraction)[: config.limit], validation, data.problems
     other = open_data(config.validation, read, splits={"validation"})
     check_rows(other, largest=read.max_bad)
     return (
-        _training_records(config, data.part("train", validation_share=0.0)),
+        fraction_of(data.part("train", validation_share=0.0), config.fraction)[: config.limit],
         other.part("validation" if other.splits() else "all", validation_share=0.0),
         (*data.problems, *other.problems),
     )
-
-
-def _training_records(config: TrainConfig, records: Sequence[Record]) -> tuple[Record, ...]:
-    """Those of the training records that the run takes."""
-    chosen = fraction_of(records, config.fraction)
-    if config.fraction < 1:
-        log.info(f"{100 * config.fraction:g} % of the training pairs, by their ids: {len(chosen)} of {len(records)}")
-    return chosen[: config.limit]
 
 
 def _log_data(config: TrainConfig, pairs: PairData, gallery: Gallery, context: int) -> None:
@@ -196,6 +188,7 @@ def _log_data(config: TrainConfig, pairs: PairData, gallery: Gallery, context: i
     several = f" with {captions} captions, one of each image in an epoch," if captions > len(pairs) else ""
     source = config.data if config.validation is None else f"{config.data} and {config.validation}"
     first = "the first " if config.limit is not None and len(pairs) >= config.limit else ""
+    first += f"{100 * config.fraction:g} % by their ids: " if config.fraction < 1 else ""
     log.info(f"{first}{len(pairs)} training pairs{several} and {len(gallery.records)} validation images from {source}")
     for view, texts in pairs.texts.items():
         if texts.truncated:

@@ -1,0 +1,79 @@
+"""Hashes of the content of images, remembered by their stamps: an image is read once, wherever its file is moved to.
+
+The directory `image-hashes` of the cache directory holds files of 32-byte entries, a hash of the key and stamp of an
+image and the hash of its content. Each file is written once and named by a hash of its own bytes, so a damaged file is
+not used and writers need no lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hnclip.core import ImageSource, InvalidImage
+from hnclip.data.decoding import AHEAD, cpu_count, decoding_threads, hash_bytes, in_order
+from hnclip.util.console import progress
+from hnclip.util.files import replace_file
+
+log = logging.getLogger(__name__)
+
+DIRECTORY, WIDTH = "image-hashes", 16
+FEW = 4096  # images that are hashed without showing progress
+
+
+def image_hashes(images: Sequence[ImageSource], cache: Path) -> list[str]:
+    """A hash of the bytes of each image; of one that cannot be read, the kind of problem.
+
+    Args:
+        cache: the cache directory, where hashes are remembered by key and stamp. If it cannot be written, all images
+            are read again the next time.
+    """
+    found: list[bytes | str] = []
+    for image in images:
+        try:
+            found.append(hash_bytes(f"{image.key}\0{image.stamp()}".encode("utf-8", "surrogatepass")))
+        except InvalidImage as error:
+            found.append(error.kind)
+    known = _read(cache / DIRECTORY)
+    missing = {name: image for name, image in zip(found, images) if isinstance(name, bytes) and name not in known}
+    if missing:
+        new = _hash(missing)
+        _write(cache / DIRECTORY, {name: content for name, content in new.items() if isinstance(content, bytes)})
+        known |= new
+    contents = [known[name] if isinstance(name, bytes) else name for name in found]
+    return [content.hex() if isinstance(content, bytes) else content for content in contents]
+
+
+def _hash(images: dict[bytes, ImageSource]) -> dict[bytes, bytes | str]:
+    def read(image: ImageSource) -> bytes | str:
+        try:
+            return hash_bytes(image.read())
+        except InvalidImage as error:
+            return error.kind
+
+    with decoding_threads(cpu_count()) as pool, progress("hashing images") as bar:
+        order = bar.iterate(range(len(images))) if len(images) > FEW else iter(range(len(images)))
+        return {name: content for _, name, content in zip(order, images, in_order(pool, read, images.values(), AHEAD))}
+
+
+def _read(directory: Path) -> dict[bytes, bytes | str]:
+    known: dict[bytes, bytes | str] = {}
+    for file in sorted(directory.glob("*.bin")):
+        content = b""
+        with suppress(OSError):
+            content = file.read_bytes()
+        if hash_bytes(content).hex() == file.stem:
+            at = range(0, len(content), 2 * WIDTH)
+            known |= {content[i : i + WIDTH]: content[i + WIDTH : i + 2 * WIDTH] for i in at}
+    return known
+
+
+def _write(directory: Path, hashes: dict[bytes, bytes]) -> None:
+    content = b"".join(name + value for name, value in hashes.items())
+    try:
+        with replace_file(directory / f"{hash_bytes(content).hex()}.bin") as partial:
+            partial.write_bytes(content)
+    except OSError as error:
+        log.warning(f"hashes of images cannot be kept in {directory} ({error}): all images are read again next time")

@@ -1,0 +1,161 @@
+"""The report of a study, and docs/results.md: all studies on one page of at most 300 lines.
+
+Everything is read from the store: no model or data set is opened, and nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hnclip.report.document import Block, Figure, Missing, Report, Section, Table
+from hnclip.studies.analyses import duplicates, geometry, retrievals
+from hnclip.studies.claims import CLAIMS, Claim
+from hnclip.studies.epochs import convergence, epochs, selection
+from hnclip.studies.figures import curve, gradients, samples
+from hnclip.studies.results import StudyResults
+from hnclip.studies.step_timer import efficiency
+from hnclip.studies.tables import brief_recalls, held_out, missing_note, recalls, seeds, seeds_note
+from hnclip.studies.verdicts import Judgement
+from hnclip.util.files import replace_directory, replace_file
+from hnclip.util.tables import markdown_table
+from hnclip.util.text import duration
+
+PAGE, FIGURES = "results.md", "results"
+COMMAND = "hnclip study all --recipe results --docs docs"
+PARTS: dict[str, Callable[[StudyResults], list[Block]]] = {
+    "recalls": recalls,
+    "seeds": seeds,
+    "held_out": held_out,
+    "epochs": epochs,
+    "selection": selection,
+    "curve": curve,
+    "convergence": convergence,
+    "samples": samples,
+    "gradients": gradients,
+    "geometry": geometry,
+    "duplicates": duplicates,
+    "retrievals": retrievals,
+    "efficiency": efficiency,
+}
+"""What a study's report can show, by the names in `Study.parts`."""
+
+
+def study_report(results: StudyResults) -> Report:
+    """The tables and figures of a study, and its measurements as data."""
+    study, setting = results.study, results.setting
+    data = {
+        "study": study.name,
+        "title": study.title,
+        "model": setting.base.model,
+        "domains": [domain.name for domain in results.domains],
+        "seeds": list(results.seeds),
+        "missing": results.missing[0],
+        "measurements": results.measurements(),
+        "measures": {" ".join(key): found for key in results.measures if (found := _numbers(results, key))},
+        "claims": [_claim_json(claim, claim.judge(results)) for claim in CLAIMS if claim.study == study.name],
+    }
+    blocks = [block for part in study.parts for block in PARTS[part](results)]
+    return Report(study.title, [study.question, *filter(None, [missing_note(results)])], [Section("", blocks)], data)
+
+
+def write_results(studies: Sequence[StudyResults], docs: Path) -> list[Path]:
+    """Write `results.md` into a directory, and its figures into `results/`."""
+    blocks = {results.study.name: list(_brief(results)) for results in studies}
+    figures = [block for found in blocks.values() for block in found if isinstance(block, Figure)]
+    with replace_directory(docs / FIGURES) as partial:
+        for figure in figures:
+            (partial / f"{figure.name}.svg").write_bytes(figure.render("svg"))
+    with replace_file(docs / PAGE) as partial_file:
+        partial_file.write_text("\n".join(_page(studies, blocks)) + "\n", encoding="utf-8")
+    return [docs / PAGE, *(docs / FIGURES / f"{figure.name}.svg" for figure in figures)]
+
+
+def _page(studies: Sequence[StudyResults], blocks: dict[str, list[Block]]) -> Iterator[str]:
+    by_name = {results.study.name: results for results in studies}
+    judged = [(claim, claim.judge(by_name[claim.study])) for claim in CLAIMS if claim.study in by_name]
+    yield from ["# Results", "", _introduction(studies), "", "## Claims", "", _claims_note(judged), ""]
+    heads = ("claim", "source", "measured here", "verdict", "reason")
+    rows = [
+        [claim.text, claim.where or "a control", found.measured or "–", f"**{found.verdict}**", found.reason]
+        for claim, found in judged
+    ]
+    yield markdown_table(heads, rows)
+    yield from ["", "## Studies", "", _tables_note(studies[0])]
+    for results in studies:
+        yield from ["", f"### {results.study.title}", results.study.question]
+        for block in blocks[results.study.name]:
+            yield ""
+            if isinstance(block, Table):
+                first, *others = block.flat_headers
+                yield markdown_table([first or block.title, *others], block.rows, marks=block.marks)
+            elif isinstance(block, Figure):
+                yield f"![{block.title}]({FIGURES}/{block.name}.svg)"
+            elif isinstance(block, Missing):
+                yield f"*Not shown: {block.reason}*"
+
+
+def _brief(results: StudyResults) -> Iterator[Block]:
+    """One table and one figure of a study."""
+    parts = results.study.parts
+    found = [block for part in parts if part != "recalls" for block in PARTS[part](results)]
+    others = [block for block in found if not isinstance(block, Figure)]
+    if "recalls" in parts and "samples" not in parts:
+        yield brief_recalls(results)
+    else:
+        yield from others[:1]
+    yield from [block for block in found if isinstance(block, Figure)][:1]
+
+
+def _introduction(studies: Sequence[StudyResults]) -> str:
+    first = studies[0]
+    base, domains = first.setting.base, ", ".join(domain.name for domain in first.domains)
+    jobs = {job.identity: (results, job) for results in studies for job in results.jobs.values() if job.trained}
+    runs = [run for results, job in jobs.values() if (run := results.store.training(job)) is not None]
+    missing = [results for results in studies if results.missing[0]]
+    optim = base.optim
+    negatives = "batch" if optim.negatives == "batch" else "micro-batch"
+    sentences = [
+        f"All studies of hnclip on {domains} with the model `{base.model}`, made by `{COMMAND}` (`make results`); "
+        "nothing on this page is typed by hand.",
+        f"{len(runs)} runs, together {duration(sum(run['seconds'] for run in runs))} of training and validation. "
+        f"Unless a study changes it, a run has {optim.epochs} epochs in batches of {optim.micro_batch} × "
+        f"{optim.accumulate} at a learning rate of {optim.lr:g}, with negatives from the {negatives}.",
+        "Results of the paper's Long-CLIP-L on photographs are neither confirmed nor refuted by results on other data.",
+    ]
+    if missing:
+        each = ", ".join(f"{results.study.name} {results.missing[0]} of {results.missing[1]}" for results in missing)
+        sentences.append(f"**Incomplete.** Missing runs and measurements: {each}.")
+    return " ".join(sentences)
+
+
+def _claims_note(judged: Sequence[tuple[Claim, Judgement]]) -> str:
+    counts = Counter(found.verdict for _, found in judged)
+    return (
+        f"{', '.join(f'{count} {verdict}' for verdict, count in counts.most_common())}. Differences are points of "
+        "R@1, average of both directions, with paired 95 % intervals; of many the lowest and the highest are shown. A "
+        "claim *holds* if all intervals lie above zero, *does not hold* if one lies below, and is *undecided* "
+        "otherwise. A number that belongs to the paper's model, data or hardware is *not comparable*."
+    )
+
+
+def _tables_note(results: StudyResults) -> str:
+    return (
+        "R@1 in percent, average of both directions; Δ is the difference from the row named under “minus”. Bold: "
+        f"clearly above all other rows of its group, or a Δ whose interval excludes zero. {results.study.title}: "
+        f"{seeds_note(results)} All tables and figures, with both directions and all ranks, are written by the "
+        "command into `runs/studies`."
+    )
+
+
+def _claim_json(claim: Claim, found: Judgement) -> dict[str, Any]:
+    return {"claim": claim.text, "source": claim.where, **found._asdict()}
+
+
+def _numbers(results: StudyResults, key: tuple[str, str]) -> dict[str, Any] | None:
+    """What a measurement found, without its images."""
+    domain = next(domain for domain in results.domains if domain.name == key[1])
+    found = results.measurement(key[0], domain)
+    return found and {name: value for name, value in found.items() if name not in ("near_duplicates", "examples")}

@@ -1,0 +1,95 @@
+"""Which numbers of the paper stand for which rows of a study, and whether a study runs on what the paper ran on.
+
+Printed numbers are shown below measured ones, on the paper's own benchmarks only, and are never marked or compared.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hnclip.evaluate.published import PublishedResult, Statistics, paper_title, published, published_statistics
+from hnclip.evaluate.published import same_benchmark as same
+from hnclip.recipes import PAPER_GALLERIES
+from hnclip.studies.results import MEAN, Column
+from hnclip.studies.spec import Domain, Setting, Study, Variant
+
+MISSING = "–"
+NOTE = f"Rows named “paper” are printed in “{paper_title()}”; they were not measured here."
+# Images per second of a training step (Table A3): Long-CLIP-L on DCI, one Ascend 910B. FineLIP has none.
+STEPS = {"InfoNCE": "55.5", "GOAL": "about 22", "StructXLIP": "about 10", "HN-CLIP": "53"}
+# Measurements of gradients (abstract, section 2.4, appendix C), in the columns of the table of gradients. The ratios
+# are medians by epoch, those of the table by run.
+GRADIENTS = (
+    ("paper: DOCCI, 100 %", "148", "80 %", MISSING, "at most 74 %", "47 %", MISSING, "1e2–1e6", "0.47 (mean)", MISSING),
+    ("paper: DOCCI and DCI, all shares", *[MISSING] * 4, "21 %", MISSING, "1e2–1e6", "0.58", "98 %"),
+)
+_BACKBONE = "longclipl"
+_SEEDS = "mean of "  # how the setting of a replicated row begins
+_PRINTED = ", printed as "  # follows the setting of an untrained model that a table repeats for every source
+
+
+class PaperRow(NamedTuple):
+    """A row of the paper on one of its benchmarks, and the row of the study that it stands for."""
+
+    row: str
+    result: PublishedResult
+
+    @property
+    def name(self) -> str:
+        """ "paper, Table A10: GOAL"; the column says what it was trained on."""
+        what = filter(None, [self.result.method, self.result.setting.partition(_PRINTED)[0]])
+        return f"paper, Table {self.result.table}: {', '.join(what)}"
+
+    def cell(self, direction: str, k: int) -> str:
+        """88.25, with the deviation over seeds 88.36 ± 0.14; of both directions the mean of what is printed."""
+        if direction == MEAN:
+            values = [found.get(k) for found in self.result.recall.values()]
+            known = [value for value in values if value is not None]
+            return f"{sum(known) / len(known):.2f}" if known and len(known) == len(values) else MISSING
+        value = self.result.recall[direction].get(k)
+        deviation = self.result.deviation.get(direction, {}).get(k)
+        if value is None:
+            return MISSING
+        return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
+
+
+def paper_rows(study: Study, column: Column) -> list[PaperRow]:
+    """The paper's rows for a column whose gallery is one of its benchmarks and whose domain is what the paper trained
+    on, in the order of the study's rows and tables, without numbers that an earlier table has; none for other data."""
+    if column.gallery.whole:
+        return []
+    found: list[PaperRow] = []
+    for row in study.rows:
+        printed: list[PublishedResult] = []
+        for result in (one for table in study.tables for one in published(column.gallery.name, table=table)):
+            trained_here = result.trained_on is None or same(result.trained_on, column.domain.name)
+            if trained_here and _stands_for(result, row) and not any(_repeats(result, other) for other in printed):
+                printed.append(result)
+        found += [PaperRow(row.name, result) for result in printed]
+    return found
+
+
+def paper_statistics(domain: Domain) -> dict[str, Statistics]:
+    """The paper's Table A1 for the galleries of a domain."""
+    names = [gallery.partition("=")[0] for gallery in domain.galleries]
+    return {name: found for name in names if (found := published_statistics(name)) is not None}
+
+
+def runs_on_paper_data(setting: Setting) -> bool:
+    """Whether model and domains are the paper's, so that a number of the paper can be compared with a measured one."""
+    model = "".join(letter for letter in setting.base.model.lower() if letter.isalnum())
+    return _BACKBONE in model and all(domain.name in PAPER_GALLERIES for domain in setting.domains)
+
+
+def _stands_for(result: PublishedResult, row: Variant) -> bool:
+    # A replicated row is the same row, and an untrained model is the same for whatever source a table prints it.
+    plain = "" if result.setting.startswith(_SEEDS) else result.setting.partition(_PRINTED)[0]
+    return (result.method, plain) == row.published
+
+
+def _repeats(result: PublishedResult, other: PublishedResult) -> bool:
+    return all(
+        other.recall[direction].get(k) == value
+        for direction, values in result.recall.items()
+        for k, value in values.items()
+    )

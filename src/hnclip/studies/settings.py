@@ -1,0 +1,153 @@
+"""From the options of `hnclip study` to studies with their settings."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from hnclip.config import ReadConfig, RunOptions, one_line, with_fields
+from hnclip.data.benchmarks import BENCHMARKS
+from hnclip.data.sources import open_data
+from hnclip.objectives.registry import MethodChoice
+from hnclip.options import Study as Options
+from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES, RESULTS_RATES
+from hnclip.studies.catalogue import RESULTS_DATA, RESULTS_FIELDS, STUDIES
+from hnclip.studies.spec import Domain, Setting, Study
+from hnclip.train.setup import choose_precision
+from hnclip.util.device import find_device
+
+log = logging.getLogger(__name__)
+
+Entry = tuple[Study, Setting]
+
+ALL = "all"
+OPEN = ("gamma", "margin", "center", "mask_duplicates")  # of the objective, what rows do not set themselves
+OPTIONS_OF_THEIR_OWN = ("model", "data", "read", "seed", "watch", "out", "device", "threads")
+RUN_FIELDS = ("speed", "save_minutes", "evaluate_batch", "tensorboard")
+
+
+def studies_named(names: str) -> list[Study]:
+    """`main`, `main,gamma`, or `all`: those of the catalogue, each once."""
+    if names == ALL:
+        return list(STUDIES.values())
+    found = []
+    for name in dict.fromkeys(part.strip() for part in names.split(",")):
+        if name not in STUDIES:
+            close = get_close_matches(name, STUDIES, 1)
+            meant = f" Did you mean {close[0]}?" if close else ""
+            raise ValueError(f"there is no study {name!r}.{meant} There are {', '.join(STUDIES)}; or all, or list")
+        found.append(STUDIES[name])
+    return found
+
+
+def entries_of(options: Options) -> list[Entry]:
+    """The studies, each with its setting. Of `all`, those that need two domains are left out if there is one."""
+    recipe = options.recipe or ("demo" if options.model in (None, "bundled") else "paper")
+    base = RECIPES[recipe]()
+    base = replace(base, read=options.read, model=options.model or base.model)
+    fields, _ = _split_fields(options.set)
+    base = _with_fields(base, fields)
+    # "auto" is another number format on another device, and so another run.
+    precision = choose_precision(base.optim.precision, find_device(options.device))
+    base = replace(base, optim=replace(base.optim, precision=precision))
+    is_paper, is_results = recipe.partition("/")[0] == "paper", recipe == "results"
+    rates: Mapping[MethodChoice, float] = PAPER_RATES if is_paper else RESULTS_RATES if is_results else {}
+    if "optim.lr" in fields:  # then one rate for all was asked for
+        rates = {}
+    entries = []
+    for study in studies_named(options.name):
+        data = options.data or (is_results and RESULTS_DATA.get(study.name, RESULTS_DATA[ALL])) or (base.data,)
+        domains = domains_of(data, options.tests, options.read, paper=is_paper)
+        changes = RESULTS_FIELDS.get(study.name, {}) if is_results else {}
+        changes = {name: value for name, value in changes.items() if name not in fields}
+        if len(domains) > 1 or study.columns == "own":
+            setting = Setting(with_fields(base, changes), domains, options.seeds or None, rates)
+            entries.append((study, setting))
+        elif options.name == ALL:
+            log.info(f"{study.name} is left out: it needs two domains in --data")
+        else:
+            raise ValueError(f"{study.name} trains on one domain and tests on another: name two or more with --data")
+    return entries
+
+
+def run_options_of(options: Options) -> RunOptions:
+    """Where and how the runs of a study are executed."""
+    _, fields = _split_fields(options.set)
+    return _with_fields(RunOptions(device=options.device, threads=options.threads), fields)
+
+
+def _split_fields(given: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The fields of --set that belong to the configuration of a run, and those of `RunOptions`.
+
+    >>> _split_fields(["optim.lr=1e-4", "objective.mask-duplicates=false", "save_minutes=9"])
+    ({'optim.lr': 0.0001, 'objective.mask_duplicates': False}, {'save_minutes': 9})
+    """
+    config: dict[str, Any] = {}
+    run: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name = name.strip().removeprefix("--").replace("-", "_")
+        group, _, field = name.partition(".")
+        if not (equals and name):
+            raise ValueError(f"--set takes KEY=VALUE, for example optim.epochs=2, got {text!r}")
+        if group in OPTIONS_OF_THEIR_OWN:
+            raise ValueError(f"--set {name}: it is not a field that rows share; see the options of hnclip study")
+        if group == "objective" and field not in OPEN:
+            raise ValueError(
+                f"--set {name}: rows of a study differ in it; of the objective, {', '.join(OPEN)} can be set"
+            )
+        try:
+            (run if group in RUN_FIELDS else config)[name] = json.loads(value)
+        except json.JSONDecodeError:
+            (run if group in RUN_FIELDS else config)[name] = value
+    return config, run
+
+
+def _with_fields(config: Any, values: Mapping[str, Any]) -> Any:
+    try:
+        return with_fields(config, values)
+    except ValidationError as error:
+        raise ValueError(f"--set: {one_line(error)}") from error
+    except ValueError as error:
+        raise ValueError(f"--set: {error}") from error
+
+
+def domains_of(data: Sequence[str], tests: Sequence[str], read: ReadConfig, *, paper: bool) -> tuple[Domain, ...]:
+    """Domains with their galleries.
+
+    Args:
+        data: to train on.
+        tests: further galleries. One that the paper has for a domain belongs to that domain, any other to all.
+        paper: the paper's galleries for its domains, instead of their test splits.
+    """
+    names = [source.partition("=")[0] for source in data]
+    if len({*names}) < len(names):
+        raise ValueError(f"--data names a source twice: {' '.join(names)}")
+    galleries = {name: _own_galleries(source, read, paper=paper) for name, source in zip(names, data)}
+    for test in tests:
+        name = test.partition("=")[0]
+        owners = [owner for owner, known in PAPER_GALLERIES.items() if name in known and owner in names]
+        for owner in owners or names:  # one that is named with its folder replaces the same without
+            others = [gallery for gallery in galleries[owner] if gallery.partition("=")[0] != name]
+            galleries[owner] = (*others, test)
+    for name, found in galleries.items():
+        if not found:
+            raise ValueError(f"{name} has no test split: name data to test on with --tests")
+    return tuple(Domain(source, galleries[name]) for name, source in zip(names, data))
+
+
+def _own_galleries(source: str, read: ReadConfig, *, paper: bool) -> tuple[str, ...]:
+    """What a domain is tested on by default: its test split, if it has one, or what the paper tests on."""
+    name, _, folder = source.partition("=")
+    if paper and name in PAPER_GALLERIES:
+        # In the folder of the domain, if both are read from the same files.
+        shares = {gallery: {*BENCHMARKS[gallery].folders} & {*BENCHMARKS[name].folders} for gallery in BENCHMARKS}
+        return tuple(f"{one}={folder}" if folder and shares[one] else one for one in PAPER_GALLERIES[name])
+    splits = BENCHMARKS[name].splits if name in BENCHMARKS else open_data(source, read).splits()
+    return (source,) if "test" in splits else ()

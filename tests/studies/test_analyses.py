@@ -1,0 +1,147 @@
+"""Measurements on a few images with a small model: what is stored as JSON, and what reports show of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_studies import study_results
+
+from hnclip.config import RunOptions, TrainConfig, with_fields
+from hnclip.data.scenes import scene_records
+from hnclip.encode.loop import encode_captions
+from hnclip.measure import Timing
+from hnclip.models.load import load
+from hnclip.report.document import Figure, Missing, Table
+from hnclip.studies import step_timer
+from hnclip.studies.analyses import MEASURES
+from hnclip.studies.catalogue import STUDIES
+from hnclip.studies.page import PARTS
+from hnclip.studies.plan import MeasureJob, RunJob
+from hnclip.studies.spec import Domain
+from hnclip.studies.store import Store
+
+COUNTS = {"train": 16, "validation": 4, "test": 12}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> TrainConfig:
+    """Two training pairs have one caption, three others one image, and one of the latter the caption of a fourth."""
+    root, rows = tmp_path_factory.mktemp("data"), []
+    for split, count in COUNTS.items():
+        for record in scene_records("park", split, families=count // 4, members=4):
+            image = f"{record.id.replace('/', '-')}.png"
+            record.image.load().resize((24, 24)).save(root / image)
+            rows.append({"image": image, "caption": record.captions[0], "split": split, "id": image})
+    rows[1]["caption"], rows[6]["caption"] = rows[0]["caption"], rows[7]["caption"]
+    for copy in (5, 6):
+        shutil.copy(root / rows[4]["image"], root / rows[copy]["image"])
+    (root / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain = TrainConfig(model=str(model_directory), data=str(root / "pairs.jsonl"))
+    return with_fields(plain, {"optim.micro_batch": 4, "optim.accumulate": 2, "optim.precision": "fp32"})
+
+
+class TwoModels(Store):
+    """Runs are the initial model, the second with other weights."""
+
+    def open_model(self, job: RunJob) -> Any:
+        torch.manual_seed(0)
+        model = load(job.config.model)
+        if job.identity == "second":
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.add_(0.02 * torch.randn_like(weight))
+        return model
+
+
+def measure(kind: str, config: TrainConfig, *runs: RunJob) -> dict[str, Any]:
+    """As the store writes it, and as it is read again."""
+    job = MeasureJob(kind, kind, config, Domain(config.data, (config.data,)), runs)
+    store = TwoModels(Path("no-such-store"), RunOptions(device="cpu", threads=1))
+    return json.loads(json.dumps(MEASURES[kind](job, store)))
+
+
+def blocks(study: str, kind: str, found: dict[str, Any] | None) -> list[Any]:
+    part = next(part for part in STUDIES[study].parts if part != "recalls")
+    return PARTS[part](study_results(STUDIES[study], measured=lambda asked, domain: found if asked == kind else None))
+
+
+def test_duplicates_are_counted(config: TrainConfig) -> None:
+    found = measure("duplicates", config)
+    assert found == {"pairs": 16, "caption": 4, "image": 3, "either": 6}
+    (table,) = blocks("duplicates", "duplicates", found)
+    assert tuple(table.rows[0]) == ("a", "16", "4", "3", "6")
+
+
+def test_geometry_is_that_of_the_training_captions(config: TrainConfig) -> None:
+    found = measure("geometry", config)
+    model = load(config.model)
+    captions = [json.loads(line)["caption"] for line in Path(config.data).read_text().splitlines()[:16]]
+    text = encode_captions(model, model.text_transform(captions)).cpu()
+    cosines = (text @ text.T)[~torch.eye(16, dtype=torch.bool)]
+    assert found["pairwise"]["mean"] == pytest.approx(float(cosines.mean()), abs=1e-5)
+    assert found["hardest"]["mean"] == pytest.approx(float(cosines.view(16, 15).amax(1).mean()), abs=1e-5)
+    assert sum(found["hardest"]["counts"]) == 16
+    assert (found["train"], found["test"]) == (16, {config.data: 12})
+    assert sum(found["negatives"]["shares"]) == pytest.approx(1)
+    assert np.array(found["batch"]).shape == (4, 4)
+    shown = blocks("geometry", "geometry", found)
+    names = [block.name for block in shown if isinstance(block, Figure)]
+    assert names == [f"geometry-{name}" for name in ("distributions", "means", "negatives", "batch", "pairs-a")]
+    assert all(block.render("svg") for block in shown if isinstance(block, Figure))
+    (table,) = (block for block in shown if isinstance(block, Table))
+    assert table.rows[0][4] == f"{found['pairwise']['mean']:.2f}"
+
+
+def test_retrievals_that_differ_are_counted_and_shown(config: TrainConfig) -> None:
+    runs = [RunJob(name, config, True, False, ()) for name in ("first", "second")]
+    found = measure("retrievals", config, *runs)
+    assert sum(found["counts"]) == COUNTS["test"]
+    assert len(found["examples"]) == min(4, found["counts"][1] + found["counts"][2]) or found["counts"][1:3] == [0, 0]
+    table, *figures = blocks("retrievals", "retrievals", found)
+    assert list(table.rows[0][1:]) == list(map(str, found["counts"]))
+    assert all(figure.render("svg") for figure in figures)
+    same = measure("retrievals", config, runs[0], runs[0])
+    assert same["counts"][1:3] == [0, 0]
+    assert len(blocks("retrievals", "retrievals", same)) == 1  # nothing to draw
+
+
+def test_a_step_of_every_row_is_timed_in_turns(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: dict[str, Any] = {}
+
+    def time_ways(ways: Mapping[str, Callable[[], Any]], **options: Any) -> dict[str, Timing]:
+        steps.update({name: way() for name, way in ways.items()})
+        return {name: Timing((1.0, 2.0)) for name in ways}
+
+    monkeypatch.setattr(step_timer, "time_ways", time_ways)
+    other = replace(config, objective=replace(config.objective, global_loss="infonce", token_weight=0.0))
+    runs = [RunJob(name, one, True, False, ()) for name, one in (("a", config), ("b", other))]
+    state = torch.random.get_rng_state()
+    found = measure("step_time", config, *runs)
+    assert found["seconds"] == {"a": [1.0, 2.0], "b": [1.0, 2.0]}
+    assert found["pairs"] == 8
+    assert {*steps["a"]} > {*steps["b"]}  # HN-CLIP has a token term, InfoNCE has not
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_efficiency_shows_ratios_to_hn_clip() -> None:
+    seconds = {"InfoNCE": 1.0, "FineLIP": 2.0, "GOAL": 3.0, "StructXLIP": 4.0, "HN-CLIP": 2.0}
+    machine = {"processor": "P", "device": "cpu", "threads": 1}
+    stored = {f"{row}/a/1": [value] * 5 for row, value in seconds.items()}
+    found = {"machine": machine, "precision": "fp32", "pairs": 8, "seconds": stored}
+    (table,) = blocks("efficiency", "step_time", found)
+    assert {row[0]: (row[3], row[4]) for row in table.rows} == {
+        row: (f"{8 / value:.1f}", f"{value / 2:.2f}") for row, value in seconds.items()
+    }
+
+
+@pytest.mark.parametrize("study", ["geometry", "duplicates", "retrievals", "efficiency", "gradients"])
+def test_without_a_measurement_it_is_said(study: str) -> None:
+    assert isinstance(blocks(study, "", None)[0], Missing)

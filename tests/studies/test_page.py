@@ -1,0 +1,172 @@
+"""Reports and docs/results.md: read from the store alone, short, and with everything that the paper prints."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from small_studies import evaluation, queries, study_results
+
+from hnclip.evaluate.published import published
+from hnclip.report.document import Figure, Table
+from hnclip.studies import analyses
+from hnclip.studies.catalogue import STUDIES
+from hnclip.studies.claims import CLAIMS
+from hnclip.studies.page import PARTS, study_report, write_results
+from hnclip.studies.results import StudyResults
+
+DOMAINS = ("scenes/park/small", "scenes/shelf/small")
+MACHINE = {"processor": "P", "device": "cpu", "threads": 1}
+
+
+def logs(row: str, domain: str, seed: int) -> list[dict[str, Any]]:
+    entries = [evaluation(n, 10.0 * n + len(row), kind) for n in range(3) for kind in ("evaluation", "watched")]
+    norms = {"infonce": 0.5, "hn": 2.0, "infonce_norm": 0.1, "hn_norm": 1.0, "ratio": 10.0, "cosine": 0.5}
+    shares = {"infonce_saturated": 0.2, "hn_saturated": 0.0}
+    kinds = {"dtype": "float32", "towers": "float32", "negatives": "micro", "gamma": 0.5}
+    probed = [{"kind": "gradients", "epoch": n, "step": n, **norms, **shares, **kinds} for n in (1, 2)]
+    return [*entries, *probed]
+
+
+def measured(kind: str, domain: str) -> dict[str, Any]:
+    image = analyses._image_json(Image.new("RGB", (8, 8)))
+    counts = [0] * 2000
+    counts[1800] = 10
+    item = ["label", [["a caption", True]], image]
+    rows = STUDIES["efficiency"].rows
+    return {
+        "geometry": {
+            "train": 10,
+            "test": {domain: 5},
+            "words": 20.0,
+            **{key: {"mean": 0.8, "counts": counts} for key in ("pairwise", "hardest")},
+            "negatives": {"edges": [0.8], "shares": [0.4, 0.6], "labels": ["below 0.8", "0.8 and above"]},
+            "batch": [[0.0, 0.5], [0.5, 0.0]],
+            "near_duplicates": [[item, item]],
+        },
+        "duplicates": {"pairs": 10, "caption": 1, "image": 2, "either": 3},
+        "retrievals": {
+            "counts": [1, 2, 3, 4],
+            "examples": [{"caption": "c", "right": image, "answers": [[image, True], [image, False]]}],
+        },
+        "step_time": {
+            "machine": MACHINE,
+            "precision": "fp32",
+            "pairs": 8,
+            "seconds": {f"{row.name}/{domain}/1": [1.0, 1.1] for row in rows},
+        },
+    }[kind]
+
+
+def everything() -> list[StudyResults]:
+    """All studies, complete, in a store whose model and data do not exist."""
+
+    def evaluate(row: str, domain: str, gallery: str, seed: int) -> Any:
+        found = queries(0.3 + len(row) / 100, seed + len(row + domain), images=40)
+        part = replace(queries(0.4, seed, images=10), ids=found.ids[:10])
+        return replace(found, held_out=part) if "all pairs" in gallery else found
+
+    return [
+        study_results(
+            study,
+            evaluate,
+            domains=DOMAINS,
+            seeds=(1, 2, 3)[: study.seeds],
+            logs=logs,
+            measured=measured,
+        )
+        for study in STUDIES.values()
+    ]
+
+
+@pytest.fixture(scope="module")
+def complete() -> list[StudyResults]:
+    return everything()
+
+
+def test_the_page_has_all_studies_and_claims_on_300_lines(complete: list[StudyResults], tmp_path: Path) -> None:
+    page, *figures = write_results(complete, tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 300
+    for study in STUDIES.values():
+        assert f"### {study.title}" in text
+    for claim in CLAIMS:
+        assert claim.text in text
+    assert {*re.findall(r"\(results/(.*?)\)", text)} == {path.name for path in figures}
+    assert {*(tmp_path / "results").iterdir()} == {*figures}
+    assert "Incomplete" not in text
+    for section in text.split("### ")[1:]:
+        assert section.count("![") <= 1
+        assert len(re.findall(r"^\| :?---", section, re.MULTILINE)) == 1, section
+
+
+def test_missing_runs_are_said_on_the_page_and_in_the_report(tmp_path: Path) -> None:
+    results = study_results(STUDIES["main"], lambda row, *at: queries(0.5, 1) if row != "GOAL" else None)
+    (page,) = write_results([results], tmp_path)
+    assert "main 1 of 6" in page.read_text(encoding="utf-8")
+    assert "1 of 6" in study_report(results).to_text()
+    empty = write_results([study_results(study) for study in STUDIES.values()], tmp_path)
+    assert len(empty) == 1
+
+
+@pytest.mark.parametrize("study", list(STUDIES))
+def test_a_report_of_every_study_is_written_in_all_formats(
+    study: str, complete: list[StudyResults], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any, **options: Any) -> Any:
+        raise AssertionError("rendering opened a model or data")
+
+    for name in ("torch.nn.Module.forward", "hnclip.studies.analyses.open_start", "hnclip.data.sources.open_data"):
+        monkeypatch.setattr(name, refuse)
+    results = next(one for one in complete if one.study.name == study)
+    report = study_report(results)
+    files = report.write(tmp_path, study, formats=("txt", "md", "tex", "json"), figures=("svg",))
+    assert {path.suffix for path in files} >= {".txt", ".md", ".tex", ".json"}
+    data = json.loads((tmp_path / f"{study}.json").read_text(encoding="utf-8"))
+    assert len(data["measurements"]) == len(results.measurements())
+    assert all(one["value"] is None or math.isfinite(one["value"]) for one in data["measurements"])
+    assert "Not shown" not in report.to_markdown()
+    assert any(isinstance(block, Table | Figure) for block in report.blocks)
+
+
+# What makes tables that hold no recalls; Table A8 is the seeds of Table A11's rows.
+OTHER_TABLES = {"A1": "geometry", "A3": "efficiency", "A8": "main"}
+FIGURES = {
+    "motivation": ("geometry", "geometry-distributions"),
+    "teaser and near-duplicates": ("geometry", "geometry-pairs-scenes-park-small"),
+    "batch": ("geometry", "geometry-batch"),
+    "statistics, means": ("geometry", "geometry-means"),
+    "statistics, negatives": ("geometry", "geometry-negatives"),
+    "gradient analysis": ("gradients", "gradients-scenes-park-small"),
+    "gradient grid": ("gradients", "gradients"),
+    "convergence, both": ("convergence", "convergence"),
+    "sample efficiency": ("samples", "samples-scenes-park-small"),
+    "qualitative retrieval": ("retrievals", "retrievals-scenes-park-small"),
+}
+
+
+@pytest.mark.parametrize("table", ["1", "2", "3a", "3b", "3c", *(f"A{number}" for number in range(1, 12))])
+def test_a_study_makes_every_table_of_the_paper(table: str) -> None:
+    if table in OTHER_TABLES:
+        assert STUDIES[OTHER_TABLES[table]].parts
+        return
+    rows = [result for name in ("DOCCI", "DCI", "Long-DCI", "Urban-1K") for result in published(name, table=table)]
+    printed = {(row.method, re.sub("^mean of.*|, printed as .*", "", row.setting)) for row in rows}
+    assert any(printed <= {row.published for row in study.rows} for study in STUDIES.values()), table
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_study_makes_every_figure_of_the_paper(figure: str, complete: list[StudyResults]) -> None:
+    study, name = FIGURES[figure]
+    results = next(one for one in complete if one.study.name == study)
+    assert name in [one.name for one in study_report(results).figures]
+
+
+def test_parts_of_the_catalogue_exist() -> None:
+    assert {part for study in STUDIES.values() for part in study.parts} <= {*PARTS}

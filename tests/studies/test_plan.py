@@ -1,0 +1,131 @@
+"""Which runs studies need, and which of them are the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from study_data import write_pairs
+
+from hnclip.config import ReadConfig, TrainConfig
+from hnclip.options import Study as Options
+from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES
+from hnclip.studies.catalogue import STUDIES
+from hnclip.studies.plan import Place, plan
+from hnclip.studies.settings import domains_of, entries_of
+from hnclip.studies.spec import Domain, Gallery, Setting, Study, Variant, resolve
+
+INFONCE = Variant("InfoNCE", method="hn_clip", global_loss="infonce", set={"objective.token_weight": 0.0})
+HN_CLIP = Variant("HN-CLIP", method="hn_clip", against=("InfoNCE",))
+ROWS = (Variant("zero-shot", trained=False), INFONCE, HN_CLIP)
+READ = ReadConfig()
+
+
+@pytest.fixture(scope="module")
+def setting(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    folder = tmp_path_factory.mktemp("plan")
+    sources = [str(write_pairs(folder / style, style)) for style in ("park", "shelf")]
+    base = TrainConfig(model=str(model_directory))
+    return Setting(base, tuple(Domain(source, (source,)) for source in sources), seeds=(1, 2))
+
+
+def study(name: str, rows: tuple[Variant, ...] = ROWS, **more: object) -> Study:
+    return Study(name, name, "?", rows, parts=("recalls",), **more)  # type: ignore[arg-type]
+
+
+def test_equal_runs_are_one_with_the_galleries_and_observations_of_all(setting: Setting) -> None:
+    crossed = study("crossed", columns="all")
+    observed = study("observed", (INFONCE,), watch=True)
+    probed = study("probed", (replace(INFONCE, name="again"),), probe=True)
+    found = plan([(one, setting) for one in (study("own"), crossed, observed, probed)])
+    assert len(found.runs) == 1 + 2 * 2 * 2  # the untrained model; rows, domains, seeds
+    assert {tuple(job.galleries) for job in found.runs} == {
+        tuple(Gallery(source) for domain in order for source in domain.galleries)
+        for order in (setting.domains, setting.domains[::-1])
+    }
+    domain = setting.domains[0]
+    job = found.of(observed)[Place("InfoNCE", domain.name, 1)]
+    assert (
+        job is found.of(probed)[Place("again", domain.name, 1)] is found.of(crossed)[Place("InfoNCE", domain.name, 1)]
+    )
+    assert (job.config.watch, job.config.probe_gradients) == (domain.data, 5)
+    assert found.of(crossed)[Place("HN-CLIP", domain.name, 1)].config.probe_gradients == 0
+    every = plan([(probed, replace(setting, base=replace(setting.base, probe_gradients=2))), (probed, setting)])
+    assert {job.config.probe_gradients for job in every.runs} == {1}  # has every 2nd and every 5th step
+
+
+def test_seeds_come_one_after_the_other(setting: Setting) -> None:
+    seeds = [job.config.seed for job in plan([(study("own", ROWS[1:]), setting)]).runs]
+    assert seeds == sorted(seeds)
+
+
+def test_measurements_name_the_runs_that_they_need(setting: Setting) -> None:
+    measured = Study("measured", "", "?", ROWS[1:], parts=("geometry", "retrievals", "recalls", "efficiency"))
+    found = plan([(measured, setting), (replace(measured, name="again"), setting)])
+    jobs = found.measures_of(measured)
+    assert jobs == found.measures_of(replace(measured, name="again"))
+    assert {kind for kind, _ in jobs} == {"geometry", "retrievals", "step_time"}
+    assert len(jobs) == len(found.measures) == 6
+    for (kind, domain), job in jobs.items():
+        expected = [] if kind == "geometry" else [found.of(measured)[Place(row.name, domain, 1)] for row in ROWS[1:]]
+        assert list(job.runs) == expected
+    other = plan([(measured, replace(setting, base=replace(setting.base, seed=3), seeds=(9,)))])
+    changed = {kind for (kind, domain), job in other.measures_of(measured).items() if job != jobs[kind, domain]}
+    assert {
+        kind for kind in changed if other.measures_of(measured)[kind, domain].identity != jobs[kind, domain].identity
+    } == {
+        "retrievals",
+        "step_time",
+    }  # the geometry of captions has no seed
+
+
+def test_every_study_of_the_catalogue_can_be_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HNCLIP_DATA", raising=False)
+    for recipe in ("paper/docci", "paper/dci", "paper/urban-1k"):
+        options = Options(name="all", read=READ, recipe=recipe, data=("docci", "dci"))  # type: ignore[arg-type]
+        found = plan(entries_of(options))
+        assert {name for job in found.jobs for name in job.places} == set(STUDIES)
+        rates = {place.row: job.config.optim.lr for job in found.runs for place in job.places.get("plug", ())}
+        for row, method in (("FineLIP", "finelip"), ("GOAL", "goal"), ("LoRA", "lora")):
+            assert rates[row] == rates[f"{row} + L_HN"] == PAPER_RATES[method]  # type: ignore[index]
+        assert rates["InfoNCE"] == rates["L_HN"] == 2e-6
+
+
+def test_the_family_changes_one_thing_at_a_time() -> None:
+    """Rows differ from those that they are compared with in what their names say, and in nothing else."""
+    base, family = RECIPES["results"](), STUDIES["family"]
+    assert (family.seeds, base.optim.negatives) == (3, "micro")
+    configs = {row.name: resolve(base, row) for row in family.rows if row.trained}
+    infonce = configs["InfoNCE"]
+    for name in ("InfoNCE, scale 20", "InfoNCE, scale 50", "InfoNCE, batch"):
+        assert configs[name].objective == infonce.objective
+        assert configs[name].optim != infonce.optim
+    adaptive, l_hn = configs["adaptive part alone"], configs["L_HN"]
+    assert replace(adaptive.objective, center=0.0) == l_hn.objective
+    memory = [configs[f"memory, γ {gamma}"] for gamma in ("0", "0.25", "0.5")]
+    assert [one.objective.gamma for one in memory] == [0.0, 0.25, 0.5]
+    assert {(one.optim.negatives, one.optim.memory) for one in memory} == {("memory", 1024)}
+
+
+@pytest.mark.parametrize(
+    ("data", "tests", "paper", "expected"),
+    [
+        (["docci", "dci", "vg-paragraphs"], [], True, [*PAPER_GALLERIES.values()]),
+        (["docci", "dci"], ["long-dci"], False, [("docci",), ("dci", "long-dci")]),
+        (["docci"], ["long-dci"], False, [("docci", "long-dci")]),
+        (["docci", "dci"], ["iiw"], False, [("docci", "iiw"), ("dci", "iiw")]),
+        (["dci=/d"], [], True, [("dci=/d", "long-dci=/d")]),
+        (["vg-paragraphs=/v"], ["urban-1k=/u"], True, [("urban-1k=/u",)]),
+        (["sharegpt4v"], ["urban-1k"], False, [("urban-1k",)]),
+    ],
+)
+def test_galleries_of_domains(data: list[str], tests: list[str], paper: bool, expected: list[tuple[str, ...]]) -> None:
+    assert [domain.galleries for domain in domains_of(data, tests, READ, paper=paper)] == expected
+
+
+def test_rows_of_a_study_are_named_once_and_compared_with_rows() -> None:
+    with pytest.raises(ValueError, match="same name"):
+        study("twice", (INFONCE, INFONCE))
+    with pytest.raises(ValueError, match="GOAL"):
+        study("wrong", (replace(INFONCE, against=("GOAL",)),))

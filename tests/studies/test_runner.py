@@ -1,0 +1,284 @@
+"""`hnclip study` as a person, a shell script or a scheduler uses it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from study_data import asked, write_pairs
+
+from hnclip.cli import main
+from hnclip.studies import store
+from hnclip.studies.catalogue import STUDIES
+from hnclip.studies.plan import Plan, plan
+from hnclip.studies.runner import run
+from hnclip.studies.settings import entries_of
+
+ROWS = 4  # of the study that most tests run
+ROOT = Path(__file__).parents[2]
+
+
+class Place:
+    """A data set, a model, and an uninterrupted study of them."""
+
+    def __init__(self, model: Path, data: Path, out: Path) -> None:
+        self.model, self.data, self.out = model, data, out
+
+    def options(self, out: Path | None = None, *more: str) -> list[str]:
+        return asked(self.model, self.data, out or self.out, *more)
+
+
+@pytest.fixture(scope="module")
+def place(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    folder = tmp_path_factory.mktemp("study")
+    found = Place(model_directory, write_pairs(folder / "data"), folder / "out")
+    assert main(["study", "components", *found.options(None, "--quiet")]) == 0
+    return found
+
+
+def table(out: Path, study: str = "components") -> str:
+    return (out / study / f"{study}.txt").read_text(encoding="utf-8")
+
+
+def weights(out: Path) -> dict[str, bytes]:
+    return {home.name: (home / "best/model.safetensors").read_bytes() for home in homes(out)}
+
+
+def homes(out: Path) -> list[Path]:
+    return sorted(path.parent for path in (out / "runs").glob("*/result.json"))
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "hnclip", "study", *arguments]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def written(folder: Path) -> dict[Path, int]:
+    return {
+        file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file() and file.parts[-2] != ".locks"
+    }
+
+
+def test_a_finished_study_is_only_written_again(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    before, printed = written(place.out / "runs"), table(place.out)
+    assert len(homes(place.out)) == ROWS
+    assert main(["study", "components", *place.options()]) == 0
+    assert printed.rstrip("\n") in capsys.readouterr().out
+    assert written(place.out / "runs") == before
+    assert table(place.out) == printed
+    header = (place.out / "measurements.csv").read_text(encoding="utf-8").splitlines()[0]
+    assert {"study", "row", "data", "gallery", "seed", "direction", "k", "value", "low", "high"} <= {*header.split(",")}
+
+
+def test_studies_share_runs(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "components,retrievals,held-out,plug", *place.options(), "--dry-run", "--json"]) == 0
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    shared = next(job for job in jobs if job["places"].keys() >= {"components", "retrievals", "held-out"})
+    assert shared["state"] == "to evaluate"  # held-out has a gallery of its own
+    assert [job["state"] for job in jobs].count("done") == ROWS - 2
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on(place: Place, tmp_path: Path) -> None:
+    """SIGKILL in the first, second and third run; the same command ends with the weights of an uninterrupted study."""
+    for finished in range(3):
+        process = start("components", *place.options(tmp_path))
+        while process.poll() is None:
+            begun = [path for path in (tmp_path / "runs").glob("*/checkpoint.pt") if path.parent not in homes(tmp_path)]
+            if len(homes(tmp_path)) >= finished and begun:
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.02)
+        process.communicate()
+    assert main(["study", "components", *place.options(tmp_path, "--quiet")]) == 0
+    assert weights(tmp_path) == weights(place.out)
+    assert table(tmp_path) == table(place.out).replace(str(place.out), str(tmp_path))
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_plan(place: Place, tmp_path: Path) -> None:
+    """No run is trained twice, and both processes write the reports when everything is done."""
+    processes = [start("components", *place.options(tmp_path)) for _ in range(2)]
+    ended = [process.communicate(timeout=600) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], ended
+    assert sum(messages.count("before training") for _, messages in ended) == ROWS
+    assert weights(tmp_path) == weights(place.out)
+
+
+def test_shards_divide_a_plan(place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, done in ((1, 2), (2, 4)):
+        assert main(["study", "components", *place.options(tmp_path, "--shard", f"{number}/2", "--json")]) == 0
+        content = json.loads(capsys.readouterr().out)
+        assert content["jobs"] - len(content["missing"]) == len(homes(tmp_path)) == done
+        assert (tmp_path / "components").exists() == (not content["missing"])
+
+
+def planned(place: Place, name: str) -> Plan:
+    import tyro
+
+    from hnclip.options import Study as Options
+
+    return plan(entries_of(tyro.cli(Options, args=[name, *place.options()])))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError, TypeError, AssertionError, MemoryError])
+def test_no_failure_of_a_run_stops_the_others(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def train(config: object, options: object) -> None:
+        if config.objective.global_loss == "infonce":
+            raise error("the reason\nand more")
+        (options.out / "result.json").write_text("{}", encoding="utf-8")
+        (options.out / "metrics.jsonl").touch()
+        raise KeyError("after training")
+
+    monkeypatch.setattr(store, "train_or_continue", train)
+    failures = run(planned(place, "components"), store.Store(tmp_path))
+    assert [failure.job.places["components"][0].row for failure in failures] == [
+        row.name for row in STUDIES["components"].rows
+    ]
+    assert "the reason" in failures[0].reason
+    log = (tmp_path / "failures.log").read_text(encoding="utf-8")
+    assert log.count("Traceback") == ROWS
+    assert error.__name__ in log
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, SystemExit])
+def test_the_user_stops_everything(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: type[BaseException]
+) -> None:
+    def train(config: object, options: object) -> None:
+        raise ending
+
+    monkeypatch.setattr(store, "train_or_continue", train)
+    with pytest.raises(ending):
+        run(planned(place, "components"), store.Store(tmp_path))
+
+
+def test_a_measurement_fails_with_the_runs_that_it_needs(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "train_or_continue", lambda config, options: 1 / 0)
+    failures = run(planned(place, "retrievals"), store.Store(tmp_path))
+    assert len(failures) == 3
+    assert "needs InfoNCE" in failures[2].reason
+    assert not run(planned(place, "geometry"), store.Store(tmp_path), shard="2/2")
+
+
+def test_rows_that_cannot_be_trained_are_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """No regions were prepared: the rows that need them fail with the reason, and the table shows the others."""
+    assert main(["study", "main", *place.options()]) == 1
+    printed = capsys.readouterr()
+    failed = [line for line in printed.err.splitlines() if line.startswith("hnclip study:")]
+    assert ["GOAL" in failed[0], "StructXLIP" in failed[1], len(failed)] == [True, True, 2]
+    assert "hnclip prepare regions" in failed[0]
+    assert "incomplete: 4 of 6" in printed.out
+    assert "FineLIP" in table(place.out, "main")
+
+
+def test_a_dry_run_writes_nothing_and_tells_states(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = written(place.out)
+    assert main(["study", "components,frozen", *place.options(), "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [job["state"] for job in found["jobs"]] == ["done"] * ROWS + ["to do"]
+    assert [job["pairs"] for job in found["jobs"]] == [16] * 5
+    assert found["seconds"] > 0  # by the finished runs
+    assert written(place.out) == before
+    assert main(["study", "frozen", *place.options(tmp_path / "new"), "--dry-run"]) == 0
+    assert "2 to do" in capsys.readouterr().out
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_dry_run_needs_neither_data_nor_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HNCLIP_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "main", "--recipe", "paper/dci", "--dry-run", "--json"]) == 0
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    trained = [job for job in jobs if job["trained"]]
+    assert (len(trained), len(jobs)) == (15, 16)
+    assert {(job["pairs"], job["epochs"], job["state"]) for job in trained} == {(5445, 10, "not known")}
+    assert {tuple(job["galleries"]) for job in jobs} == {("dci", "long-dci")}
+    assert main(["study", "main", "--recipe", "paper/dci"]) == 1  # to run it takes both
+    assert "longclip-L.pt" in capsys.readouterr().err
+    assert main(["study", "all", "--recipe", "paper/urban-1k", "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["mian"], "Did you mean main?"),
+        (["main,all"], "no study 'all'"),
+        (["cross-domain"], "two or more with --data"),
+        (["main", "--set", "optim.lrr=1"], "no field optim.lrr"),
+        (["main", "--set", "optim.lr=fast"], "optim.lr"),
+        (["main", "--set", "optim.epochs=0"], "optim.epochs"),
+        (["main", "--set", "optim"], "KEY=VALUE"),
+        (["main", "--set", "seed=1"], "seed"),
+        (["main", "--set", "objective.global_loss=hn"], "rows"),
+        (["main", "--model", "nowhere"], "nowhere"),
+        (["main", "--data", "nowhere.csv"], "no such file"),
+        (["main", "--data", "docci"], "docci"),
+        (["main", "--data", "scenes/park", "scenes/park"], "twice"),
+        (["main", "--out", "/proc/nowhere/at/all"], "cannot be written"),
+    ],
+)
+def test_wrong_calls_say_what_is_wrong_before_anything_runs(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("HNCLIP_DATA", raising=False)
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
+    assert main(["study", *arguments, *out]) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_files_in_the_place_of_directories_and_data_without_a_test_split(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (tmp_path / "out", tmp_path / "other" / "main", tmp_path / "third" / "runs"):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        out = tmp_path / file.relative_to(tmp_path).parts[0]
+        assert main(["study", "main", "--out", str(out)]) == 1
+        assert f"{file} is a file" in capsys.readouterr().err
+    data = write_pairs(tmp_path / "data", test=False)
+    assert main(["study", "main", "--data", str(data), "--out", str(tmp_path / "new")]) == 1
+    assert "--tests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("wrong", [["--shard", "5/4"], ["--seeds", "1", "1"], ["--threads", "-1"]], ids=str)
+def test_wrong_options_are_refused(wrong: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["study", "main", *wrong])
+
+
+def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study", "list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*STUDIES]
+    assert main(["study", "list", "--json"]) == 0
+    assert {"name", "title", "question"} == set(json.loads(capsys.readouterr().out)[0])
+
+
+@pytest.mark.parametrize(("failing", "calls"), [("1/2", 2), ("2/2", 2), ("none", 3)])
+def test_make_results_fails_with_either_half(tmp_path: Path, failing: str, calls: int) -> None:
+    program = tmp_path / "hnclip"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase "$*" in *{failing}*) exit 1;; esac\n')
+    program.chmod(0o755)
+    (tmp_path / "ready").touch()
+    ready = ["--assume-old", str(tmp_path / "ready"), f"READY={tmp_path / 'ready'}", f"BIN={tmp_path}"]
+    ended = subprocess.run(["make", "-C", str(ROOT), *ready, "results"], capture_output=True, text=True)
+    assert (ended.returncode == 0) == (failing == "none"), ended.stderr
+    assert len((tmp_path / "calls").read_text(encoding="utf-8").splitlines()) == calls
