@@ -319,9 +319,9 @@ def _losses(found: Analysed) -> SectionResult:
             f"{one.negatives:,.0f}",
             f"{one.scale:.3g}",
             f"{len(one.infonce):,}",
-            f"{one.infonce.median():.2g}",
+            f"{one.infonce.median():.3g}",
             f"{one.infonce_saturated:.0%}",
-            f"{one.hn.median():.2g}",
+            f"{one.hn.median():.3g}",
             f"{one.hn_saturated:.0%}",
         ]
         for name, one in [*zip(KINDS.values(), losses.values()), *((KINDS[planned], one) for one in lower)]
