@@ -22,7 +22,7 @@ from torch import Tensor
 from hnclip import recipes
 from hnclip.analysis.batches import SAMPLE, first_epoch
 from hnclip.analysis.captions import LARGEST, caption_geometry
-from hnclip.analysis.sections import SECTIONS, Analysed, Part, data_findings, no_conclusions
+from hnclip.analysis.sections import SECTIONS, Analysed, SectionResult, data_findings, no_conclusions
 from hnclip.config import with_fields
 from hnclip.core import Problem, Record
 from hnclip.data.batching import PairData, prepare
@@ -112,11 +112,11 @@ def diagnose(options: Diagnose) -> DiagnoseResult:
     return DiagnoseResult(report, options.out / "report.html")
 
 
-def _compute(section: Callable[[Analysed], Part], found: Analysed) -> Part:
+def _compute(section: Callable[[Analysed], SectionResult], found: Analysed) -> SectionResult:
     try:
         return section(found)
     except ValueError as error:
-        return Part(missing=str(error))
+        return SectionResult(missing=str(error))
 
 
 def _analyse(model: DualEncoder, options: Diagnose) -> Analysed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from PIL.Image import Image
 from torch import Tensor
@@ -42,53 +42,51 @@ def near_duplicate_rows(
     """
     owner = [number for number, record in enumerate(records) for _ in record.captions]
     distance = (geometry.similarity - geometry.hardest.quantile(quantile)).abs()  # [S]
-    found = list[CaptionRow]()
+    chosen = list[int]()
     queries, pairs = set[int](), set[frozenset[int]]()
     for place in distance.argsort(stable=True).tolist():
-        if len(found) == rows:
+        if len(chosen) == rows:
             break
         row = int(geometry.rows[place])
         pair = frozenset((owner[row], owner[int(geometry.nearest[place])]))
-        if owner[row] in queries or pair in pairs:
-            continue
-        queries.add(owner[row])
-        pairs.add(pair)
-        found.append(_caption_row(row, list(_nearest(text, owner, row, negatives)), records, owner))
-    return found
+        if owner[row] not in queries and pair not in pairs:
+            chosen.append(row)
+            queries.add(owner[row])
+            pairs.add(pair)
+    return _caption_rows([(row, _nearest(text, owner, row, negatives)) for row in chosen], records)
 
 
 def suspect_rows(suspects: Iterable[Suspect], records: Sequence[Record]) -> list[CaptionRow]:
     """Suspected duplicates, each a caption with one other."""
-    owner = [number for number, record in enumerate(records) for _ in record.captions]
-    return [_caption_row(pair.first, [(pair.second, pair.similarity)], records, owner) for pair in suspects]
+    return _caption_rows([(pair.first, [(pair.second, pair.similarity)]) for pair in suspects], records)
 
 
-def _nearest(text: Tensor, owner: Sequence[int], row: int, limit: int) -> Iterator[tuple[int, float]]:
+def _nearest(text: Tensor, owner: Sequence[int], row: int, limit: int) -> list[tuple[int, float]]:
     """Rows and cosines of the nearest captions of `limit` other records."""
     similarity = text.float() @ text[row].float()  # [T]
-    seen = {owner[row]}
+    found, seen = list[tuple[int, float]](), {owner[row]}
     for other in similarity.argsort(descending=True, stable=True).tolist():
-        if len(seen) > limit:
-            return
-        if owner[other] not in seen:
+        if len(found) < limit and owner[other] not in seen:
             seen.add(owner[other])
-            yield other, float(similarity[other])
+            found.append((other, float(similarity[other])))
+    return found
 
 
-def _caption_row(
-    row: int, nearest: Sequence[tuple[int, float]], records: Sequence[Record], owner: Sequence[int]
-) -> CaptionRow:
-    rows = [row, *(other for other, _ in nearest)]
-    chosen = [records[owner[number]] for number in rows]
-    first = [owner.index(owner[number]) for number in rows]  # row of each record's first caption
-    captions = [record.captions[number - start] for record, number, start in zip(chosen, rows, first)]
-    names = [shorten(record.id, NAME) for record in chosen]
-    labels = names[:1] + [f"cosine {cosine:.3f}: {name}" for (_, cosine), name in zip(nearest, names[1:])]
-    query, *others = (
-        CaptionedImage(label, passage, thumbnail(record))
-        for label, passage, record in zip(labels, highlight_shared(*captions), chosen)
-    )
-    return CaptionRow(query, tuple(others))
+def _caption_rows(
+    chosen: Sequence[tuple[int, Sequence[tuple[int, float]]]], records: Sequence[Record]
+) -> list[CaptionRow]:
+    captions = [(record, caption) for record in records for caption in record.captions]
+    found = []
+    for row, nearest in chosen:
+        labels = ["", *(f"cosine {cosine:.3f}: " for _, cosine in nearest)]
+        shown = [captions[number] for number in (row, *(other for other, _ in nearest))]
+        passages = highlight_shared(*(caption for _, caption in shown))
+        query, *others = (
+            CaptionedImage(label + shorten(record.id, NAME), passage, thumbnail(record))
+            for label, (record, _), passage in zip(labels, shown, passages)
+        )
+        found.append(CaptionRow(query, tuple(others)))
+    return found
 
 
 def thumbnail(record: Record) -> Image | None:

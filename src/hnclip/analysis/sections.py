@@ -94,7 +94,7 @@ class Analysed:
 
 
 @dataclass(frozen=True)
-class Part:
+class SectionResult:
     """What a section shows, its numbers, and what follows from them; or why it is missing."""
 
     blocks: Sequence[Block] = ()
@@ -124,7 +124,7 @@ def no_conclusions(findings: Sequence[Finding]) -> str:
     return "; ".join(f"{finding.title}: {finding.number}" for finding in findings if finding.title in blocking)
 
 
-def _retrieval(found: Analysed) -> Part:
+def _retrieval(found: Analysed) -> SectionResult:
     image = found.require_images()
     ranks = retrieval_ranks(image, found.text, found.pairs.owner)
     near = max(1, round(NEAREST * len(image)))
@@ -133,20 +133,20 @@ def _retrieval(found: Analysed) -> Part:
     recalls = {name: {f"R@{k}": recall_at(of, k) for k in (1, 5, 10)} for name, of in directions.items()}
     rows = [[name.replace("_to_", "→"), *(f"{recall:.1f}" for recall in row.values())] for name, row in recalls.items()]
     note = f"In percent, among all {len(image):,} images and their captions; chance is {100 / len(image):.2g} % at 1."
-    return Part(
+    return SectionResult(
         [Table(["direction", "R@1", "R@5", "R@10"], rows, notes=[note])],
         {"share_in_nearest": share, "chance": near / len(image), **recalls},
         [advice.retrieval(share, near / len(image), len(image), *(row["R@1"] for row in recalls.values()))],
     )
 
 
-def _similarity(found: Analysed) -> Part:
+def _similarity(found: Analysed) -> SectionResult:
     pairwise, hardest = found.geometry.pairwise, found.geometry.hardest
     rows = [
         [name, f"{one.mean:.3f}", *(f"{one.quantile(share):.3f}" for share in QUANTILES), f"{one.total:,}"]
         for name, one in {"any two captions": pairwise, "hardest negative": hardest}.items()
     ]
-    return Part(
+    return SectionResult(
         [
             Figure(
                 "caption-similarity",
@@ -161,10 +161,10 @@ def _similarity(found: Analysed) -> Part:
     )
 
 
-def _near_duplicates(found: Analysed) -> Part:
+def _near_duplicates(found: Analysed) -> SectionResult:
     near = near_duplicate_rows(found.text, found.records, found.geometry)
     hardest = near_duplicate_rows(found.text, found.records, found.geometry, quantile=1.0, rows=2)
-    return Part(
+    return SectionResult(
         [
             Text("Captions whose hardest negative is around the 90 % quantile. Shared words are marked."),
             CaptionRows(near),
@@ -181,7 +181,7 @@ def _labels(row: CaptionRow) -> list[dict[str, str]]:
     return [{"label": item.label, "caption": "".join(piece for piece, _ in item.text)} for item in items]
 
 
-def _duplicates(found: Analysed) -> Part:
+def _duplicates(found: Analysed) -> SectionResult:
     records, owner, cut = found.records, found.pairs.owner.tolist(), _cut_groups(found)
     same_text = [group for group in _groups(found.pairs.caption_ids.tolist(), owner) if group not in cut]
     same_image = _groups(found.pairs.image_ids.tolist(), range(len(records))) if found.image is not None else None
@@ -204,7 +204,7 @@ def _duplicates(found: Analysed) -> Part:
             blocks.append(Table(["group", "records"], listed, title=f"Equal {what}", notes=more))
     if suspects:
         blocks += [Text("The most similar suspects:"), CaptionRows(suspect_rows(suspects[:SUSPECTS], records))]
-    return Part(
+    return SectionResult(
         blocks,
         {
             **{f"equal_{what.replace(' ', '_')}": groups for what, groups in names.items()},
@@ -246,7 +246,7 @@ def _cut_groups(found: Analysed) -> list[tuple[int, ...]]:
     ]
 
 
-def _negatives(found: Analysed) -> Part:
+def _negatives(found: Analysed) -> SectionResult:
     epoch, gamma, data = found.epoch, found.options.gamma, found.options.data
     text, groups = found.text[epoch.chosen], epoch.groups(found.options.negatives)  # [N, D]
     batch = batch_negatives(text, groups, epoch.ids)
@@ -263,7 +263,7 @@ def _negatives(found: Analysed) -> Part:
         "Edges at the median, the 90 % and the 99 % quantile of all pairs, for any encoder.": quantiles,
     }
     matrix = batch_similarity(text, epoch.batches[0][: epoch.micro_batch])
-    return Part(
+    return SectionResult(
         [
             Text(
                 f"The first epoch of the recipe {found.options.recipe}, with {batch.count:,.0f} negatives of a query. "
@@ -307,7 +307,7 @@ def _negatives(found: Analysed) -> Part:
     )
 
 
-def _losses(found: Analysed) -> Part:
+def _losses(found: Analysed) -> SectionResult:
     epoch, gamma, planned = found.epoch, found.options.gamma, found.options.negatives
     pairs = (found.require_images(), found.text[epoch.chosen], epoch.ids)
     losses = {kind: batch_losses(*pairs, epoch.groups(kind), scale=found.scale, gamma=gamma) for kind in KINDS}
@@ -319,23 +319,23 @@ def _losses(found: Analysed) -> Part:
             f"{one.negatives:,.0f}",
             f"{one.scale:.3g}",
             f"{len(one.infonce):,}",
-            f"{one.infonce.median():.2g}",
+            f"{one.infonce.median():.3g}",
             f"{one.infonce_saturated:.0%}",
-            f"{one.hn.median():.2g}",
+            f"{one.hn.median():.3g}",
             f"{one.hn_saturated:.0%}",
         ]
         for name, one in [*zip(KINDS.values(), losses.values()), *((KINDS[planned], one) for one in lower)]
     ]
     headers = ["negatives from", "for a query", "scale", "evaluations", "InfoNCE", "saturated", "L_HN", "saturated"]
     note = f"Medians at the model's own weights, in float64; L_HN with γ {gamma:g}. Saturated: below {SATURATED:g}."
-    return Part(
+    return SectionResult(
         [Table(headers, [*rows[: len(losses)], [], *rows[len(losses) :]], notes=[note])],
         {**{kind: one.to_dict() for kind, one in losses.items()}, "lower_scales": [one.to_dict() for one in lower]},
         advice=[advice.negatives(losses, planned), advice.scale(scales)],
     )
 
 
-def _gradients(found: Analysed) -> Part:
+def _gradients(found: Analysed) -> SectionResult:
     """Gradients of both losses by all parameters, on the first batches of the epoch."""
     options, model, epoch, image = found.options, found.model, found.epoch, found.require_images()
     if not options.gradients:
@@ -365,7 +365,7 @@ def _gradients(found: Analysed) -> Part:
         lambda: gradient_figure(entries, None, unit="batch"),
         "Both losses and their gradients by all parameters.",
     )
-    return Part([summary.table(), figure], {"summary": summary.to_dict(), "measurements": entries})
+    return SectionResult([summary.table(), figure], {"summary": summary.to_dict(), "measurements": entries})
 
 
 def _memory(found: Analysed, image: Tensor) -> PairMemory:
@@ -381,7 +381,7 @@ def _memory(found: Analysed, image: Tensor) -> PairMemory:
     return PairMemory(len(epoch.memory), embeddings, epoch.memory)
 
 
-SECTIONS: dict[str, tuple[str, Callable[[Analysed], Part]]] = {
+SECTIONS: dict[str, tuple[str, Callable[[Analysed], SectionResult]]] = {
     "retrieval": ("Retrieval", _retrieval),
     "similarity": ("Similarity of captions", _similarity),
     "near_duplicates": ("Near-duplicates", _near_duplicates),
