@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, get_args
 
 from hnclip.util.console import configure_logging, progress
-from hnclip.util.text import duration
+from hnclip.util.text import duration, option_words
 
 if TYPE_CHECKING:
     from hnclip.config import TrainConfig
@@ -98,7 +98,7 @@ def _text(error: Exception) -> str:
 
 def _train(arguments: Sequence[str]) -> None:
     from hnclip import recipes
-    from hnclip.config import RunOptions, TrainConfig, read_config
+    from hnclip.config import ReadConfig, RunOptions, TrainConfig, read_config
     from hnclip.options import Train
 
     resumed, run = _value(arguments, "--resume"), RunOptions()
@@ -121,7 +121,6 @@ def _train(arguments: Sequence[str]) -> None:
             "(docs/models.md); --model bundled is the small model of the demo, for trials"
         )
 
-    from hnclip.command import eval_command
     from hnclip.train.log import METRICS, read_metrics
     from hnclip.train.runs import resume, saved_config, train
 
@@ -155,7 +154,10 @@ def _train(arguments: Sequence[str]) -> None:
         print("no epoch was better on the validation split than the model before training (epoch 0), which is best/")
     has_test = any(entry["test_split"] for entry in read_metrics(result.out, "data"))
     out = shlex.quote(str(result.out))
-    print(f"evaluate: {eval_command(saved_config(result.out), result.out, split=None if has_test else 'validation')}")
+    config = saved_config(result.out)
+    split = [] if has_test else ["--split", "validation"]
+    words = ["--data", config.data, *split, *option_words(config.read, ReadConfig(), "read.")]
+    print(f"evaluate: hnclip eval --model {out} {shlex.join(words)}")
     print(f"search:   hnclip index IMAGES --model {out} --out images.hnc")
     print(f"resume:   hnclip train --resume {out}   (after an interruption)")
 
@@ -449,16 +451,16 @@ def _interpolate(arguments: Sequence[str]) -> None:
 def _encode(arguments: Sequence[str]) -> None:
     from hnclip.options import Encode
 
-    options = _parse(Encode, "encode", arguments)
+    parsed = _parse(Encode, "encode", arguments)
 
     import torch
 
     from hnclip.encode.shards import encode
 
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    result = encode(options)
-    print(json.dumps(result.to_dict()) if options.output.json else result.to_text())
+    if parsed.encoding.threads:
+        torch.set_num_threads(parsed.encoding.threads)
+    result = encode(parsed.encoding)
+    print(json.dumps(result.to_dict()) if parsed.output.json else result.to_text())
 
 
 def _prepare(arguments: Sequence[str]) -> int:
@@ -532,7 +534,11 @@ def _parse(kind: type, command: str, arguments: Sequence[str], **extra: Any) -> 
     """Parse the options of a command and configure logging."""
     import tyro
 
-    options = tyro.cli(kind, prog=f"hnclip {command}", args=arguments, **extra)
+    try:
+        options = tyro.cli(kind, prog=f"hnclip {command}", args=arguments, **extra)
+    except ValueError as error:  # values that the dataclasses of a command refuse together
+        log.error(f"hnclip {command}: {_text(error)}")
+        raise SystemExit(2) from error
     output = options.output
     configure_logging(quiet=output.quiet or output.json, log_file=output.log_file)
     return options

@@ -236,9 +236,9 @@ def test_captions_alone_need_no_images(table: Path, encoded: Path, model_directo
     [
         (["--partition", "2/2"], "K from 0 to N - 1"),
         (["--partition", "half"], "K from 0 to N - 1"),
-        (["--batch", "0"], "--batch"),
-        (["--shard-size", "0"], "--shard-size"),
-        (["--threads", "-1"], "--threads"),
+        (["--batch", "0"], "batch"),
+        (["--shard-size", "0"], "shard_size"),
+        (["--threads", "-1"], "threads"),
         (["--workers", "2"], "--engine ray"),
     ],
 )

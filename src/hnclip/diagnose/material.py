@@ -24,10 +24,11 @@ from hnclip.data.records import DataSet
 from hnclip.data.sources import SCENES, open_data
 from hnclip.encode.embeddings import open_embeddings
 from hnclip.encode.fingerprint import model_fingerprint, records_fingerprint
+from hnclip.encode.options import EncodeOptions
 from hnclip.encode.shards import encode
 from hnclip.evaluate.retrieval import group_numbers
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.options import Diagnose, Encode
+from hnclip.options import Diagnose
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ class Source:
         out = self._directory(split, only)
         log.info(f"encoding the {'images and captions' if pictures else 'captions'} of {options.data}, {split}")
         encode(
-            Encode(
+            EncodeOptions(
                 data=options.data,
                 out=out,
                 opening=options.opening,

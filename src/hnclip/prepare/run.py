@@ -23,7 +23,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hnclip.command import differences
 from hnclip.config import ReadConfig
 from hnclip.core import Box, InvalidImage, Problem, Record
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
@@ -40,7 +39,7 @@ from hnclip.models.load import load, models_of
 from hnclip.options import PrepareRegions, PrepareText
 from hnclip.prepare.proposers import FindBoxes, open_proposer
 from hnclip.util.console import progress
-from hnclip.util.text import counted
+from hnclip.util.text import counted, option_words
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +134,7 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
         counts=counts,
         problems=problems,
         manifest=path,
-        next=shlex.join([*train, *differences(read, ReadConfig(), "read.")]),
+        next=shlex.join([*train, *option_words(read, ReadConfig(), "read.")]),
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hnclip.command import differences
 from hnclip.config import ReadConfig
 from hnclip.models.load import load
 from hnclip.options import Study as Options
@@ -25,6 +24,7 @@ from hnclip.studies.request import Entry, check_out, entries_of, is_here, parse_
 from hnclip.studies.store import Store
 from hnclip.train.data import batch_sizes, too_small
 from hnclip.util.files import replace_file
+from hnclip.util.text import option_words
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ def _words(options: Options) -> list[str]:
         value = getattr(options, name)
         if value:
             words += [f"--{name}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    words += differences(options.read, ReadConfig(), "read.")
+    words += option_words(options.read, ReadConfig(), "read.")
     for name in ("device", "threads"):
         if (value := getattr(options, name)) not in ("auto", 0):
             words += [f"--{name}", str(value)]

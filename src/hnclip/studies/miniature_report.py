@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hnclip.command import differences
 from hnclip.data.scenes import FAMILIES, MEMBERS, SMALL
 from hnclip.recipes import miniature
 from hnclip.studies.checks import Evidence, Judgement, Verdict
@@ -21,7 +20,7 @@ from hnclip.studies.store import Store
 from hnclip.studies.study import Study
 from hnclip.util.files import replace_directory, replace_file
 from hnclip.util.tables import markdown_table
-from hnclip.util.text import duration
+from hnclip.util.text import duration, option_words
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +151,7 @@ def _own_settings(setting: Setting) -> str:
     told."""
     base = miniature()
     same = {name: getattr(base, name) for name in ("data", "read")}
-    return " ".join(differences(replace(setting.base, **same), base, ""))
+    return " ".join(option_words(replace(setting.base, **same), base))
 
 
 def _claims(judged: Sequence[tuple[Claim, Judgement]], heads: tuple[str, ...]) -> str:

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from hnclip.command import train_command
-from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig, to_json
+from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig, to_json, train_command
 from hnclip.core import Batch, Embeddings, ViewEmbeddings
 from hnclip.data.records import DataSet
 from hnclip.data.sampler import epoch_order

@@ -1,6 +1,9 @@
-"""Numbers, durations and names for people."""
+"""Numbers, durations, names and command-line options as text."""
 
 from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 
 def counted(number: int, noun: str) -> str:
@@ -45,3 +48,27 @@ def slugify(*names: str) -> str:
     """
     plain = ("".join(letter if letter.isalnum() else "-" for letter in name).strip("-") for name in names)
     return "-".join(plain)[-60:].strip("-")
+
+
+def option_words(config: Any, default: Any, prefix: str = "") -> list[str]:
+    """The command-line options that turn the default into this configuration, with `prefix` before their names.
+
+    Args:
+        config, default: dataclasses of one type.
+    """
+    words: list[str] = []
+    for spec in fields(config):
+        value, usual = getattr(config, spec.name), getattr(default, spec.name)
+        flag = prefix + spec.name.replace("_", "-")
+        if is_dataclass(value):
+            words += option_words(value, usual, f"{flag}.")
+        elif value == usual:
+            continue
+        elif isinstance(value, bool):
+            group, dot, name = flag.rpartition(".")
+            words.append(f"--{flag}" if value else f"--{group}{dot}no-{name}")
+        elif isinstance(value, dict):
+            words += [f"--{flag}", *(str(item) for pair in value.items() for item in pair)]
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
