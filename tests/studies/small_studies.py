@@ -46,7 +46,7 @@ def result(
     found: EvaluationResult, *, data: str = "a", apart: EvaluationResult | None = None, truncated: int = 0
 ) -> EvaluationResult:
     def measured(of: EvaluationResult) -> EvaluationResult:
-        return replace(of, metrics=summarize(of.ranks).to_dict())
+        return replace(of, metrics=summarize(of.ranks))
 
     part = None if apart is None else measured(apart)
     return replace(measured(found), data=data, split="test", truncated=truncated, held_out=part)

@@ -26,7 +26,7 @@ def result_rows(results: Mapping[str, Mapping[str, Any]], *, ks: Sequence[int] =
     """A header, then one row per model: recall in percent, text to image then image to text.
 
     Args:
-        results: `RetrievalMetrics.to_dict()` by the model's name, in the order of the rows.
+        results: what `summarize` returns, by the model's name, in the order of the rows.
         ks: the columns of each direction. Only the first shows its interval, where the results have one.
     """
 

@@ -306,7 +306,7 @@ class Trainer:
     def _retrieval(self, gallery: Gallery) -> dict[str, Any]:
         """Metrics of a gallery, encoded by all ranks together."""
         image, text = self._encode(gallery.pixels, gallery.captions)
-        return summarize(retrieval_ranks(image, text, gallery.owner)).to_dict()
+        return summarize(retrieval_ranks(image, text, gallery.owner))
 
     def _encode(self, pixels: Any, captions: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Global vectors of images [I, D] and captions [T, D]."""
