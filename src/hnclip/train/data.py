@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,6 +64,18 @@ class RunData:
                 views = (record.short, regions, record.filtered)
                 content.update(repr(views).encode("utf-8", "surrogatepass"))
         return f"{len(self.pairs)} pairs, {len(self.validation.records)} validation images, {content.hexdigest()[:16]}"
+
+    def describe(self) -> dict[str, Any]:
+        """Counts for the log."""
+        return {
+            "pairs": len(self.pairs),
+            "captions": len(self.pairs.owner),
+            "truncated": {name: texts.truncated for name, texts in self.pairs.texts.items()},
+            "validation_captions": len(self.validation.captions),
+            "validation_truncated": self.validation.truncated,
+            "problems": len(self.problems),
+            "test_split": self.test_split,
+        }
 
     def batches(self, config: TrainConfig, epoch: int) -> tuple[PairData, list[list[int]]]:
         """The captions and batches of an epoch, from the seed and the epoch alone. With negatives from the batch, each
