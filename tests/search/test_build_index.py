@@ -26,13 +26,12 @@ from build_helpers import (
 )
 
 from encode_helpers import PROCESSES, save_picture
-from hnclip.config import ReadConfig
+from hnclip.config import Opening, ReadConfig
 from hnclip.core import InvalidImage
 from hnclip.data.image_sources import FileImage
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.options import Opening
 from hnclip.search import build
 from hnclip.search.build import build_index
 from hnclip.search.index.catalogue import content_hash

@@ -23,13 +23,12 @@ import torch
 
 from hnclip.analysis.head_probe import LEAST_HELD_OUT, recall_change
 from hnclip.analysis.heads import TowerFeatures
-from hnclip.config import ReadConfig
+from hnclip.config import Opening, ReadConfig
 from hnclip.data.sources import open_data
 from hnclip.data.validate import check_rows
 from hnclip.evaluate.metrics import recall_at
 from hnclip.evaluate.ranks import ARROWS, Ranks
 from hnclip.models.load import load
-from hnclip.options import Opening
 from hnclip.studies.adaptivity_result import (
     FAMILIES,
     KS,
