@@ -48,7 +48,7 @@ def write_table(folder: Path, records: int) -> Path:
 
 def options(data: Path | str, model: Path, out: Path, **changed: Any) -> EncodeOptions:
     given = {"shard_size": 5, "batch": 4, "threads": 1, "device": "cpu", **changed}
-    read = ReadConfig(max_bad=given.pop("max_bad", 0.01), cache=given.pop("read_cache", None))
+    read = ReadConfig(max_bad=given.pop("max_bad", 0.01))
     return EncodeOptions(data=str(data), out=out, read=read, model=str(model), **given)
 
 

@@ -14,11 +14,8 @@ from hnclip.encode.loop import encode_batches, encode_captions, encode_images, e
 from hnclip.models.load import load
 
 
-@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("batch", [1, 3, 100])
-def test_images_are_encoded_in_order_and_bad_ones_reported(
-    batch: int, cached: bool, model_directory: Path, tmp_path: Path
-) -> None:
+def test_images_are_encoded_in_order_and_bad_ones_reported(batch: int, model_directory: Path, tmp_path: Path) -> None:
     for number in range(6):
         save_picture(tmp_path / f"{number}.png", number)
     (tmp_path / "bad.png").write_bytes(b"no image")
@@ -29,7 +26,6 @@ def test_images_are_encoded_in_order_and_bad_ones_reported(
         model,
         [FileImage(tmp_path / f"{name}.png") for name in names],
         batch=batch,
-        cache=tmp_path / "cache" if cached else None,
         advance=done.append,
     )
     valid = [index for index, name in enumerate(names) if name.isdigit()]

@@ -162,7 +162,6 @@ class Source:
                 only=only,
                 shard_size=SHARD,
                 batch=options.batch,
-                cache=True,  # training will want them
                 device=options.device,
             ),
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -13,8 +12,7 @@ from torch import Tensor
 from hnclip.core import ImageSource, Problem, TextBatch, ViewEmbeddings
 from hnclip.data.batching import pad_texts
 from hnclip.data.decoding import decode_all
-from hnclip.data.image_cache import CachedPixels, load_images
-from hnclip.data.images import ImageTransform
+from hnclip.data.image_cache import CachedPixels
 from hnclip.data.texts import Tokens
 from hnclip.util.console import Iterate
 
@@ -79,28 +77,27 @@ def encode_images(
     *,
     batch: int = 128,
     workers: int | None = None,
-    cache: Path | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> EncodedImages:
     """Global vectors of images as they are stored. Threads decode the next images while the model encodes.
 
     Args:
         workers: decoding threads; the number of CPUs, at most 16, if not given.
-        cache: directory of all image caches, where the decoded images are stored; None decodes and forgets them.
         advance: called with the number of images that are done.
     """
     problems: dict[int, Problem] = {}
+    names = {str(index).encode(): source for index, source in enumerate(sources)}
 
     def batches() -> Iterator[tuple[Rows, Tensor]]:
         rows: list[int] = []
         pixels: list[Tensor] = []
-        for index, found in _decode(sources, model.image_transform, workers, cache):
+        for name, found in decode_all(names, model.image_transform, workers):  # images of the same file come together
             advance(1)
             if isinstance(found, Problem):
-                problems[index] = found
+                problems[int(name)] = found
                 continue
-            rows.append(index)
-            pixels.append(found)
+            rows.append(int(name))
+            pixels.append(torch.from_numpy(found.pixels))
             if len(rows) == batch:
                 yield rows, torch.stack(pixels)
                 rows, pixels = [], []
@@ -109,21 +106,6 @@ def encode_images(
 
     kept, vectors = _in_order(model, encode_batches(model, model.encode_images, batches()))
     return EncodedImages(vectors, kept, dict(sorted(problems.items())))
-
-
-def _decode(
-    sources: Sequence[ImageSource], transform: ImageTransform, workers: int | None, cache: Path | None
-) -> Iterator[tuple[int, Tensor | Problem]]:
-    """Index and pixels [3, S, S] of every image, or what is wrong with it; images of the same file come together."""
-    if cache is None:
-        names = {str(index).encode(): source for index, source in enumerate(sources)}
-        for name, result in decode_all(names, transform, workers):
-            yield int(name), result if isinstance(result, Problem) else torch.from_numpy(result.pixels)
-        return
-    loaded = load_images(sources, transform, cache=cache, workers=workers)
-    yield from loaded.problems.items()
-    for row, index in enumerate(loaded.kept):
-        yield index, loaded.pixels[[row]][0]
 
 
 def encode_pixels(

@@ -36,8 +36,6 @@ class EncodeOptions:
     """Images or captions encoded at once."""
     dtype: Literal["float32", "float16"] = "float32"
     """Data type of the embeddings on disk."""
-    cache: bool = False
-    """Store decoded images in the image cache, as training does; useful if several models encode the same images."""
     verify: bool = False
     """Encode nothing; compare every file of --out with its checksum."""
     engine: Literal["local", "ray"] = "local"

@@ -24,7 +24,6 @@ import torch
 
 from hnclip.core import Problem, Record
 from hnclip.data.benchmarks import BENCHMARKS
-from hnclip.data.image_cache import cache_directory
 from hnclip.data.image_sources import FileImage, is_image_name
 from hnclip.data.readers.columns import invalid_text
 from hnclip.data.readers.folders import count_captioned
@@ -274,7 +273,6 @@ class Encoder:
                 [record.image for record in records],
                 batch=options.batch,
                 workers=options.threads or None,
-                cache=cache_directory(options.read.cache) if options.cache else None,
                 advance=advance,
             )
             problems += [replace(problem, where=records[index].id) for index, problem in images.problems.items()]
