@@ -99,6 +99,7 @@ def _text(error: Exception) -> str:
 def _train(arguments: Sequence[str]) -> None:
     from hnclip import recipes
     from hnclip.config import ReadConfig, RunOptions, TrainConfig, read_config
+    from hnclip.data.sources import SCENES
     from hnclip.options import Train
 
     resumed, run = _value(arguments, "--resume"), RunOptions()
@@ -115,7 +116,8 @@ def _train(arguments: Sequence[str]) -> None:
 
     chosen = options.training
     named = any(_value(arguments, flag) is not None for flag in ("--model", "--config", "--resume"))
-    if chosen.model == "bundled" and not chosen.data.startswith("scenes") and not named:
+    own = chosen.data not in SCENES and (Path(chosen.data).exists() or not chosen.data.startswith("scenes/"))
+    if chosen.model == "bundled" and own and not named:
         raise ValueError(
             "your own data need a --model: a directory or hub name of CLIP, Long-CLIP, SigLIP …, or a checkpoint file "
             "(docs/models.md); --model bundled is the small model of the demo, for trials"
