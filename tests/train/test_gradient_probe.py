@@ -243,7 +243,7 @@ def test_a_gradient_of_exactly_zero_has_no_angle(dtype, scale):
 
 
 def test_saturation_is_counted_by_evaluation():
-    """Micro-batches of 4, 4 and 3: in the first nobody can be told apart, so one of three is not saturated."""
+    """Micro-batches of 4, 4 and 3: in the first all captions are equal, so one of three is not saturated."""
     model = Free(11, 40.0, dtype=torch.float64)
     with torch.no_grad():
         model.caption[:4] = 0.0
