@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, get_args
 
 from hnclip.util.console import configure_logging, progress
+from hnclip.util.optional import large_import
 from hnclip.util.text import duration, option_words
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def _train(arguments: Sequence[str]) -> None:
 
     resumed, run = _value(arguments, "--resume"), RunOptions()
     if resumed is not None:
-        from hnclip.train.runs import saved_config, saved_options
+        with large_import():
+            from hnclip.train.runs import saved_config, saved_options
 
         base, run = saved_config(Path(resumed)), saved_options(Path(resumed))
     elif (path := _value(arguments, "--config")) is not None:
@@ -123,8 +125,9 @@ def _train(arguments: Sequence[str]) -> None:
             "(docs/models.md); --model bundled is the small model of the demo, for trials"
         )
 
-    from hnclip.train.log import METRICS, read_metrics
-    from hnclip.train.runs import resume, saved_config, train
+    with large_import():
+        from hnclip.train.log import METRICS, read_metrics
+        from hnclip.train.runs import resume, saved_config, train
 
     if options.resume is not None:
         given = [
@@ -195,11 +198,12 @@ def _eval(arguments: Sequence[str]) -> None:
 
     options = _parse(Eval, "eval", arguments)
 
-    from hnclip.analysis.caption_pairs import caption_similarity
-    from hnclip.evaluate.retrieval import evaluate_models, open_task
-    from hnclip.models.load import load, models_of
-    from hnclip.report.results import EvaluationReport, check_format
-    from hnclip.util.device import find_device
+    with large_import():
+        from hnclip.analysis.caption_pairs import caption_similarity
+        from hnclip.evaluate.retrieval import evaluate_models, open_task
+        from hnclip.models.load import load, models_of
+        from hnclip.report.results import EvaluationReport, check_format
+        from hnclip.util.device import find_device
 
     files = [Path(path) for given in options.out for path in given]
     for path in files:
@@ -455,9 +459,10 @@ def _encode(arguments: Sequence[str]) -> None:
 
     parsed = _parse(Encode, "encode", arguments)
 
-    import torch
+    with large_import():
+        import torch
 
-    from hnclip.encode.shards import encode
+        from hnclip.encode.shards import encode
 
     if parsed.encoding.threads:
         torch.set_num_threads(parsed.encoding.threads)
