@@ -15,7 +15,8 @@ demo: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-test-all: $(READY)
+# The slow tests as well, one of them with a local Ray.
+test-all: $(VENV)/.ray
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Every study on the embedded benchmark, by two single-threaded processes, and docs/results.md of it. If a row fails, so
@@ -49,6 +50,10 @@ $(READY): pyproject.toml constraints.txt
 # On all cores, which pip does on one. Some packages bring templates that are no Python: those need not compile.
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true
 	touch $(READY)
+
+$(VENV)/.ray: $(READY)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[scale]'
+	touch $(VENV)/.ray
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

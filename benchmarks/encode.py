@@ -25,14 +25,13 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hnclip.config import ReadConfig
 from hnclip.data.images import preprocess_image
 from hnclip.encode.embeddings import open_embeddings
 from hnclip.encode.loop import encode_captions, encode_pixels
+from hnclip.encode.options import EncodeOptions
 from hnclip.encode.shards import Encoder
 from hnclip.measure import Report, machine, threads, time_ways
 from hnclip.models.load import load
-from hnclip.options import Encode, Opening
 
 log = logging.getLogger("hnclip.bench")
 
@@ -94,11 +93,9 @@ def run(options: Options) -> Report:
 
 
 def open_encoder(plan: dict[str, Any], out: Path) -> Encoder:
-    given = Encode(
+    given = EncodeOptions(
         data=plan["data"],
         out=out,
-        opening=Opening(),
-        read=ReadConfig(),
         model=plan["model"],
         batch=plan["batch"],
         shard_size=SHARD,

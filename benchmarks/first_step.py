@@ -42,6 +42,9 @@ def mark(_, record):
     for name, words in (("model", "model: "), ("data", " training pairs"), ("evaluation", "before training")):
         if words in record.getMessage():
             marks.append((name, now(), imported))
+            if name == "model":  # torch is imported by now
+                from torch.optim.optimizer import register_optimizer_step_post_hook
+                register_optimizer_step_post_hook(end)
 
 def end(*_):
     marks.append(("step", now(), imported))
@@ -50,8 +53,6 @@ def end(*_):
 
 marks.append(("start", now(), 0.0))
 builtins.__import__, importlib.import_module = timed(builtins.__import__), timed(importlib.import_module)
-from torch.optim.optimizer import register_optimizer_step_post_hook
-register_optimizer_step_post_hook(end)
 logging.getLogger("hnclip").addHandler(type("Marks", (logging.NullHandler,), {"handle": mark})())
 from hnclip.cli import main
 sys.exit(main(sys.argv[1:]))

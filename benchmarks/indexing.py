@@ -20,13 +20,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hnclip.config import ReadConfig
+from hnclip.config import Opening, ReadConfig
 from hnclip.data.image_cache import load_images
 from hnclip.data.image_sources import FileImage
 from hnclip.measure import Report, Timing, machine, threads
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.options import Opening
 from hnclip.search.build import build_index
 from hnclip.search.options import IndexOptions
 

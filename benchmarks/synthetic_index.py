@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hnclip.config import Opening
 from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.models.load import load
-from hnclip.options import Opening
 from hnclip.search.index.catalogue import State, write_state
 from hnclip.search.index.generations import begin_generation
 from hnclip.search.index.layout import THUMBNAILS, About, Storage, generation_directory, write_header

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from hnclip.config import ReadConfig
+from hnclip.encode.options import EncodeOptions
 from hnclip.encode.shards import EncodeResult, encode
-from hnclip.options import Encode, Opening
 
 WORDS = ["a", "red", "house", "stands", "beside", "two", "small", "trees", "under", "the", "cloudy", "sky"]
 
@@ -46,10 +46,10 @@ def write_table(folder: Path, records: int) -> Path:
     return folder / "pairs.csv"
 
 
-def options(data: Path | str, model: Path, out: Path, **changed: Any) -> Encode:
+def options(data: Path | str, model: Path, out: Path, **changed: Any) -> EncodeOptions:
     given = {"shard_size": 5, "batch": 4, "threads": 1, "device": "cpu", **changed}
-    read = ReadConfig(max_bad=given.pop("max_bad", 0.01), cache=given.pop("read_cache", None))
-    return Encode(data=str(data), out=out, opening=Opening(), read=read, model=str(model), **given)
+    read = ReadConfig(max_bad=given.pop("max_bad", 0.01))
+    return EncodeOptions(data=str(data), out=out, read=read, model=str(model), **given)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -63,5 +63,5 @@ def start(target: Callable[..., Any], *arguments: Any) -> BaseProcess:
     return process
 
 
-def encode_all(*given: Encode) -> list[EncodeResult]:
+def encode_all(*given: EncodeOptions) -> list[EncodeResult]:
     return [encode(each) for each in given]

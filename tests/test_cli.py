@@ -160,9 +160,15 @@ def test_defaults_follow_the_model(
     assert asked == [expected]
 
 
-def test_own_data_need_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == 1
-    assert "--model" in capsys.readouterr().err
+@pytest.mark.parametrize("data", ["mine", "scenes/mine", "docci"])
+def test_own_data_need_a_model(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if data != "docci":
+        (tmp_path / data).mkdir(parents=True)
+    assert main(["train", "--data", data, "--out", str(tmp_path / "run")]) == 1
+    assert "need a --model" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

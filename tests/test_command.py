@@ -7,8 +7,7 @@ import pytest
 import tyro
 
 from hnclip import recipes
-from hnclip.command import train_command
-from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, RunOptions, TrainConfig
+from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, RunOptions, TrainConfig, train_command
 from hnclip.options import Train
 
 CONFIGS = {

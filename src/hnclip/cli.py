@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, get_args
 
 from hnclip.util.console import configure_logging, progress
+from hnclip.util.optional import large_import
 from hnclip.util.text import duration
 
 if TYPE_CHECKING:
@@ -98,12 +99,14 @@ def _text(error: Exception) -> str:
 
 def _train(arguments: Sequence[str]) -> None:
     from hnclip import recipes
-    from hnclip.config import RunOptions, TrainConfig, read_config
+    from hnclip.config import ReadConfig, RunOptions, TrainConfig, option_words, read_config
+    from hnclip.data.sources import SCENES
     from hnclip.options import Train
 
     resumed, run = _value(arguments, "--resume"), RunOptions()
     if resumed is not None:
-        from hnclip.train.runs import saved_config, saved_options
+        with large_import():
+            from hnclip.train.runs import saved_config, saved_options
 
         base, run = saved_config(Path(resumed)), saved_options(Path(resumed))
     elif (path := _value(arguments, "--config")) is not None:
@@ -115,15 +118,16 @@ def _train(arguments: Sequence[str]) -> None:
 
     chosen = options.training
     named = any(_value(arguments, flag) is not None for flag in ("--model", "--config", "--resume"))
-    if chosen.model == "bundled" and not chosen.data.startswith("scenes") and not named:
+    own = chosen.data not in SCENES and (Path(chosen.data).exists() or not chosen.data.startswith("scenes/"))
+    if chosen.model == "bundled" and own and not named:
         raise ValueError(
             "your own data need a --model: a directory or hub name of CLIP, Long-CLIP, SigLIP …, or a checkpoint file "
             "(docs/models.md); --model bundled is the small model of the demo, for trials"
         )
 
-    from hnclip.command import eval_command
-    from hnclip.train.log import METRICS, read_metrics
-    from hnclip.train.runs import resume, saved_config, train
+    with large_import():
+        from hnclip.train.log import METRICS, read_metrics
+        from hnclip.train.runs import resume, saved_config, train
 
     if options.resume is not None:
         given = [
@@ -155,7 +159,10 @@ def _train(arguments: Sequence[str]) -> None:
         print("no epoch was better on the validation split than the model before training (epoch 0), which is best/")
     has_test = any(entry["test_split"] for entry in read_metrics(result.out, "data"))
     out = shlex.quote(str(result.out))
-    print(f"evaluate: {eval_command(saved_config(result.out), result.out, split=None if has_test else 'validation')}")
+    config = saved_config(result.out)
+    split = [] if has_test else ["--split", "validation"]
+    words = ["--data", config.data, *split, *option_words(config.read, ReadConfig(), "read.")]
+    print(f"evaluate: hnclip eval --model {out} {shlex.join(words)}")
     print(f"search:   hnclip index IMAGES --model {out} --out images.hnc")
     print(f"resume:   hnclip train --resume {out}   (after an interruption)")
 
@@ -191,12 +198,13 @@ def _eval(arguments: Sequence[str]) -> None:
 
     options = _parse(Eval, "eval", arguments)
 
-    from hnclip.analysis.captions import caption_similarity
-    from hnclip.evaluate.retrieval import evaluate_models, open_task
-    from hnclip.models.load import load, models_of
-    from hnclip.report.document import check_format
-    from hnclip.report.results import evaluation_report
-    from hnclip.util.device import find_device
+    with large_import():
+        from hnclip.analysis.captions import caption_similarity
+        from hnclip.evaluate.retrieval import evaluate_models, open_task
+        from hnclip.models.load import load, models_of
+        from hnclip.report.document import check_format
+        from hnclip.report.results import evaluation_report
+        from hnclip.util.device import find_device
 
     files = [Path(path) for given in options.out for path in given]
     for path in files:
@@ -456,16 +464,17 @@ def _interpolate(arguments: Sequence[str]) -> None:
 def _encode(arguments: Sequence[str]) -> None:
     from hnclip.options import Encode
 
-    options = _parse(Encode, "encode", arguments)
+    parsed = _parse(Encode, "encode", arguments)
 
-    import torch
+    with large_import():
+        import torch
 
-    from hnclip.encode.shards import encode
+        from hnclip.encode.shards import encode
 
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    result = encode(options)
-    print(json.dumps(result.to_dict()) if options.output.json else result.to_text())
+    if parsed.encoding.threads:
+        torch.set_num_threads(parsed.encoding.threads)
+    result = encode(parsed.encoding)
+    print(json.dumps(result.to_dict()) if parsed.output.json else result.to_text())
 
 
 def _prepare(arguments: Sequence[str]) -> int:
@@ -543,7 +552,11 @@ def _parse(kind: type, command: str, arguments: Sequence[str], **extra: Any) -> 
     """Parse the options of a command and configure logging."""
     import tyro
 
-    options = tyro.cli(kind, prog=f"hnclip {command}", args=arguments, **extra)
+    try:
+        options = tyro.cli(kind, prog=f"hnclip {command}", args=arguments, **extra)
+    except ValueError as error:  # values that the dataclasses of a command refuse together
+        log.error(f"hnclip {command}: {_text(error)}")
+        raise SystemExit(2) from error
     output = options.output
     configure_logging(quiet=output.quiet or output.json, log_file=output.log_file)
     return options

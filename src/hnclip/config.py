@@ -7,6 +7,7 @@ an unknown field is an error that names the field. No heavy import here: the com
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
 from pathlib import Path
@@ -292,6 +293,51 @@ class RunOptions:
     """Images or captions encoded at once in evaluation."""
     tensorboard: bool = False
     """Also write TensorBoard events (pip install 'hnclip[track]')."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a model is loaded."""
+
+    context: int | None = None
+    """Longest caption in tokens; a shorter context is stretched to it, a longer one stays."""
+    keep: int = 20
+    """Leading positions that stretching does not change."""
+    ratio: int | None = None
+    """New positions for each old one after them; the smallest number that reaches the context if not given."""
+    tokenizer: Path | None = None
+    """Directory of a tokenizer to use instead of the model's own."""
+    activation: Literal["quick_gelu", "gelu"] | None = None
+    """Activation function, if the checkpoint does not specify one (OpenAI: quick_gelu; most open_clip models: gelu)."""
+
+
+def train_command(config: TrainConfig) -> str:
+    """`hnclip train …` for this configuration, quoted for a shell."""
+    return shlex.join(["hnclip", "train", "--recipe", "paper", *option_words(config, TrainConfig())])
+
+
+def option_words(config: Any, default: Any, prefix: str = "") -> list[str]:
+    """The command-line options that turn the default into this configuration, with `prefix` before their names.
+
+    Args:
+        config, default: dataclasses of one type.
+    """
+    words: list[str] = []
+    for spec in fields(config):
+        value, usual = getattr(config, spec.name), getattr(default, spec.name)
+        flag = prefix + spec.name.replace("_", "-")
+        if is_dataclass(value):
+            words += option_words(value, usual, f"{flag}.")
+        elif value == usual:
+            continue
+        elif isinstance(value, bool):
+            group, dot, name = flag.rpartition(".")
+            words.append(f"--{flag}" if value else f"--{group}{dot}no-{name}")
+        elif isinstance(value, dict):
+            words += [f"--{flag}", *(str(item) for pair in value.items() for item in pair)]
+        else:
+            words += [f"--{flag}", str(value)]
+    return words
 
 
 def to_json(config: Any) -> str:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from hnclip.config import Fidelity, GlobalLoss, ReadConfig, RunOptions, TrainConfig
+from hnclip.config import Fidelity, GlobalLoss, Opening, ReadConfig, RunOptions, TrainConfig
+from hnclip.encode.options import EncodeOptions
 from hnclip.objectives.registry import MethodChoice
 
 Recipe = Literal[
@@ -67,22 +68,6 @@ class Train:
     """Continue the run in this directory from its last checkpoint, with its own configuration; --device, --threads,
     --speed.*, --save-minutes, --evaluate-batch and --tensorboard may change."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
-
-
-@dataclass(frozen=True)
-class Opening:
-    """How a model is loaded."""
-
-    context: int | None = None
-    """Longest caption in tokens; a shorter context is stretched to it, a longer one stays."""
-    keep: int = 20
-    """Leading positions that stretching does not change."""
-    ratio: int | None = None
-    """New positions for each old one after them; the smallest number that reaches the context if not given."""
-    tokenizer: Path | None = None
-    """Directory of a tokenizer to use instead of the model's own."""
-    activation: Literal["quick_gelu", "gelu"] | None = None
-    """Activation function, if the checkpoint does not specify one (OpenAI: quick_gelu; most open_clip models: gelu)."""
 
 
 @dataclass(frozen=True)
@@ -270,60 +255,8 @@ class Encode:
     an interrupted one and encodes damaged files again. With --partition 0/N to N-1/N, N processes share the work; the
     result is bit-identical."""
 
-    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """As for `hnclip train` (docs/data.md), or any folder of images."""
-    out: Path
-    """Directory to write, or to resume."""
-    opening: Annotated[Opening, tyro.conf.arg(name="")]
-    read: ReadConfig
-    model: str = "bundled"
-    """As for `hnclip eval` (docs/models.md); for a run directory, its best epoch."""
-    split: str = "all"
-    """all, or one split of the data."""
-    only: Literal["both", "images", "captions"] = "both"
-    """Encode only images or only captions."""
-    partition: str = "0/1"
-    """K/N: write only the shards K, K + N, K + 2·N …"""
-    shard_size: int = 4096
-    """Records per shard; an interruption loses at most the unfinished shard."""
-    batch: int = 128
-    """Images or captions encoded at once."""
-    dtype: Literal["float32", "float16"] = "float32"
-    """Data type of the embeddings on disk."""
-    cache: bool = False
-    """Store decoded images in the image cache, as training does; useful if several models encode the same images."""
-    verify: bool = False
-    """Encode nothing; compare every file of --out with its checksum."""
-    engine: Literal["local", "ray"] = "local"
-    """local: in this process. ray: in a pool of Ray actors (pip install 'hnclip[scale]')."""
-    workers: int | None = None
-    """Actors of the ray engine; if not given, one per GPU of the cluster, or one per four CPUs."""
-    threads: int = 0
-    """CPU threads per process or actor; 0 leaves the choice to torch, and with ray divides the CPUs among the
-    actors."""
-    device: str = "auto"
-    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
+    encoding: Annotated[EncodeOptions, tyro.conf.arg(name="")]
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
-
-    def __post_init__(self) -> None:
-        part, parts = self.part
-        if part >= parts:
-            raise ValueError(
-                f"--partition must be K/N with K from 0 to N - 1, for example 0/3, 1/3, 2/3; got {self.partition!r}"
-            )
-        for name in ("shard_size", "batch", "workers"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-        if self.threads < 0:
-            raise ValueError(f"--threads must not be negative, got {self.threads}")
-        if self.workers is not None and self.engine != "ray":
-            raise ValueError("--workers requires --engine ray; otherwise start one process per --partition")
-
-    @property
-    def part(self) -> tuple[int, int]:
-        """K and N of the partition; (0, 0) if it is malformed."""
-        part, slash, parts = self.partition.partition("/")
-        return (int(part), int(parts)) if slash and part.isdecimal() and parts.isdecimal() else (0, 0)
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from hnclip.analysis.advice import CHANCE_TITLE, TOO_FEW_TITLE
 from hnclip.analysis.captions import caption_similarity
 from hnclip.analysis.diagnose import DiagnoseResult, diagnose
 from hnclip.cli import main
-from hnclip.config import ReadConfig
+from hnclip.config import Opening, ReadConfig
 from hnclip.core import ViewEmbeddings
 from hnclip.data.scenes import scene_records
 from hnclip.encode.loop import encode_captions
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.options import Diagnose, Opening
+from hnclip.options import Diagnose
 
 WORDS = ["a", "red", "house", "stands", "near", "two", "small", "trees", "under", "the", "cloudy", "sky"]
 

@@ -11,15 +11,15 @@ import pytest
 
 from encode_helpers import contents, options, write_table
 from hnclip.encode.embeddings import manifest_bytes, open_embeddings
+from hnclip.encode.options import EncodeOptions
 from hnclip.encode.shards import encode
-from hnclip.options import Encode
 
 SUFFIXES = {"img_emb": "npy", "text_emb": "npy", "metadata": "parquet", "manifest": "json"}
 FILES = [f"{kind}/{kind}_{shard}.{suffix}" for kind, suffix in SUFFIXES.items() for shard in (0, 1)] + ["skipped.jsonl"]
 
 
 @pytest.fixture(scope="module")
-def job(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Encode:
+def job(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> EncodeOptions:
     """Eight records in two shards, one of them with a damaged image."""
     folder = tmp_path_factory.mktemp("encoded")
     data = write_table(folder / "data", 8)
@@ -31,9 +31,9 @@ def job(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Enco
 
 
 @pytest.fixture
-def copy(job: Encode, tmp_path: Path) -> Encode:
+def copy(job: EncodeOptions, tmp_path: Path) -> EncodeOptions:
     shutil.copytree(job.out, tmp_path / "copy")
-    return Encode(**{**vars(job), "out": tmp_path / "copy"})
+    return EncodeOptions(**{**vars(job), "out": tmp_path / "copy"})
 
 
 def truncate(file: Path) -> None:
@@ -59,7 +59,9 @@ def flip_last(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [truncate, empty, flip, flip_last, Path.unlink])
 @pytest.mark.parametrize("name", FILES)
-def test_damage_is_found_and_the_same_command_repairs_it(name: str, damage: object, copy: Encode, job: Encode) -> None:
+def test_damage_is_found_and_the_same_command_repairs_it(
+    name: str, damage: object, copy: EncodeOptions, job: EncodeOptions
+) -> None:
     damage(copy.out / name)  # type: ignore[operator]
     if name != "skipped.jsonl":  # which is not read
         missing = name.startswith("manifest") and damage is Path.unlink
@@ -69,7 +71,7 @@ def test_damage_is_found_and_the_same_command_repairs_it(name: str, damage: obje
     assert contents(copy.out) == contents(job.out)
 
 
-def test_every_changed_byte_of_a_manifest_is_found(copy: Encode, job: Encode) -> None:
+def test_every_changed_byte_of_a_manifest_is_found(copy: EncodeOptions, job: EncodeOptions) -> None:
     file = copy.out / "manifest/manifest_0.json"
     whole = file.read_bytes()
     known = open_embeddings(job.out).manifests
@@ -84,7 +86,7 @@ def test_every_changed_byte_of_a_manifest_is_found(copy: Encode, job: Encode) ->
         assert found == known  # white space
 
 
-def test_directories_without_all_shards_are_refused(copy: Encode, tmp_path: Path) -> None:
+def test_directories_without_all_shards_are_refused(copy: EncodeOptions, tmp_path: Path) -> None:
     for wrong in (tmp_path / "none", tmp_path):
         with pytest.raises(ValueError, match="holds no embeddings"):
             open_embeddings(wrong)
@@ -93,7 +95,7 @@ def test_directories_without_all_shards_are_refused(copy: Encode, tmp_path: Path
         open_embeddings(copy.out)
 
 
-def test_other_formats_are_refused(copy: Encode) -> None:
+def test_other_formats_are_refused(copy: EncodeOptions) -> None:
     file = copy.out / "manifest/manifest_0.json"
     content = json.loads(file.read_bytes())
     del content["checksum"]
@@ -104,7 +106,7 @@ def test_other_formats_are_refused(copy: Encode) -> None:
         encode(copy)
 
 
-def test_nothing_in_the_directory_is_executed(copy: Encode) -> None:
+def test_nothing_in_the_directory_is_executed(copy: EncodeOptions) -> None:
     class Trap:
         def __reduce__(self) -> tuple:
             return (pytest.fail, ("code of the file was run",))

@@ -8,16 +8,14 @@ import pytest
 import torch
 
 from encode_helpers import save_picture
+from hnclip.core import ViewEmbeddings
 from hnclip.data.image_sources import FileImage
-from hnclip.encode.loop import encode_captions, encode_images, encode_pixels
+from hnclip.encode.loop import encode_batches, encode_captions, encode_images, encode_pixels
 from hnclip.models.load import load
 
 
-@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("batch", [1, 3, 100])
-def test_images_are_encoded_in_order_and_bad_ones_reported(
-    batch: int, cached: bool, model_directory: Path, tmp_path: Path
-) -> None:
+def test_images_are_encoded_in_order_and_bad_ones_reported(batch: int, model_directory: Path, tmp_path: Path) -> None:
     for number in range(6):
         save_picture(tmp_path / f"{number}.png", number)
     (tmp_path / "bad.png").write_bytes(b"no image")
@@ -28,7 +26,6 @@ def test_images_are_encoded_in_order_and_bad_ones_reported(
         model,
         [FileImage(tmp_path / f"{name}.png") for name in names],
         batch=batch,
-        cache=tmp_path / "cache" if cached else None,
         advance=done.append,
     )
     valid = [index for index, name in enumerate(names) if name.isdigit()]
@@ -56,3 +53,18 @@ def test_captions_are_encoded_by_length_and_returned_in_order(model_directory: P
     found = encode_captions(model, model.text_transform(texts), batch=2)
     expected = torch.cat([encode_captions(model, model.text_transform([text])) for text in texts])
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
+
+
+def test_a_batch_is_started_before_the_one_before_it_is_fetched(model_directory: Path) -> None:
+    model, events = load(model_directory), []
+
+    def encode(pixels: torch.Tensor) -> ViewEmbeddings:
+        assert not torch.is_grad_enabled()
+        events.append("start")
+        return model.encode_images(pixels)
+
+    batches = [(name, torch.zeros(1, 3, 48, 48, dtype=torch.uint8)) for name in "abc"]
+    for name, _ in encode_batches(model, encode, batches):
+        assert torch.is_grad_enabled()
+        events.append(name)
+    assert events == ["start", "start", "a", "start", "b", "c"]

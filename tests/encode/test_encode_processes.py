@@ -16,14 +16,14 @@ import pytest
 from encode_helpers import contents, encode_all, options, start, write_table
 from hnclip.encode import shards
 from hnclip.encode.embeddings import open_embeddings
+from hnclip.encode.options import EncodeOptions
 from hnclip.encode.shards import encode
-from hnclip.options import Encode
 
 SECONDS = 300
 
 
 @pytest.fixture(scope="module")
-def job(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Encode]:
+def job(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., EncodeOptions]:
     """23 records, two of them with damaged images: 5 shards, the last of 3 records."""
     data = write_table(tmp_path_factory.mktemp("data"), 23)
     (data.parent / "06.png").write_bytes(b"no image")
@@ -32,7 +32,7 @@ def job(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 
 @pytest.fixture(scope="module")
-def alone(job: Callable[..., Encode], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def alone(job: Callable[..., EncodeOptions], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files that one process writes."""
     out = tmp_path_factory.mktemp("alone") / "out"
     encode(job(out))
@@ -46,15 +46,15 @@ def wait_for(process: BaseProcess) -> None:
 
 @pytest.mark.parametrize("partitions", [["0/3", "1/3", "2/3"], ["0/1"] * 3])
 def test_processes_write_what_one_process_writes(
-    partitions: list[str], job: Callable[..., Encode], alone: dict[str, bytes], tmp_path: Path
+    partitions: list[str], job: Callable[..., EncodeOptions], alone: dict[str, bytes], tmp_path: Path
 ) -> None:
     for process in [start(encode_all, job(tmp_path / "out", partition=partition)) for partition in partitions]:
         wait_for(process)
     assert contents(tmp_path / "out") == alone
 
 
-def hang(given: Encode, name: str, sign: Path) -> None:
-    """Encode, but stop before a file gets its name."""
+def hang(given: EncodeOptions, name: str, sign: Path) -> None:
+    """EncodeOptions, but stop before a file gets its name."""
 
     @contextmanager
     def hanging(path: Path) -> Iterator[Path]:
@@ -70,7 +70,7 @@ def hang(given: Encode, name: str, sign: Path) -> None:
 
 @pytest.mark.parametrize("name", ["img_emb_2.npy", "metadata_2.parquet", "manifest_2.json"])
 def test_a_killed_process_loses_its_shard_only(
-    name: str, job: Callable[..., Encode], alone: dict[str, bytes], tmp_path: Path
+    name: str, job: Callable[..., EncodeOptions], alone: dict[str, bytes], tmp_path: Path
 ) -> None:
     out, sign = tmp_path / "out", tmp_path / "sign"
     process = start(hang, job(out), name, sign)
@@ -92,7 +92,7 @@ def test_a_killed_process_loses_its_shard_only(
     assert contents(out) == alone
 
 
-def limited(given: Encode, said: Path) -> None:
+def limited(given: EncodeOptions, said: Path) -> None:
     """A disk with room for files of 500 bytes."""
     import transformers  # noqa: F401  what it writes at import may be larger
 
@@ -104,7 +104,7 @@ def limited(given: Encode, said: Path) -> None:
 
 
 def test_a_full_disk_is_reported_and_loses_nothing(
-    job: Callable[..., Encode], alone: dict[str, bytes], tmp_path: Path
+    job: Callable[..., EncodeOptions], alone: dict[str, bytes], tmp_path: Path
 ) -> None:
     out, said = tmp_path / "out", tmp_path / "said"
     encode(job(out, partition="0/5"))

@@ -30,40 +30,12 @@ OVER_BEST_OTHER = {
     ("A11", "Long-DCI"): [3.33, 0.35, 0.17, 2.74, 0.05, 0.12],
     ("A11", "Urban-1K"): [3.77, 1.37, 0.50, 3.27, 1.47, 0.53],
 }
-PLUGGED_IN = {
-    ("Long-CLIP", "DOCCI"): [1.86, 0.75, 0.14, 2.29, 0.24, 0.16],
-    ("Long-CLIP", "Long-DCI"): [8.19, 2.90, 1.27, 7.58, 2.43, 0.09],
-    ("FineLIP", "DOCCI"): [7.96, 1.69, 0.63, 13.98, 3.98, 1.37],
-    ("FineLIP", "Long-DCI"): [15.68, 12.66, 10.43, 23.87, 14.79, 10.84],
-    ("GOAL", "DOCCI"): [4.71, 1.12, 0.55, 4.00, 1.45, 0.57],
-    ("GOAL", "Long-DCI"): [10.16, 2.26, 0.82, 8.99, 2.08, 0.40],
-    ("StructXLIP", "DOCCI"): [0.72, 0.23, 0.12, 0.70, 0.37, 0.21],
-    ("StructXLIP", "Long-DCI"): [6.73, 1.03, 0.31, 6.42, 0.57, -0.10],
-    ("LoRA", "DOCCI"): [2.33, 0.98, 0.31, 2.88, 0.69, 0.59],
-    ("LoRA", "Long-DCI"): [4.79, 2.41, 1.49, 3.82, 1.75, 0.78],
-    ("DoRA", "DOCCI"): [2.65, 1.08, 0.39, 3.21, 0.75, 0.57],
-    ("DoRA", "Long-DCI"): [4.70, 2.38, 1.13, 3.73, 1.84, 0.43],
-}
-OVER_FROZEN = {
-    ("3c", "DOCCI"): [2.39, 3.81],
-    ("3c", "DCI"): [2.90, 3.00],
-    ("3c", "Long-DCI"): [0.97, 1.49],
-    ("3c", "Urban-1K"): [2.90, 7.20],
-    ("A2", "DOCCI"): [2.39, 0.84, 0.25, 3.81, 1.30, 0.49],
-    ("A2", "DCI"): [2.90, 1.60, 1.75, 3.00, 2.41, 1.70],
-    ("A2", "Long-DCI"): [0.97, 3.01, 2.52, 1.49, 3.32, 3.28],
-    ("A2", "Urban-1K"): [2.90, 0.50, 0.30, 7.20, 2.30, 1.40],
-}
 AVERAGES = {  # of R@1 over all benchmarks of the table and both directions
     "3a": {"γ = 0": 81.43, "γ = 0.25": 83.77, "γ = 0.5": 83.76, "γ = 0.75": 83.48, "γ = 1.0": 83.05},
     "3b": {"InfoNCE alone": 74.10, "InfoNCE and L_tok": 73.95, "L_HN alone": 78.51, "L_HN and L_tok": 78.67},
     "3c": {"Ḡ recomputed": 83.76, "Ḡ frozen at the start": 80.68},
 }
 LARGEST_SEED_DIFFERENCE = {"HN-CLIP": 1.53, "GOAL": 1.26, "StructXLIP": 0.38}
-OVER_GOAL = {  # mean R@1 of both directions, by share of the training data
-    "DOCCI": {"5": 4.74, "20": 7.25, "50": 7.07, "100": 5.85},
-    "DCI": {"5": 4.11, "20": 4.90, "50": 4.05, "100": 3.70},
-}
 
 
 def rows(table: str, benchmark: str, method: str | None = None) -> list[PublishedResult]:
@@ -101,17 +73,6 @@ def test_margins_over_the_best_other_method():
         assert [a - b for a, b in zip(own, best)] == pytest.approx(printed, abs=near), (table, benchmark)
 
 
-def test_gains_of_plugging_in_and_costs_of_freezing():
-    for (method, benchmark), printed in PLUGGED_IN.items():
-        for table in ("2", "A4"):
-            before, after = rows(table, benchmark, method)
-            assert after.setting == "with L_HN"
-            assert [b - a for a, b in zip(values(before), values(after))] == rounded(printed), (table, method)
-    for (table, benchmark), printed in OVER_FROZEN.items():
-        live, frozen = rows(table, benchmark)
-        assert [a - b for a, b in zip(values(live), values(frozen))] == rounded(printed), (table, benchmark)
-
-
 def test_averages_and_differences_between_seeds():
     for table, printed in AVERAGES.items():
         found: dict[str, list[float]] = defaultdict(list)
@@ -122,20 +83,6 @@ def test_averages_and_differences_between_seeds():
     for method, largest in LARGEST_SEED_DIFFERENCE.items():
         first, second = rows("A8", "Long-DCI", method)
         assert max(abs(a - b) for a, b in zip(values(first), values(second))) == rounded(largest)
-
-
-@pytest.mark.parametrize("benchmark", OVER_GOAL)
-def test_margins_at_each_share_of_the_data(benchmark):
-    def mean(method: str, share: str) -> float:
-        (found,) = (r for r in rows("A9", benchmark, method) if r.setting == f"{share} % of the training data")
-        return (found.recall["text_to_image"][1] + found.recall["image_to_text"][1]) / 2
-
-    margins = {share: mean("HN-CLIP", share) - mean("GOAL", share) for share in OVER_GOAL[benchmark]}
-    printed = dict(OVER_GOAL[benchmark])
-    if benchmark == "DOCCI":  # printed as 5.85, although the numbers beside it are those of table 1
-        assert margins["100"] == rounded(6.05)
-        del margins["100"], printed["100"]
-    assert margins == rounded(printed)
 
 
 def configuration(result: PublishedResult) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ import pytest
 import tyro
 
 from hnclip import recipes
-from hnclip.command import train_command
 from hnclip.config import (
     AdaptConfig,
     Fidelity,
@@ -24,6 +23,7 @@ from hnclip.config import (
     TrainConfig,
     from_json,
     to_json,
+    train_command,
 )
 from hnclip.losses import GLOBAL_LOSSES
 from hnclip.objectives.registry import (

@@ -22,7 +22,7 @@ def result(model: str, data: str, hits: int, split: str = "test", *, at: int = 0
     place = torch.arange(images)
     rank = torch.where((place >= at) & (place < at + hits), 1, 7)
     ranks, ids = Ranks(rank, rank, place), tuple(map(str, range(images)))
-    metrics = summarize(ranks, intervals=True).to_dict()
+    metrics = summarize(ranks, intervals=True)
     return EvaluationResult(ranks, place, ids, metrics, model=model, data=data, split=split)
 
 

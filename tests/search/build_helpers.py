@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from encode_helpers import save_picture
-from hnclip.config import ReadConfig
+from hnclip.config import Opening, ReadConfig
 from hnclip.data.image_sources import FileImage
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.options import Opening
 from hnclip.search.build import build_index
 from hnclip.search.index.catalogue import State, content_hash
 from hnclip.search.index.layout import About

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
+from hnclip.config import Opening
 from hnclip.core import ImageSource, Record, upright_shape
 from hnclip.data.image_sources import FileImage
 from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.options import Opening
 from hnclip.search.index.catalogue import content_hash
 from hnclip.search.index.changes import Change, NewItem, NewPicture
 from hnclip.search.index.layout import About

@@ -36,7 +36,7 @@ def queries(
     owner = torch.arange(images).repeat_interleave(captions)
     found = Ranks(ranks(len(owner)), ranks(images), owner)
     names = tuple(f"r{number}" for number in range(images))
-    metrics = summarize(found).to_dict()
+    metrics = summarize(found)
     return EvaluationResult(found, torch.arange(images) // group, names, metrics, data=data, split="test")
 
 

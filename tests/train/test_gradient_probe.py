@@ -23,11 +23,6 @@ from hnclip.train.optimizer import build_optimizer
 from hnclip.train.runs import train
 from hnclip.train.step import TrainStep
 
-KEYS = {
-    *("infonce", "hn", "infonce_norm", "hn_norm", "cosine", "ratio", "infonce_saturated", "hn_saturated"),
-    *("gamma", "negatives", "dtype", "towers"),
-}
-
 
 @pytest.fixture(scope="module")
 def data():
@@ -91,7 +86,6 @@ def test_losses_norms_and_cosine_are_those_of_autograd(data, batch, negatives, m
 
 def test_what_it_says(data, batch):
     found = GradientProbe(small_encoder(data[1]), OptimConfig(negatives="batch", micro_batch=4), gamma=0.3).probe(batch)
-    assert found.keys() == KEYS
     assert [found[key] for key in ("gamma", "negatives", "dtype", "towers")] == [0.3, "batch", "float64", "fp32"]
     half = OptimConfig(precision="bf16", micro_batch=4)
     found = GradientProbe(small_encoder(data[1], dtype=torch.float32), half).probe(batch)
@@ -99,14 +93,6 @@ def test_what_it_says(data, batch):
     whole = GradientProbe(small_encoder(data[1], dtype=torch.float32), replace(half, precision="fp32")).probe(batch)
     assert found["hn"] != whole["hn"]
     assert found["hn"] == pytest.approx(whole["hn"], rel=0.1)
-
-
-def test_without_gamma_both_are_one(data, batch):
-    found = GradientProbe(small_encoder(data[1]), OptimConfig(micro_batch=4), gamma=0.0).probe(batch)
-    assert found["cosine"] == pytest.approx(1, abs=1e-12)
-    assert found["cosine"] <= 1
-    assert found["ratio"] == 1
-    assert found["infonce"] == found["hn"]
 
 
 @pytest.mark.parametrize("negatives", ["micro", "batch"])
@@ -256,18 +242,8 @@ def test_a_gradient_of_exactly_zero_has_no_angle(dtype, scale):
     assert [other[key] for key in ("hn_norm", "cosine", "ratio")] == [0.0, None, None]
 
 
-def test_margins_below_zero_may_leave_no_gradient_to_the_other():
-    """Two captions that are opposites beside their pictures' direction: L_HN leads by 120, InfoNCE by 60."""
-    model = Free(2, 60.0)
-    with torch.no_grad():
-        model.caption[:, 2] = torch.tensor([1.0, -1.0])
-    found = GradientProbe(model, OptimConfig(micro_batch=2), gamma=1.0).probe(rows(2))
-    assert found["infonce_norm"] > 0
-    assert [found[key] for key in ("hn_norm", "cosine", "ratio")] == [0.0, None, 0.0]
-
-
 def test_saturation_is_counted_by_evaluation():
-    """Micro-batches of 4, 4 and 3: in the first nobody can be told apart, so one of three is not saturated."""
+    """Micro-batches of 4, 4 and 3: in the first all captions are equal, so one of three is not saturated."""
     model = Free(11, 40.0, dtype=torch.float64)
     with torch.no_grad():
         model.caption[:4] = 0.0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -244,7 +245,21 @@ def test_a_loss_that_is_no_number_ends_the_run(model_directory: Path, options: R
     assert all(torch.isfinite(value).all() for value in state.model.values())
 
 
+class Trap:
+    """Fails the test if it is unpickled."""
+
+    def __reduce__(self) -> tuple:
+        return pytest.fail, ("code of the file was executed",)
+
+
+def trapped(content: bytes) -> bytes:
+    file = BytesIO()
+    torch.save({"format": 2, "step": Trap()}, file)
+    return file.getvalue()
+
+
 DAMAGES = {
+    "a checkpoint with code": ("checkpoint.pt", trapped),
     "truncated checkpoint": ("checkpoint.pt", lambda content: content[: len(content) // 2]),
     "empty checkpoint": ("checkpoint.pt", lambda content: b""),
     "text as checkpoint": ("checkpoint.pt", lambda content: b"not a checkpoint"),
@@ -290,9 +305,12 @@ def test_lost_metrics_are_reported(stopped: Path, tmp_path: Path, caplog: pytest
     assert any("metrics.jsonl" in line for line in caplog.messages)
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1"):
         read_metrics(run, "step")
-    (run / "result.json").write_text('{"steps": 8}')
-    with pytest.raises(ValueError, match=r"result\.json"):
-        resume(run)
+    for change in ({"best": {"epoch": 2}}, {"last": None}, {"steps": 8, "extra": 1}):
+        content = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps(content | change))
+        with pytest.raises(ValueError, match=r"result\.json"):
+            resume(run)
+        (run / "result.json").write_text(json.dumps(content))
 
 
 def test_other_data_are_refused(stopped: Path) -> None:

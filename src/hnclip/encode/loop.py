@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from hnclip.core import ImageSource, Problem
+from hnclip.core import ImageSource, Problem, TextBatch, ViewEmbeddings
 from hnclip.data.batching import pad_texts
 from hnclip.data.decoding import decode_all
-from hnclip.data.image_cache import CachedPixels, load_images
-from hnclip.data.images import ImageTransform
+from hnclip.data.image_cache import CachedPixels
 from hnclip.data.texts import Tokens
 from hnclip.util.console import Iterate
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
+
+Key = TypeVar("Key")
+Inputs = TypeVar("Inputs", Tensor, TextBatch)
+Rows = Sequence[int]
+
+
+def encode_batches(
+    model: DualEncoder, encode: Callable[[Inputs], ViewEmbeddings], batches: Iterable[tuple[Key, Inputs]]
+) -> Iterator[tuple[Key, ViewEmbeddings]]:
+    """Every batch encoded, with its key.
+
+    A batch is yielded after the next one was started, so an accelerator works while its vectors are fetched.
+
+    Args:
+        encode: `model.encode_images`, `model.encode_texts`, or a function that calls one of them.
+        batches: keys of any kind, and pixels [B, 3, S, S] or token ids in the host's memory.
+    """
+    before = None
+    for key, inputs in batches:
+        with model.inference():
+            encoded = encode(inputs.to(model.device))
+        if before is not None:
+            yield before
+        before = key, encoded
+    if before is not None:
+        yield before
+
+
+def caption_batches(
+    model: DualEncoder, captions: Sequence[Tokens], *, batch: int, progress: Iterate = iter
+) -> Iterator[tuple[Rows, TextBatch]]:
+    """Batches of captions with their rows, in order of length: short ones are not padded to long ones."""
+    order = sorted(range(len(captions)), key=lambda row: len(captions[row]))
+    for start in progress(range(0, len(order), batch)):
+        rows = order[start : start + batch]
+        yield rows, pad_texts([captions[row] for row in rows], model.text_transform.pad)
 
 
 @dataclass(frozen=True)
@@ -43,86 +77,64 @@ def encode_images(
     *,
     batch: int = 128,
     workers: int | None = None,
-    cache: Path | None = None,
     advance: Callable[[int], None] = lambda done: None,
 ) -> EncodedImages:
     """Global vectors of images as they are stored. Threads decode the next images while the model encodes.
 
     Args:
         workers: decoding threads; the number of CPUs, at most 16, if not given.
-        cache: directory of all image caches, where the decoded images are stored; None decodes and forgets them.
         advance: called with the number of images that are done.
     """
     problems: dict[int, Problem] = {}
-    pending: list[tuple[int, Tensor]] = []
-    order: list[int] = []
-    parts = [torch.empty(0, model.width, device=model.device)]
+    names = {str(index).encode(): source for index, source in enumerate(sources)}
 
-    def encode_pending() -> None:
-        if pending:
-            pixels = torch.stack([pixels for _, pixels in pending]).to(model.device)  # [B, 3, S, S]
-            parts.append(model.encode_images(pixels).vectors.float())
-            order.extend(index for index, _ in pending)
-            advance(len(pending))
-            pending.clear()
-
-    with model.inference():
-        for index, found in _decode(sources, model.image_transform, workers, cache):
+    def batches() -> Iterator[tuple[Rows, Tensor]]:
+        rows: list[int] = []
+        pixels: list[Tensor] = []
+        for name, found in decode_all(names, model.image_transform, workers):  # images of the same file come together
+            advance(1)
             if isinstance(found, Problem):
-                problems[index] = found
-                advance(1)
+                problems[int(name)] = found
                 continue
-            pending.append((index, found))
-            if len(pending) == batch:
-                encode_pending()
-        encode_pending()
-    rows = sorted(range(len(order)), key=order.__getitem__)  # images of the same file are decoded together
-    vectors = torch.cat(parts)[torch.tensor(rows, dtype=torch.long, device=model.device)]
-    return EncodedImages(vectors, tuple(order[row] for row in rows), dict(sorted(problems.items())))
+            rows.append(int(name))
+            pixels.append(torch.from_numpy(found.pixels))
+            if len(rows) == batch:
+                yield rows, torch.stack(pixels)
+                rows, pixels = [], []
+        if rows:
+            yield rows, torch.stack(pixels)
 
-
-def _decode(
-    sources: Sequence[ImageSource], transform: ImageTransform, workers: int | None, cache: Path | None
-) -> Iterator[tuple[int, Tensor | Problem]]:
-    """Index and pixels [3, S, S] of every image, or what is wrong with it."""
-    if cache is None:
-        names = {str(index).encode(): source for index, source in enumerate(sources)}
-        for name, result in decode_all(names, transform, workers):
-            yield int(name), result if isinstance(result, Problem) else torch.from_numpy(result.pixels)
-        return
-    loaded = load_images(sources, transform, cache=cache, workers=workers)
-    yield from loaded.problems.items()
-    for row, index in enumerate(loaded.kept):
-        yield index, loaded.pixels[[row]][0]
+    kept, vectors = _in_order(model, encode_batches(model, model.encode_images, batches()))
+    return EncodedImages(vectors, kept, dict(sorted(problems.items())))
 
 
 def encode_pixels(
     model: DualEncoder, pixels: CachedPixels | Tensor, *, batch: int = 128, progress: Iterate = iter
 ) -> Tensor:
     """Global vectors [I, D] of preprocessed images, in fp32 on the model's device."""
-    with model.inference():
-        parts = [
-            model.encode_images(pixels[start : start + batch].to(model.device)).vectors.float()
-            for start in progress(range(0, len(pixels), batch))
-        ]
-    return torch.cat([torch.empty(0, model.width, device=model.device), *parts])
+    count = len(pixels)
+    batches = (
+        (range(start, min(start + batch, count)), pixels[start : start + batch])
+        for start in progress(range(0, count, batch))
+    )
+    return _in_order(model, encode_batches(model, model.encode_images, batches))[1]
 
 
 def encode_captions(
     model: DualEncoder, captions: Sequence[Tokens], *, batch: int = 128, progress: Iterate = iter
 ) -> Tensor:
-    """Global vectors [T, D] of captions given as token ids, in fp32 on the model's device.
+    """Global vectors [T, D] of captions given as token ids, in fp32 on the model's device."""
+    batches = caption_batches(model, captions, batch=batch, progress=progress)
+    return _in_order(model, encode_batches(model, model.encode_texts, batches))[1]
 
-    They are encoded in order of length, so that short ones are not padded to long ones.
-    """
-    order = sorted(range(len(captions)), key=lambda row: len(captions[row]))
+
+def _in_order(model: DualEncoder, encoded: Iterable[tuple[Rows, ViewEmbeddings]]) -> tuple[tuple[int, ...], Tensor]:
+    """The rows of all batches in order, and their vectors [K, D]."""
+    rows: list[int] = []
     parts = [torch.empty(0, model.width, device=model.device)]
-    with model.inference():
-        for start in progress(range(0, len(order), batch)):
-            rows = [captions[row] for row in order[start : start + batch]]
-            padded = pad_texts(rows, model.text_transform.pad).to(model.device)
-            parts.append(model.encode_texts(padded).vectors.float())
-    encoded = torch.cat(parts)  # [T, D], shortest first
-    text = torch.empty_like(encoded)
-    text[torch.tensor(order, dtype=torch.long, device=text.device)] = encoded
-    return text
+    for some, found in encoded:
+        rows += some
+        parts.append(found.vectors.float())
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    vectors = torch.cat(parts)[torch.tensor(order, dtype=torch.long, device=model.device)]
+    return tuple(rows[place] for place in order), vectors

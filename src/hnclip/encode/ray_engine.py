@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from hnclip.encode.options import EncodeOptions
 from hnclip.encode.shards import Encoder
-from hnclip.options import Encode
 from hnclip.util.device import find_device
 from hnclip.util.optional import import_extra
 
@@ -26,7 +26,7 @@ class ShardActor:
         folder: where relative paths of the options start.
     """
 
-    def __init__(self, options: Encode, folder: str) -> None:
+    def __init__(self, options: EncodeOptions, folder: str) -> None:
         os.chdir(folder)
         if options.threads:
             torch.set_num_threads(options.threads)
@@ -45,7 +45,7 @@ class ShardActor:
         return {"shard": rows["shard"], "error": errors}
 
 
-def encode_with_ray(options: Encode, pending: Sequence[int]) -> Iterator[int]:
+def encode_with_ray(options: EncodeOptions, pending: Sequence[int]) -> Iterator[int]:
     """Write these shards; yields the number of each that is done."""
     if not pending:
         return
@@ -77,7 +77,7 @@ def encode_with_ray(options: Encode, pending: Sequence[int]) -> Iterator[int]:
             ray.shutdown()
 
 
-def divide_resources(resources: dict[str, float], options: Encode, shards: int) -> tuple[int, int, int]:
+def divide_resources(resources: dict[str, float], options: EncodeOptions, shards: int) -> tuple[int, int, int]:
     """The number of actors, and the CPUs and GPUs of each."""
     gpus = 0 if options.device == "cpu" else int(resources.get("GPU", 0))
     cpus = max(1, int(resources.get("CPU", 1)))

@@ -22,11 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hnclip.command import differences
-from hnclip.config import ReadConfig
+from hnclip.config import option_words
 from hnclip.core import Problem, Record
 from hnclip.data.benchmarks import BENCHMARKS
-from hnclip.data.image_cache import cache_directory
 from hnclip.data.image_sources import FileImage, is_image_name
 from hnclip.data.readers.columns import invalid_text
 from hnclip.data.readers.folders import count_captioned
@@ -38,8 +36,8 @@ from hnclip.encode import embeddings as stored
 from hnclip.encode.embeddings import IMAGES, MANIFEST, METADATA, SKIPPED, TEXTS, Manifest
 from hnclip.encode.fingerprint import images_fingerprint, model_fingerprint, records_fingerprint
 from hnclip.encode.loop import encode_captions, encode_images
+from hnclip.encode.options import EncodeOptions
 from hnclip.models.load import load, models_of
-from hnclip.options import Encode, Opening
 from hnclip.util.console import progress
 from hnclip.util.device import find_device
 from hnclip.util.files import replace_file
@@ -87,7 +85,7 @@ class EncodeResult:
         return "\n".join(lines)
 
 
-def encode(options: Encode) -> EncodeResult:
+def encode(options: EncodeOptions) -> EncodeResult:
     """Encode the shards of a partition that do not exist yet or are damaged.
 
     With `options.verify` nothing is encoded; ValueError if a shard is missing or damaged.
@@ -127,7 +125,7 @@ def encode(options: Encode) -> EncodeResult:
 class Encoder:
     """Data and model of a job, opened once, by a process or an actor of Ray; writes one shard after the other."""
 
-    def __init__(self, options: Encode) -> None:
+    def __init__(self, options: EncodeOptions) -> None:
         self.options, self.out = options, options.out
         self.data, self.only = open_records(options)
         check_rows(self.data, largest=options.read.max_bad)
@@ -276,7 +274,6 @@ class Encoder:
                 [record.image for record in records],
                 batch=options.batch,
                 workers=options.threads or None,
-                cache=cache_directory(options.read.cache) if options.cache else None,
                 advance=advance,
             )
             problems += [replace(problem, where=records[index].id) for index, problem in images.problems.items()]
@@ -308,7 +305,7 @@ class Encoder:
         return problems
 
 
-def open_records(options: Encode) -> tuple[DataSet, str]:
+def open_records(options: EncodeOptions) -> tuple[DataSet, str]:
     """The records of a split with the problems of the source, and what of them is encoded: both, images or captions.
 
     A directory of images has a record for each of them with --only images, and also if there are no captions.
@@ -359,12 +356,12 @@ def _metadata(records: Sequence[Record]) -> tuple[str, bytes]:
     return "parquet", buffer.getvalue()
 
 
-def _command(options: Encode) -> str:
+def _command(options: EncodeOptions) -> str:
     """The command that encodes all shards, without --out."""
     words = ["hnclip", "encode", options.data, "--model", options.model]
-    usual = Encode(data=options.data, out=options.out, opening=Opening(), read=ReadConfig())
+    usual = EncodeOptions(data=options.data, out=options.out)
     for name in ("split", "only", "dtype", "shard_size", "batch"):
         if (value := getattr(options, name)) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
-    words += differences(options.opening, usual.opening, "")
-    return shlex.join([*words, *differences(options.read, usual.read, "read.")])
+    words += option_words(options.opening, usual.opening)
+    return shlex.join([*words, *option_words(options.read, usual.read, "read.")])

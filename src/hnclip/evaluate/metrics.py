@@ -3,49 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hnclip.evaluate.bootstrap import Estimate, bootstrap_intervals
-from hnclip.evaluate.ranks import Ranks
-
-
-@dataclass(frozen=True)
-class DirectionMetrics:
-    """One direction: recall in percent by K, with intervals by K if they were asked for."""
-
-    recall: Mapping[int, float]
-    mean_rank: float
-    median_rank: float
-    queries: int
-    intervals: Mapping[int, Estimate] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers and lists under "R@1", "R@1_interval", …, "mean_rank", "median_rank", "queries"."""
-        values: dict[str, Any] = {}
-        for k, recall in self.recall.items():
-            values[f"R@{k}"] = recall
-            if k in self.intervals:
-                values[f"R@{k}_interval"] = [self.intervals[k].low, self.intervals[k].high]
-        return {**values, "mean_rank": self.mean_rank, "median_rank": self.median_rank, "queries": self.queries}
-
-
-@dataclass(frozen=True)
-class RetrievalMetrics:
-    """Both directions of one model on one gallery."""
-
-    text_to_image: DirectionMetrics
-    image_to_text: DirectionMetrics
-
-    def to_dict(self) -> dict[str, Any]:
-        """Both directions, ready for JSON, and "mean_R@K", the mean recall of the two, for every K."""
-        forward, backward = self.text_to_image, self.image_to_text
-        means = {f"mean_R@{k}": (forward.recall[k] + backward.recall[k]) / 2 for k in forward.recall}
-        return {"text_to_image": forward.to_dict(), "image_to_text": backward.to_dict(), **means}
+from hnclip.evaluate.bootstrap import bootstrap_intervals
+from hnclip.evaluate.ranks import ARROWS, Ranks
 
 
 def recall_at(ranks: Tensor, k: int) -> float:
@@ -72,7 +37,7 @@ def summarize(
     *,
     intervals: bool = False,
     groups: Tensor | None = None,
-) -> RetrievalMetrics:
+) -> dict[str, Any]:
     """Recall at every K, mean and median rank of both directions, with bootstrap intervals if asked.
 
     Args:
@@ -83,26 +48,27 @@ def summarize(
         groups: label per image; images of one label (near-duplicates) are drawn together, with all their captions.
             Without it every image is its own group.
 
+    Returns:
+        Plain numbers and lists, ready for JSON: "text_to_image" and "image_to_text" with "R@1", "R@1_interval", …,
+        "mean_rank", "median_rank" and "queries" each, and for every K "mean_R@K", the mean recall of both.
+
     Shape:
         groups [I].
     """
     image_groups = torch.arange(len(ranks.image_to_text)) if groups is None else groups.cpu()  # [I]
+    labels = {"text_to_image": image_groups[ranks.owner], "image_to_text": image_groups}  # [T], [I]
     bootstrapped = intervals and image_groups.unique().numel() > 1  # a single group has no spread to measure
-
-    def direction(of: Tensor, labels: Tensor) -> DirectionMetrics:
-        found: list[Estimate] = []
-        if bootstrapped:
-            hits = 100.0 * (of[:, None] <= torch.tensor(ks))  # [n, K] in percent, like the recall
-            found = bootstrap_intervals(hits, groups=labels)
-        return DirectionMetrics(
-            recall={k: recall_at(of, k) for k in ks},
-            mean_rank=statistics.fmean(of.tolist()),
-            median_rank=float(statistics.median(of.tolist())),
-            queries=len(of),
-            intervals=dict(zip(ks, found)),
-        )
-
-    return RetrievalMetrics(
-        text_to_image=direction(ranks.text_to_image, image_groups[ranks.owner]),
-        image_to_text=direction(ranks.image_to_text, image_groups),
-    )
+    found: dict[str, Any] = {}
+    for direction in ARROWS:
+        own = getattr(ranks, direction)  # [n]
+        values = found[direction] = {}
+        hits = 100.0 * (own[:, None] <= torch.tensor(ks))  # [n, K] in percent, like the recall
+        estimates = bootstrap_intervals(hits, groups=labels[direction]) if bootstrapped else [None] * len(ks)
+        for k, estimate in zip(ks, estimates):
+            values[f"R@{k}"] = recall_at(own, k)
+            if estimate is not None:
+                values[f"R@{k}_interval"] = [estimate.low, estimate.high]
+        values["mean_rank"] = statistics.fmean(own.tolist())
+        values["median_rank"] = float(statistics.median(own.tolist()))
+        values["queries"] = len(own)
+    return found | {f"mean_R@{k}": sum(found[direction][f"R@{k}"] for direction in ARROWS) / 2 for k in ks}

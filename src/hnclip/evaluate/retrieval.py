@@ -63,7 +63,7 @@ class EvaluationResult:
         ranks: of every query.
         groups: the group of near-duplicates of every image, as a number.
         ids: the record of every image; two results can be compared query by query if they agree.
-        metrics: `RetrievalMetrics.to_dict()` of the ranks.
+        metrics: what `summarize` returns.
         truncated: captions truncated at the model's context.
         skipped: invalid records that were skipped.
         unread: rows of the source, of any split, that could not be read.
@@ -184,7 +184,7 @@ def rank_gallery(
 
 def _ranked(image: Tensor, text: Tensor, owner: Tensor, records: Sequence[Record], intervals: bool) -> EvaluationResult:
     ranks, groups = retrieval_ranks(image, text, owner), group_numbers(records)
-    metrics = summarize(ranks, intervals=intervals, groups=groups).to_dict()
+    metrics = summarize(ranks, intervals=intervals, groups=groups)
     return EvaluationResult(ranks, groups, tuple(record.id for record in records), metrics, image=image, text=text)
 
 

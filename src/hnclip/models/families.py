@@ -6,7 +6,6 @@ A family has no state; the weights live in the backbone, a model of transformers
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from hnclip.core import TextBatch
 from hnclip.data.texts import TextTransform
 from hnclip.models.packing import is_worth_packing, pack, unpack, use_packed_attention
+from hnclip.util.optional import large_import
 
 Request: TypeAlias = Literal["global", "tokens", "hidden"]
 """What a tower returns: global vectors alone, with token vectors, or with its last hidden states."""
@@ -86,7 +86,7 @@ class Family(ABC):
         return backbone.text_model.embeddings
 
     def backbone_class(self) -> Any:
-        with _collector_paused():
+        with large_import():
             import transformers
 
             return getattr(transformers, self.backbone_name)
@@ -286,22 +286,6 @@ def pool_each_patch(head: Any, patches: Tensor) -> Tensor:
     value = nn.functional.linear(patches, attention.in_proj_weight[2 * width :], attention.in_proj_bias[2 * width :])
     pooled = attention.out_proj(value)  # [B, P, D]
     return pooled + head.mlp(head.layernorm(pooled))
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection inside the block: importing transformers creates a million lasting objects, and traversing
-    them again and again takes a fifth of its time."""
-    if not gc.isenabled() or gc.get_freeze_count():  # a program that manages the collector itself
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.unfreeze()  # both together: all objects count as old, so that the next collection does not traverse them
-        gc.enable()
 
 
 @contextmanager

@@ -23,8 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hnclip.command import differences
-from hnclip.config import ReadConfig
+from hnclip.config import ReadConfig, option_words
 from hnclip.core import Box, InvalidImage, Problem, Record
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
@@ -135,7 +134,7 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
         counts=counts,
         problems=problems,
         manifest=path,
-        next=shlex.join([*train, *differences(read, ReadConfig(), "read.")]),
+        next=shlex.join([*train, *option_words(read, ReadConfig(), "read.")]),
     )
 
 

@@ -38,7 +38,7 @@ def recall_table(metrics: Mapping[str, Mapping[str, Any]], ks: Sequence[int] = (
     """A row for each model: recall in percent, the first K with its interval if the metrics have one.
 
     Args:
-        metrics: `RetrievalMetrics.to_dict()` by model.
+        metrics: what `summarize` returns, by model.
     """
     headers = ["model", *(f"{arrow} R@{k}" for arrow in ARROWS.values() for k in ks)]
     rows = [[name, *(_cell(one, way, k, k == ks[0]) for way in ARROWS for k in ks)] for name, one in metrics.items()]

@@ -101,8 +101,7 @@ def _bring_in(writer: IndexWriter, model: DualEncoder, source: IndexSource, opti
             try:
                 work = plan.work
                 while work:  # a second time only for copies of pictures that could not be decoded
-                    for found in in_order(pool, pictures.look, work, AHEAD * options.batch):
-                        run.take(found)
+                    run.take(in_order(pool, pictures.look, work, AHEAD * options.batch))
                     work = run.turn()
                 run.finish(problems)
             finally:

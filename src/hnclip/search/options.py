@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from hnclip.config import ReadConfig
-from hnclip.options import Opening, Output
+from hnclip.config import Opening, ReadConfig
+from hnclip.options import Output
 from hnclip.search.index.layout import EngineName, Storage
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from hnclip.data.sampler import cluster_order, cut_batches, epoch_order, nearest
 from hnclip.data.sources import open_data
 from hnclip.data.validate import check_rows, check_share, drop_invalid
 from hnclip.encode.loop import encode_captions
-from hnclip.evaluate.retrieval import Gallery, prepare_gallery
+from hnclip.evaluate.retrieval import Gallery, drop_unusable, open_task, prepare_gallery
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.base import Objective
 from hnclip.train.distributed import broadcast_object, encode_shared, rank
@@ -63,6 +64,18 @@ class RunData:
                 views = (record.short, regions, record.filtered)
                 content.update(repr(views).encode("utf-8", "surrogatepass"))
         return f"{len(self.pairs)} pairs, {len(self.validation.records)} validation images, {content.hexdigest()[:16]}"
+
+    def describe(self) -> dict[str, Any]:
+        """Counts for the log."""
+        return {
+            "pairs": len(self.pairs),
+            "captions": len(self.pairs.owner),
+            "truncated": {name: texts.truncated for name, texts in self.pairs.texts.items()},
+            "validation_captions": len(self.validation.captions),
+            "validation_truncated": self.validation.truncated,
+            "problems": len(self.problems),
+            "test_split": self.test_split,
+        }
 
     def batches(self, config: TrainConfig, epoch: int) -> tuple[PairData, list[list[int]]]:
         """The captions and batches of an epoch, from the seed and the epoch alone. With negatives from the batch, each
@@ -129,14 +142,10 @@ def open_run_data(
 
 
 def _open_watched(config: TrainConfig, source: str, model: DualEncoder, cache: Path) -> Gallery:
-    """The records of the watched source that the model can use."""
-    data = open_data(source, config.read, splits={"test"})
-    records = data.part("test" if data.splits() else "all", validation_share=0.0)
+    """The records of the watched source that the model can use, as `hnclip eval` takes them."""
     with progress("reading images") as bar:
-        found = drop_invalid(records, model.text_transform, model.image_transform, cache=cache, progress=bar.iterate)
-    lost, limit = len(records) - len(found.records), config.read.max_bad
-    check_share(lost, len(records), found.problems, what="records", largest=limit, name=f"{source} (watched)")
-    return prepare_gallery(found.records, model, cache=cache)
+        task = drop_unusable(open_task(source, None, config.read), model, config.read, progress=bar.iterate)
+    return prepare_gallery(task.records, model, cache=cache)
 
 
 def _add_similarities(data: RunData, config: TrainConfig, model: DualEncoder, batch: int) -> RunData:

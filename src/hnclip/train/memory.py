@@ -9,12 +9,15 @@ epoch if N is the number of training pairs. Related: memory bank (Wu et al. 2018
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hnclip.core import Embeddings, NegativePairs
+from hnclip.core import Embeddings, NegativePairs, ViewEmbeddings
+from hnclip.data.batching import PairData
+from hnclip.models.dual_encoder import DualEncoder
 
 
 class PairMemory:
@@ -71,3 +74,27 @@ def _vectors(embeddings: Embeddings) -> dict[str, Tensor]:
         "ids": embeddings.ids,
     }
     return found if embeddings.margin_text is None else {**found, "margin_text": embeddings.margin_text}
+
+
+def fill_memory(
+    model: DualEncoder,
+    pairs: PairData,
+    rows: Sequence[int],
+    encode: Callable[[Any, Any], tuple[Tensor, Tensor]],
+) -> PairMemory:
+    """A memory of these pairs, each with its chosen caption.
+
+    Args:
+        encode: images and captions into global vectors.
+    """
+    numbers = torch.tensor(rows)
+    chosen, captions = pairs.chosen[numbers].tolist(), pairs.texts["caption"]  # rows of captions
+    image, text = encode(pairs.images["full"].select(rows), [captions[row] for row in chosen])
+    embeddings = Embeddings(
+        {"full": ViewEmbeddings(image.to(model.dtype))},
+        {"caption": ViewEmbeddings(text.to(model.dtype))},
+        model.scale.detach(),
+        ids=pairs.ids[numbers].to(model.device),
+        margin_text=None if pairs.margin_text is None else pairs.margin_text[chosen].to(model.device),
+    )
+    return PairMemory(len(rows), embeddings, numbers)

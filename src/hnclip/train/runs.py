@@ -87,6 +87,9 @@ def saved_options(out: Path) -> RunOptions:
 def _read_result(out: Path) -> TrainResult:
     path = out / RUN_RESULT
     try:
-        return TrainResult(out=out, **read_json(path))
-    except TypeError as error:
+        result = TrainResult(out=out, **read_json(path))
+        for found in (result.best, result.last):
+            _ = found["epoch"], found["mean_R@1"]
+    except (TypeError, KeyError) as error:
         raise ValueError(f"{path} is not the result of a run ({error}); delete it and resume the run") from error
+    return result

@@ -15,9 +15,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from hnclip.command import train_command
-from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig, to_json
-from hnclip.core import Batch, Embeddings, ViewEmbeddings
+from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig, to_json, train_command
+from hnclip.core import Batch
 from hnclip.data.records import DataSet
 from hnclip.data.sampler import epoch_order
 from hnclip.data.validate import write_problems
@@ -55,7 +54,7 @@ from hnclip.train.distributed import (
 )
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.log import MetricsLog
-from hnclip.train.memory import PairMemory
+from hnclip.train.memory import PairMemory, fill_memory
 from hnclip.train.optimizer import build_optimizer, keep_positions, warmup_steps
 from hnclip.train.setup import (
     check_processes,
@@ -134,7 +133,8 @@ class Trainer:
             for name in ("best", "last") if rank() == 0 else ():
                 recover_directory(self.out / name)
             self._open()
-            self._write_json({OPTIONS: self.options, RUN_CONFIG: self.config})
+            self._write_file(OPTIONS, to_json(self.options))
+            self._write_file(RUN_CONFIG, to_json(self.config))
             self.saved = time.monotonic()
             try:
                 self._run()
@@ -142,10 +142,8 @@ class Trainer:
                 if self.log is not None:
                     self.log.close()
             result = TrainResult(self.out, self.step, round(self._elapsed(), 1), self.best, self.last)
-            if rank() == 0:
-                content = {name: value for name, value in vars(result).items() if name != "out"}
-                with replace_file(self.out / RUN_RESULT) as partial:
-                    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            content = {name: value for name, value in vars(result).items() if name != "out"}
+            self._write_file(RUN_RESULT, json.dumps(content, indent=2) + "\n")
         return result
 
     def _open(self) -> None:
@@ -193,7 +191,7 @@ class Trainer:
         state = load_checkpoint(self.out)
         if state is not None:
             self._check_unchanged(state)
-        memory = self._fill_memory()
+        memory = self._memory()
         self.train_step = TrainStep(
             self.model, self.objective, self.optimizer, config.optim, total=self.total, memory=memory
         )
@@ -208,7 +206,7 @@ class Trainer:
             length = 0 if state is None else state.log_bytes
             self.log = MetricsLog(self.out, length, self.step, tensorboard=self.options.tensorboard)
         if state is None:
-            self._write(self._describe_data())
+            self._write({"kind": "data", "step": 0, **self.data.describe()})
             self._evaluate(epoch=0)
         self._save_models()  # a run that was killed before this is repeated here
         for epoch in range(self.step // self.epoch_steps, config.optim.epochs):
@@ -307,7 +305,7 @@ class Trainer:
     def _retrieval(self, gallery: Gallery) -> dict[str, Any]:
         """Metrics of a gallery, encoded by all ranks together."""
         image, text = self._encode(gallery.pixels, gallery.captions)
-        return summarize(retrieval_ranks(image, text, gallery.owner)).to_dict()
+        return summarize(retrieval_ranks(image, text, gallery.owner))
 
     def _encode(self, pixels: Any, captions: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Global vectors of images [I, D] and captions [T, D]."""
@@ -318,28 +316,15 @@ class Trainer:
         )
         return image, text
 
-    def _fill_memory(self) -> PairMemory | None:
+    def _memory(self) -> PairMemory | None:
         """The memory at the start: pairs chosen by the seed, as the initial model encodes them."""
-        optim, data = self.config.optim, self.data.pairs
-        size = min(optim.memory, len(data))
+        optim, pairs, seed = self.config.optim, self.data.pairs, self.config.seed
+        size = min(optim.memory, len(pairs))
         if not size:
             return None
-        log.info(f"negatives from a memory of {size} of {len(data)} training pairs")
-        pairs = data.draw(self.config.seed, 0)
-        rows = torch.tensor(epoch_order(len(data), self.config.seed, optim.epochs)[:size])
-        chosen = pairs.chosen[rows].tolist()  # rows of captions
-        captions = pairs.texts["caption"]
-        image, text = self._encode(pairs.images["full"].select(rows.tolist()), [captions[row] for row in chosen])
-        margin_text = None if pairs.margin_text is None else pairs.margin_text[chosen].to(self.device)
-        dtype = self.model.dtype
-        embeddings = Embeddings(
-            {"full": ViewEmbeddings(image.to(dtype))},
-            {"caption": ViewEmbeddings(text.to(dtype))},
-            self.model.scale.detach(),
-            ids=pairs.ids[rows].to(self.device),
-            margin_text=margin_text,
-        )
-        return PairMemory(size, embeddings, rows)
+        log.info(f"negatives from a memory of {size} of {len(pairs)} training pairs")
+        rows = epoch_order(len(pairs), seed, optim.epochs)[:size]
+        return fill_memory(self.model, pairs.draw(seed, 0), rows, self._encode)
 
     def _save_is_due(self) -> bool:
         due = time.monotonic() - self.saved >= 60 * self.options.save_minutes
@@ -436,28 +421,14 @@ class Trainer:
                 f"space and continue with hnclip train --resume {self.out}"
             ) from error
 
-    def _describe_data(self) -> dict[str, Any]:
-        pairs, validation = self.data.pairs, self.data.validation
-        return {
-            "kind": "data",
-            "step": 0,
-            "pairs": len(pairs),
-            "captions": len(pairs.owner),
-            "truncated": {name: texts.truncated for name, texts in pairs.texts.items()},
-            "validation_captions": len(validation.captions),
-            "validation_truncated": validation.truncated,
-            "problems": len(self.data.problems),
-            "test_split": self.data.test_split,
-        }
-
     def _write(self, entry: dict[str, Any]) -> None:
         if self.log is not None:
             self.log.write(entry)
 
-    def _write_json(self, contents: dict[str, Any]) -> None:
-        for name, content in contents.items() if rank() == 0 else ():
+    def _write_file(self, name: str, content: str) -> None:
+        if rank() == 0:
             with replace_file(self.out / name) as partial:
-                partial.write_text(to_json(content), encoding="utf-8")
+                partial.write_text(content, encoding="utf-8")
 
     def _elapsed(self) -> float:
         return self.seconds + time.monotonic() - self.started

@@ -33,7 +33,7 @@ class About:
 
     Args:
         model: as it was given to `hnclip index`; `source` is what was recognised, `fingerprint` what it computes by.
-        opening: how it was opened (`hnclip.options.Opening`), for names and values that are not the usual ones.
+        opening: how it was opened (`hnclip.config.Opening`), for names and values that are not the usual ones.
         width: of a vector.
         storage: of vectors. bf16 keeps codes of 8 bits beside them, int8 these alone.
         patches: vectors of patches that each picture has in `tokens.bf16`; 0 if they are not kept.
@@ -130,7 +130,7 @@ def damaged(path: Path, what: str) -> str:
 
 def _options(opening: Mapping[str, Any]) -> list[str]:
     """How a model is opened, as options; what is None or usual is left out."""
-    from hnclip.options import Opening  # tyro comes with it
+    from hnclip.config import Opening
 
     usual = vars(Opening())
     return [word for name, value in opening.items() if value != usual.get(name) for word in (f"--{name}", str(value))]

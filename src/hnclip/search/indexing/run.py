@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hnclip.core import Problem, ViewEmbeddings
 from hnclip.data.readers.columns import invalid_text
 from hnclip.data.texts import TextTransform
-from hnclip.encode.loop import encode_captions
+from hnclip.encode.loop import caption_batches, encode_batches
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.search.index.catalogue import texts_hash
 from hnclip.search.index.changes import Change, Known, NewItem, NewPicture
@@ -48,10 +49,15 @@ class Counts:
 
 @dataclass
 class _Batch:
-    """Pictures to encode, and items that can be committed once they are."""
+    """Images to encode, and items that can be committed once they are."""
 
     fresh: list[Seen] = field(default_factory=list)
     items: list[NewItem] = field(default_factory=list)
+
+    def pixels(self) -> Tensor:
+        """[B, 3, S, S]; [0] if all items have images that are in the index."""
+        found = [seen.picture.pixels for seen in self.fresh if seen.picture]
+        return torch.stack(found) if found else torch.empty(0)
 
 
 class Run:
@@ -87,14 +93,39 @@ class Run:
         self._again: list[int] = []
         self._waiting: dict[bytes, list[Seen]] = {}  # for content that a thread is decoding
         self._batch = _Batch()
-        self._encoding: tuple[_Batch, ViewEmbeddings | None] | None = None
         self._encoded: list[NewPicture] = []
         self._ready: list[NewItem] = []
         self._committed_at = time.monotonic()
         self._thread = ThreadPoolExecutor(1)
         self._committing: Future[None] | None = None
 
-    def take(self, found: Seen | Unusable) -> None:
+    def take(self, looked: Iterable[Seen | Unusable]) -> None:
+        """Encode and commit what threads have seen; what remains at the end is committed by `finish`."""
+        for batch, encoded in encode_batches(self._model, self._encode, self._batches(looked)):
+            self._collect(batch, encoded)
+            if len(self._ready) >= self._together or self._commit_is_due():
+                self._commit()
+
+    def _batches(self, looked: Iterable[Seen | Unusable]) -> Iterator[tuple[_Batch, Tensor]]:
+        for found in looked:
+            self._sort(found)
+            batch = self._batch
+            full = len(batch.fresh) >= self._size or len(batch.items) >= self._together
+            if full or self._commit_is_due():  # images that come slowly are not waited for
+                self._batch = _Batch()
+                yield batch, batch.pixels()
+        batch, self._batch = self._batch, _Batch()
+        yield batch, batch.pixels()
+
+    def _encode(self, pixels: Tensor) -> ViewEmbeddings:
+        if not len(pixels):
+            return ViewEmbeddings(pixels)
+        return self._model.encode_images(pixels, tokens=bool(self._writer.about.patches))
+
+    def _commit_is_due(self) -> bool:
+        return time.monotonic() > self._committed_at + SECONDS
+
+    def _sort(self, found: Seen | Unusable) -> None:
         if isinstance(found, Unusable):
             self._take_bad(found)
         elif found.picture is not None:
@@ -108,12 +139,6 @@ class Run:
             self._take_item(found)
         else:  # whoever decoded the same content found that it cannot be used
             self._again.append(found.number)
-        if len(self._batch.fresh) >= self._size:
-            self._encode()
-        if len(self._ready) >= self._together:
-            self._commit()
-        elif time.monotonic() > self._committed_at + SECONDS:
-            self._commit_soon()
 
     def turn(self) -> list[int]:
         """Once all were seen: numbers of those that have to be looked at again."""
@@ -127,8 +152,6 @@ class Run:
         Args:
             problems: those that the index knew before.
         """
-        self._encode()
-        self._collect()
         self._commit()
         for gone in _parts(self._gone):
             self._write(Change(gone=gone))
@@ -154,26 +177,8 @@ class Run:
         self._batch.items.append(NewItem(entry.name, seen.content, entry.place, seen.stamp, entry.captions))
         self._advance(1)
 
-    def _encode(self) -> None:
-        """Begin with a batch, and only then fetch what an accelerator has made of the last one."""
-        batch, self._batch = self._batch, _Batch()
-        encoded = None
-        if batch.fresh:
-            pixels = torch.stack([seen.picture.pixels for seen in batch.fresh if seen.picture])  # [B, 3, S, S]
-            with torch.no_grad():
-                encoded = self._model.encode_images(
-                    pixels.to(self._model.device), tokens=bool(self._writer.about.patches)
-                )
-        self._collect()
-        self._encoding = batch, encoded
-
-    def _collect(self) -> None:
-        if self._encoding is None:
-            return
-        (batch, encoded), self._encoding = self._encoding, None
+    def _collect(self, batch: _Batch, encoded: ViewEmbeddings) -> None:
         self._ready += batch.items
-        if encoded is None:
-            return
         vectors = encoded.vectors.float().cpu().numpy()  # [B, D]
         tokens = None if encoded.tokens is None else encoded.tokens.float().cpu().numpy()  # [B, P, D]
         for row, seen in enumerate(batch.fresh):
@@ -183,15 +188,6 @@ class Run:
                 NewPicture(seen.content, vectors[row], seen.picture.shape, seen.picture.thumbnail, patches)
             )
         self.counts.encoded += len(batch.fresh)
-
-    def _commit_soon(self) -> None:
-        """Where pictures come slowly, whatever there is of them."""
-        if not self._ready:
-            self._collect()
-        if not self._ready:
-            self._encode()
-            self._collect()
-        self._commit()
 
     def _commit(self) -> None:
         pictures, self._encoded = self._encoded, []
@@ -254,18 +250,17 @@ class Run:
             self.counts.changed += 1
 
     def _encode_texts(self, texts: Sequence[str]) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Texts and their vectors [n, D], a batch at a time; the shortest first, so that few are padded."""
+        """Texts and their vectors [n, D], a batch at a time."""
         if not texts:
             return
-        tokenized = self._model.text_transform(texts)
+        model, tokenized = self._model, self._model.text_transform(texts)
         self.counts.cut_captions += tokenized.truncated
-        order = sorted(range(len(texts)), key=lambda number: len(tokenized[number]))
-        for start in range(0, len(order), self._size):
-            some = order[start : start + self._size]
-            vectors = encode_captions(self._model, [tokenized[number] for number in some], batch=self._size).cpu()
-            self.counts.encoded_captions += len(some)
-            self._advance(len(some))
-            yield [texts[number] for number in some], vectors.numpy()
+        for rows, encoded in encode_batches(
+            model, model.encode_texts, caption_batches(model, tokenized, batch=self._size)
+        ):
+            self.counts.encoded_captions += len(rows)
+            self._advance(len(rows))
+            yield [texts[row] for row in rows], encoded.vectors.float().cpu().numpy()
 
     def _write(self, change: Change) -> None:
         self._settle()
