@@ -40,3 +40,20 @@ def test_the_record_of_a_training_stays_with_the_model(model, training, tmp_path
     (tmp_path / "again" / "training.json").write_text('{"base": 1, "wrong": 2}')
     with pytest.raises(ValueError, match=r"training\.json"):
         load(tmp_path / "again")
+
+
+def test_weights_that_changed_after_they_were_saved_are_reported(model, training, tmp_path, caplog):
+    model.provenance = training
+    save(model, tmp_path / "model")
+    load(tmp_path / "model")
+    assert not caplog.records
+    weights = tmp_path / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    load(tmp_path / "model")
+    assert str(weights) in caplog.text
+    save(load(tmp_path / "model"), tmp_path / "again")  # the change is kept and recorded
+    caplog.clear()
+    load(tmp_path / "again")
+    assert not caplog.records

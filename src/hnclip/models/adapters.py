@@ -21,7 +21,7 @@ import torch
 
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.long_context import KEEP
-from hnclip.models.model_card import read_training, write_card
+from hnclip.models.model_card import read_training, warn_of_changed_weights, write_card
 from hnclip.models.openai_checkpoint import Activation
 from hnclip.models.parameters import Towers, linear_names, projection_names
 from hnclip.util.files import read_json, replace_directory
@@ -139,6 +139,8 @@ def open_adapter(directory: Path, *, tokenizer: Any = None) -> DualEncoder:
         raise ValueError(f"{directory} is an adapter of {base.model!r}, which cannot be opened: {error}") from error
     if not any((directory / name).is_file() for name in WEIGHTS):  # peft would ask the hub
         raise ValueError(f"{directory} has no weights: expected {' or '.join(WEIGHTS)}")
+    training = read_training(directory)
+    warn_of_changed_weights(directory, training)
     peft = _peft()
     settings = peft.PeftConfig.from_pretrained(str(directory))
     if settings.peft_type != peft.PeftType.LORA:
@@ -159,7 +161,7 @@ def open_adapter(directory: Path, *, tokenizer: Any = None) -> DualEncoder:
     if tokenizer is not None:
         model = wrap(model.backbone, tokenizer, model.image_transform, source=model.source)
     model.untrained_projections = False
-    model.provenance = read_training(directory)
+    model.provenance = training
     return model
 
 

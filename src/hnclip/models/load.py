@@ -23,7 +23,7 @@ from hnclip.models.adapters import ABOUT, CONFIG, open_adapter
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.families import Family, family_of
 from hnclip.models.long_context import KEEP, stretch
-from hnclip.models.model_card import read_training, write_card
+from hnclip.models.model_card import read_training, warn_of_changed_weights, write_card
 from hnclip.models.openai_checkpoint import Activation, load_openai_checkpoint, open_clip_transform
 from hnclip.models.preprocessing import (
     default_transform,
@@ -183,10 +183,12 @@ def _read_family(directory: Path) -> Family:
 
 def _open_directory(directory: Path, tokenizer: Any) -> DualEncoder:
     family = _read_family(directory)
+    training = read_training(directory)
+    warn_of_changed_weights(directory, training)
     backbone = open_backbone(directory, family.backbone_class())
     image = read_image_transform(directory, family.kind, family.image_size(backbone))
     model = wrap(backbone, tokenizer or open_tokenizer(directory), image)
-    model.provenance = read_training(directory)
+    model.provenance = training
     if (about := directory / ABOUT).is_file():
         model.untrained_projections = bool(read_json(about).get("untrained_projections"))
     return model

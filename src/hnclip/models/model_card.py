@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,8 @@ from hnclip.util.files import read_json
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
+
+log = logging.getLogger(__name__)
 
 CARD, TRAINING = "README.md", "training.json"
 DIRECTIONS = {"text_to_image": "T→I", "image_to_text": "I→T"}
@@ -29,6 +33,7 @@ class Training:
         command: the command that repeats the run.
         metrics: by the name of the split, as `hnclip.evaluate.summarize` returns them.
         epoch: the epoch of the run that the model is from; 0 is the model before training.
+        weights: checksums of the files of weights in the directory, which have none of their own.
     """
 
     base: str
@@ -37,13 +42,15 @@ class Training:
     command: str
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     epoch: int | None = None
+    weights: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 def write_card(model: DualEncoder, directory: Path, *, adapter_of: str | None = None) -> None:
-    """Write the model card, and the record of the training if there is one."""
+    """Write the model card, and the record of the training if there is one, after the weights."""
     (directory / CARD).write_text(model_card(model, adapter_of=adapter_of), encoding="utf-8")
     if model.provenance is not None:
-        (directory / TRAINING).write_text(json.dumps(asdict(model.provenance), indent=2) + "\n", encoding="utf-8")
+        training = replace(model.provenance, weights=_checksums(directory))
+        (directory / TRAINING).write_text(json.dumps(asdict(training), indent=2) + "\n", encoding="utf-8")
 
 
 def read_training(directory: Path) -> Training | None:
@@ -55,6 +62,30 @@ def read_training(directory: Path) -> Training | None:
         return Training(**read_json(file))
     except TypeError as error:
         raise ValueError(f"{file} is not the record of a training ({error}); delete it to open the model") from error
+
+
+def warn_of_changed_weights(directory: Path, training: Training | None) -> None:
+    """Warn if a file of weights is not the one that was saved with the record. Not an error: it may be on purpose."""
+    if training is None or not training.weights:
+        return
+    for name, checksum in _checksums(directory).items():
+        if training.weights.get(name) != checksum:
+            log.warning(
+                f"{directory / name} has changed since it was saved: if that was not on purpose, it is damaged; "
+                f"restore it or train again (delete {directory / TRAINING} to keep the change)"
+            )
+
+
+def _checksums(directory: Path) -> dict[str, str]:
+    return {file.name: _checksum(file) for file in sorted(directory.glob("*.safetensors"))}
+
+
+def _checksum(file: Path) -> str:
+    value = 0
+    with file.open("rb") as handle:
+        while part := handle.read(2**22):
+            value = zlib.crc32(part, value)
+    return f"{value:08x}"
 
 
 def model_card(model: DualEncoder, *, adapter_of: str | None = None) -> str:
