@@ -21,6 +21,7 @@ from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.analysis.near_duplicates import near_duplicate_rows
 from hnclip.core import InvalidImage, Record
 from hnclip.data.batching import prepare
+from hnclip.data.decoding import hash_bytes
 from hnclip.data.image_cache import cache_directory
 from hnclip.data.images import to_rgb
 from hnclip.encode.loop import encode_captions
@@ -68,7 +69,7 @@ def measure_geometry(job: MeasureJob, store: Store) -> dict[str, Any]:
         "pairwise": _histogram_json(geometry.pairwise),
         "hardest": _histogram_json(geometry.hardest),
         "negatives": buckets(batch_negatives(chosen, groups, epoch.ids).similarities).to_dict(),
-        "batch": batch_similarity(chosen, groups[0].rows[: config.optim.micro_batch]).tolist(),
+        "batch": batch_similarity(chosen, groups[0].rows[: config.optim.micro_batch].tolist()).tolist(),
         "near_duplicates": [[_captioned_json(item) for item in (row.query, *row.negatives)] for row in near],
     }
 
@@ -246,8 +247,8 @@ def _shared(names: Sequence[Sequence[Hashable]]) -> set[int]:
 
 def _image_content(record: Record) -> Hashable:
     try:
-        return record.image.read()
-    except (InvalidImage, OSError):
+        return hash_bytes(record.image.read())
+    except InvalidImage:
         return record.image.key
 
 

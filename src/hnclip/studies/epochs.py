@@ -4,10 +4,9 @@ adds."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from hnclip.evaluate.ranks import ARROWS
 from hnclip.report.document import Block, Figure, Missing, Table
@@ -93,8 +92,7 @@ def epochs(results: StudyResults) -> list[Block]:
     return [Table(headers, lines, title=f"{results.study.title}. Epochs chosen by validation", notes=notes)]
 
 
-@dataclass(frozen=True)
-class EpochChoice:
+class EpochChoice(NamedTuple):
     """Test R@1 of one run, mean of both directions, at epochs chosen in three ways: (epoch, R@1) each."""
 
     by_validation: tuple[int, float]
@@ -130,12 +128,11 @@ def selection(results: StudyResults) -> list[Block]:
     }
     if not choices:
         return [Missing(missing_note(results) or "no run evaluated its epochs on the test split")]
-    lines: list[tuple[str, ...]] = []
-    for name, one in choices.items():
-        at = [f"{recall:.2f} (epoch {epoch})" for epoch, recall in (one.by_validation, one.last, one.by_test)]
-        lines.append((name, *at, f"{one.optimism:.2f}"))
-    ways = ("by_validation", "last", "by_test")
-    means = [fmean(getattr(one, way)[1] for one in choices.values()) for way in ways]
+    lines: list[tuple[str, ...]] = [
+        (name, *(f"{recall:.2f} (epoch {epoch})" for epoch, recall in one), f"{one.optimism:.2f}")
+        for name, one in choices.items()
+    ]
+    means = [fmean(recall for _, recall in way) for way in zip(*choices.values())]
     optimism = fmean(one.optimism for one in choices.values())
     lines += [(), ("mean", *(f"{mean:.2f}" for mean in means), f"{optimism:.2f}")]
     return [

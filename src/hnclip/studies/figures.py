@@ -90,10 +90,6 @@ def samples(results: StudyResults) -> list[Block]:
     return blocks or [Missing(missing_note(results))]
 
 
-Curves = Mapping[str, Mapping[float, float]]
-"""Average R@1 in percent by series and share of the training pairs."""
-
-
 def share_curves(results: StudyResults, column: Column) -> Curves:
     """Means over the seeds that there are, in the order of the study's rows."""
     curves: dict[str, dict[float, float]] = {}
@@ -192,12 +188,12 @@ def gradients(results: StudyResults) -> list[Block]:
 
 def gradient_entries(results: StudyResults) -> dict[tuple[str, str], list[Entries]]:
     """Measurements of every seed that has some, by row and domain."""
-    found = {
+    found: dict[tuple[str, str], list[Entries]] = {
         (row.name, domain.name): [results.metrics(row.name, domain, seed, "gradients") for seed in results.seeds]
         for row in results.study.rows
         for domain in results.domains
     }
-    return {key: seeds for key, entries in found.items() if (seeds := [one for one in entries if one])}
+    return {key: [one for one in entries if one] for key, entries in found.items() if any(entries)}
 
 
 def gradient_summaries(results: StudyResults) -> dict[tuple[str, str], GradientSummary]:

@@ -82,7 +82,7 @@ def _page(studies: Sequence[StudyResults], blocks: dict[str, list[Block]]) -> It
         [claim.text, claim.where or "a control", found.measured or "–", f"**{found.verdict}**", found.reason]
         for claim, found in judged
     ]
-    yield markdown_table(heads, rows, words=True)
+    yield markdown_table(heads, rows)
     yield from ["", "## Studies", "", _tables_note(studies[0])]
     for results in studies:
         yield from ["", f"### {results.study.title}", results.study.question]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean, stdev
@@ -130,7 +130,7 @@ class Column:
                 sum(100.0 * t.weight * (getattr(one.ranks, direction) <= t.k).double() for t, one in zip(terms, each))
                 for each in found
             ]
-            return torch.stack(sums, dim=1)  # type: ignore[arg-type]  # [n, S]
+            return torch.stack(sums, dim=1)  # [n, S]
 
         values = [hits(direction) for direction in ARROWS]
         if first.groups.unique().numel() < 2:
@@ -149,7 +149,7 @@ class StudyResults:
         self.study, self.setting, self.store = study, setting, store
         self.jobs: Mapping[Place, RunJob] = plan.of(study)
         self.measures: Mapping[tuple[str, str], MeasureJob] = plan.measures_of(study)
-        self._evaluations: dict[tuple[str, Gallery], EvaluationResult | None] = {}
+        self._read: dict[tuple[Any, ...], Any] = {}
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -170,29 +170,29 @@ class StudyResults:
     @cached_property
     def missing(self) -> tuple[int, int]:
         """How many runs and measurements are missing or not evaluated, and how many there are in all."""
-        runs = {
-            job.identity: all(self._evaluation(job, gallery) is not None for gallery in self._galleries(place))
-            and (not job.trained or self.store.is_trained(job))
-            for place, job in self.jobs.items()
-        }
-        measured = {job.identity: self.store.measurement(job) is not None for job in self.measures.values()}
-        done = [*runs.values(), *measured.values()]
-        return len(done) - sum(done), len(done)
+        done: dict[str, bool] = {}
+        for column in self.columns:
+            for place, job in self.jobs.items():
+                if place.domain == column.domain.name:
+                    there = (place.seed if job.trained else None) in column.rows[place.row]
+                    done[job.identity] = done.get(job.identity, True) and there
+        done |= {job.identity: self._once(self.store.measurement, job) is not None for job in self.measures.values()}
+        return sum(not there for there in done.values()), len(done)
 
     def training(self, row: str, domain: Domain, seed: int) -> dict[str, Any] | None:
         """`TrainResult` of a finished run: seconds, best and last epoch with their validation R@1."""
         job = self.jobs.get(Place(row, domain.name, seed))
-        return None if job is None or not job.trained else self.store.training(job)
+        return None if job is None or not job.trained else self._once(self.store.training, job)
 
     def metrics(self, row: str, domain: Domain, seed: int, kind: str) -> list[dict[str, Any]]:
         """Entries of the log of a finished run: "evaluation" (validation), "watched" (test), "gradients"."""
         job = self.jobs.get(Place(row, domain.name, seed))
-        return [] if job is None or not job.trained else self.store.metrics(job, kind)
+        return [] if job is None or not job.trained else self._once(self.store.metrics, job, kind)
 
     def measurement(self, kind: str, domain: Domain) -> dict[str, Any] | None:
         """What a measurement of the study found on a domain, as `hnclip.studies.analyses` stores it."""
         job = self.measures.get((kind, domain.name))
-        return None if job is None else self.store.measurement(job)
+        return None if job is None else self._once(self.store.measurement, job)
 
     def measurements(self) -> list[dict[str, Any]]:
         """Every recall and every difference that the study asks for, one `FIELDS` each.
@@ -232,18 +232,16 @@ class StudyResults:
         found = {}
         for seed in self.seeds if trained else self.seeds[:1]:
             job = self.jobs.get(Place(row, domain.name, seed))
-            if job is not None and (result := self._evaluation(job, gallery)) is not None:
+            if job is not None and (result := self._once(self.store.result, job, gallery)) is not None:
                 found[seed if trained else None] = result
         return found
 
-    def _evaluation(self, job: RunJob, gallery: Gallery) -> EvaluationResult | None:
-        if (key := (job.identity, gallery)) not in self._evaluations:
-            self._evaluations[key] = self.store.result(job, gallery)
-        return self._evaluations[key]
-
-    def _galleries(self, place: Place) -> tuple[Gallery, ...]:
-        domain = next(domain for domain in self.domains if domain.name == place.domain)
-        return galleries_of(self.study, domain, self.domains)
+    def _once(self, read: Callable[..., Any], job: RunJob | MeasureJob, *what: Any) -> Any:
+        """What a method of the store reads, from memory if it was read before."""
+        key = (read.__name__, job.identity, *what)
+        if key not in self._read:
+            self._read[key] = read(job, *what)
+        return self._read[key]
 
 
 def row_groups(study: Study) -> list[list[str]]:

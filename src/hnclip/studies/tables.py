@@ -265,13 +265,13 @@ def held_out(results: StudyResults) -> list[Block]:
         }
         views = {name: view for name, view in views.items() if any(one.ids for one in view.results)}
         rows = _Rows()
-        rows.compare(
-            results,
-            lambda group, row, views=views: [(spread_cell(view.recall(row, MEAN, 1)), None) for view in views.values()],
-            lambda row, other, views=views: [
-                _difference(view.difference(row, other, MEAN, 1)) for view in views.values()
-            ],
-        )
+        for row in results.study.rows:
+            rows.add(row.name, [(spread_cell(view.recall(row.name, MEAN, 1)), None) for view in views.values()])
+        rows.rule()
+        for row in results.study.rows:
+            for other in row.against:
+                found = [view.difference(row.name, other, MEAN, 1) for view in views.values()]
+                rows.add(f"{row.name} − {other}", map(_difference, found))
         notes = [
             *_gallery_notes(column),
             f"{len(ids):,} images are held out from training. The first columns are queries among the same "

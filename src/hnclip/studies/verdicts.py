@@ -28,7 +28,7 @@ class Judgement(NamedTuple):
     reason: str
 
 
-class Test(NamedTuple):
+class ClaimTest(NamedTuple):
     """A way to judge a claim.
 
     Args:
@@ -69,7 +69,7 @@ def judge_counts(found: Sequence[bool]) -> Verdict:
     return "holds" if all(found) else "does not hold"
 
 
-def above(*sums: Sum, given: Sequence[Sum] = (), otherwise: str = "", transfers: bool = False) -> Test:
+def above(*sums: Sum, given: Sequence[Sum] = (), otherwise: str = "", transfers: bool = False) -> ClaimTest:
     """Every weighted sum of recalls is above zero on every column.
 
     Args:
@@ -91,20 +91,20 @@ def above(*sums: Sum, given: Sequence[Sum] = (), otherwise: str = "", transfers:
         reason = f"{clear} of {len(found)} intervals lie above zero, {sum(o.high < 0 for o in found.values())} below"
         return Judgement(judge_signs(list(found.values())), measured, reason)
 
-    return Test(tuple(dict.fromkeys(term.row for terms in (*sums, *given) for term in terms)), judge)
+    return ClaimTest(tuple(dict.fromkeys(term.row for terms in (*sums, *given) for term in terms)), judge)
 
 
-def better(row: str, *others: str, **options: Any) -> Test:
+def better(row: str, *others: str, **options: Any) -> ClaimTest:
     """A row has a higher R@1 than each of the others."""
     return gains(*((row, other) for other in others), **options)
 
 
-def gains(*pairs: tuple[str, str], **options: Any) -> Test:
+def gains(*pairs: tuple[str, str], **options: Any) -> ClaimTest:
     """Of each pair the first row has a higher R@1 than the second."""
     return above(*((Term(1, one), Term(-1, other)) for one, other in pairs), **options)
 
 
-def within(row: str, other: str, points: float = 1.0) -> Test:
+def within(row: str, other: str, points: float = 1.0) -> ClaimTest:
     """Two rows differ by at most some points of R@1 on every column."""
 
     def judge(results: StudyResults) -> Judgement:
@@ -116,7 +116,7 @@ def within(row: str, other: str, points: float = 1.0) -> Test:
         reason = f"{said.get(verdict, 'intervals reach beyond')} {points:g} point{'s' * (points != 1)} of zero"
         return Judgement(verdict, _listed(found), reason)
 
-    return Test((row, other), judge)
+    return ClaimTest((row, other), judge)
 
 
 def reaches(
@@ -125,7 +125,7 @@ def reaches(
     values: Values,
     *rows: str,
     digits: str = ".2f",
-) -> Test:
+) -> ClaimTest:
     """A number that was measured reaches a bound wherever it was measured.
 
     Args:
@@ -142,10 +142,10 @@ def reaches(
         verdict = judge_bound(list(known.values()), bound)
         return Judgement(verdict, measured, f"the bound is {bound:{digits}}")
 
-    return Test(rows, judge)
+    return ClaimTest(rows, judge)
 
 
-def always(row: str, *others: str, compare: Callable[[StudyResults], Mapping[str, bool | None]]) -> Test:
+def always(row: str, *others: str, compare: Callable[[StudyResults], Mapping[str, bool | None]]) -> ClaimTest:
     """Something is true in every comparison, as measured, without intervals.
 
     Args:
@@ -163,7 +163,7 @@ def always(row: str, *others: str, compare: Callable[[StudyResults], Mapping[str
             return Judgement("undecided", measured, lacking if found else "there is only one seed")
         return Judgement(judge_counts(known), measured, "as measured, without intervals")
 
-    return Test((row, *others), judge)
+    return ClaimTest((row, *others), judge)
 
 
 def _estimates(columns: Sequence[Column], sums: Sequence[Sum]) -> tuple[dict[str, Estimate], int]:
