@@ -1,4 +1,4 @@
-"""A handful of pictures on disk, and the options that make runs of them short."""
+"""A handful of images on disk, and the options that make runs of them short."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORT = ["optim.epochs=1", "optim.micro_batch=4", "optim.accumulate=1", "save_mi
 
 
 def write_pairs(folder: Path, style: str = "park", *, test: bool = True, counts: dict[str, int] = COUNTS) -> Path:
-    """A JSONL file beside its pictures."""
+    """A JSONL file next to its images."""
     folder.mkdir(parents=True)
     lines = []
     for split, count in counts.items():

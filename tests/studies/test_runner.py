@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,19 @@ def test_a_finished_study_is_only_written_again(place: Place, capsys: pytest.Cap
     assert table(place.out) == printed
     header = (place.out / "measurements.csv").read_text(encoding="utf-8").splitlines()[0]
     assert {"study", "row", "data", "gallery", "seed", "direction", "k", "value", "low", "high"} <= {*header.split(",")}
+
+
+def test_runs_of_other_library_versions_are_used_with_a_note(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(place.out, tmp_path / "out")
+    about = next((tmp_path / "out/runs").glob("hn-clip*/about.json"))
+    saved = json.loads(about.read_text(encoding="utf-8"))
+    about.write_text(json.dumps(saved | {"versions": saved["versions"] | {"torch": "0.1"}}), encoding="utf-8")
+    before = written(tmp_path / "out/runs")
+    assert main(["study", "components", *place.options(tmp_path / "out")]) == 0
+    assert "torch 0.1 and" in capsys.readouterr().out
+    assert written(tmp_path / "out/runs") == before
 
 
 def test_studies_share_runs(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,7 +181,6 @@ def test_a_measurement_fails_with_the_runs_that_it_needs(
     failures = run(planned(place, "retrievals"), store.Store(tmp_path))
     assert len(failures) == 3
     assert "needs InfoNCE" in failures[2].reason
-    assert not run(planned(place, "geometry"), store.Store(tmp_path), shard="2/2")
 
 
 def test_rows_that_cannot_be_trained_are_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,6 +192,9 @@ def test_rows_that_cannot_be_trained_are_named(place: Place, capsys: pytest.Capt
     assert "hnclip prepare regions" in failed[0]
     assert "incomplete: 4 of 6" in printed.out
     assert "FineLIP" in table(place.out, "main")
+    assert main(["study", "samples", *place.options(), "--quiet"]) == 1  # 5 % of 16 pairs are too few to plan with
+    printed = capsys.readouterr().err
+    assert printed.count("raise --fraction") == 2 * 3  # once when it happens, once at the end
 
 
 def test_a_dry_run_writes_nothing_and_tells_states(

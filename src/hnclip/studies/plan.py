@@ -58,7 +58,7 @@ class MeasureJob:
     Args:
         kind: "geometry", "duplicates", "retrievals" or "step_time".
         config: the recipe on the data of the domain.
-        runs: the runs that are measured, one for each row, with the first seed; they must be done first.
+        runs: the runs that are measured or whose steps are, one for each row, with the first seed.
     """
 
     identity: str
@@ -71,6 +71,11 @@ class MeasureJob:
     @property
     def title(self) -> str:
         return f"{self.kind.replace('_', ' ')}, {self.domain.name}"
+
+    @property
+    def needs(self) -> tuple[RunJob, ...]:
+        """Runs that must be done first; to time a step of a run, it need not be trained."""
+        return self.runs if self.kind == "retrievals" else ()
 
 
 Job = RunJob | MeasureJob

@@ -95,7 +95,7 @@ def run(planned: Plan, store: Store, *, shard: str | None = None, wait: float = 
         for place, job in enumerate(waiting):
             if store.is_done(job):  # by another process, meanwhile
                 continue
-            if isinstance(job, MeasureJob) and (lacking := [one for one in job.runs if not store.is_done(one)]):
+            if isinstance(job, MeasureJob) and (lacking := [one for one in job.needs if not store.is_done(one)]):
                 if not shard and not any(one in later for one in lacking):
                     failures.append(Failure(job, f"it needs {lacking[0].title}, which failed"))
                 elif not shard:

@@ -71,11 +71,11 @@ class Store:
 
     def home(self, job: RunJob) -> Path:
         """The directory of a run, finished or not. The same data at another path have another label."""
-        own = self.directory / f"{_label(job.config, job.trained)}-{job.identity}{_observations(job.config)}"
+        name = f"{job.identity}{_observations(job.config)}"
+        own = self.directory / f"{_label(job.config, job.trained)}-{name}"
         homes = [own, *sorted(self.directory.glob(f"*-{job.identity}*"))]
-        usable = [home for home in homes if _observes(home, job)]
-        finished = [home for home in usable if self._is_finished(home, job)]
-        begun = [home for home in usable if (home / RUN_CONFIG).exists()]
+        finished = [home for home in homes if _observes(home, job) and self._is_finished(home, job)]
+        begun = [home for home in homes if home.name.endswith(f"-{name}") and (home / RUN_CONFIG).exists()]
         return next(iter([*finished, *begun]), own)
 
     def is_trained(self, job: RunJob) -> bool:
@@ -225,9 +225,9 @@ class Store:
 
 def _label(config: TrainConfig, trained: bool) -> str:
     """What the name of a directory begins with, for people."""
-    objective = config.objective
-    parts = (objective.method, objective.global_loss, config.data.partition("=")[0], config.seed)
-    return slugify("-".join(map(str, parts))) if trained else "zero-shot"
+    data = config.data.partition("=")[0].split("/")[-2:]
+    parts = (config.objective.method, config.objective.global_loss, *data, str(config.seed))
+    return slugify("-".join(parts)) if trained else "zero-shot"
 
 
 def _observations(config: TrainConfig) -> str:
