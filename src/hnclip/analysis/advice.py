@@ -10,15 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hnclip.analysis.batches import CLUSTER, BatchLosses, BatchNegatives
-from hnclip.report.document import Finding
+from hnclip.report.document import Finding, Level
 from hnclip.train.data import FEW_STEPS
 from hnclip.train.step import SATURATED
 from hnclip.util.text import counted
 
 TOO_FEW = 100  # records: a share of fewer is uncertain by more than 10 points (95 %)
 CLEAR, DEVIATIONS = 2.0, 3.0  # times the chance, and its standard deviations above it, that a retrieval must reach
-MAX_BAD = 0.01  # share of invalid records from which training refuses the data (--read.max-bad)
-FEW_TRUNCATED = 0.01  # share of captions that is no concern
+FEW = 0.01  # share of invalid records from which training refuses the data; of truncated captions that is no concern
 SMALL = 0.5  # deviations of a query's negatives that clusters must add to the hardest one to be worth a run
 ONE_NAT = 1.0  # margins that differ by less, times the scale, weigh negatives within a factor of e
 HALF = 0.5  # share of a query's weight from which one negative decides
@@ -40,66 +39,47 @@ def too_few(records: int, steps: int) -> Finding | None:
     return None
 
 
-def is_at_chance(share: float, chance: float, images: int) -> bool:
-    """Whether a share of queries is not clearly above chance. Captions of one image are not independent, so the
-    deviation of chance is that of as many queries as there are images."""
-    return share < max(CLEAR * chance, chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / images))
-
-
-def retrieval(share: float, chance: float, images: int, text_to_image: float, image_to_text: float) -> Finding:
+def retrieval(share: float, chance: float, images: int) -> Finding:
     """Whether the model can relate the images and captions at all.
 
     Args:
-        share: of captions whose image is among the nearest; `chance` is the share of images that are.
-        text_to_image, image_to_text: R@1 in percent.
+        share: of captions whose image is among the nearest; `chance` is the share of images that are. It must be
+            clearly above chance: captions of one image are not independent, so the deviation of chance is that of as
+            many queries as there are images.
     """
     number = f"{share:.0%} of captions, where chance is {chance:.0%}"
-    measured = (
-        f"Captions whose image is among the nearest {chance:.0%} of {images:,}. R@1 is {text_to_image:.1f} % "
-        f"text→image, {image_to_text:.1f} % image→text."
-    )
-    if not is_at_chance(share, chance, images):
-        return Finding("good", "The model knows these images", number, measured)
-    return Finding(
-        "act",
-        CHANCE_TITLE,
-        number,
-        f"{measured} Its losses and gradients say nothing about a model that knows these images.",
-        "Try another --model, and look at some pairs: does each caption describe its image?",
-    )
+    meaning = f"Captions whose image is among the nearest {chance:.0%} of {images:,}."
+    if share >= max(CLEAR * chance, chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / images)):
+        return Finding("good", "The model knows these images", number, meaning)
+    meaning += " Losses and gradients say nothing about a model that knows these images."
+    advice = "Try another --model, and look at some pairs: does each caption describe its image?"
+    return Finding("act", CHANCE_TITLE, number, meaning, advice)
 
 
 def no_retrieval() -> Finding:
-    meaning = (
-        "Whether the model knows these data is not known; what follows from captions is of its text encoder alone."
-    )
+    meaning = "Whether the model knows these data is unknown; what follows from captions is of its text encoder alone."
     return Finding("note", "Retrieval was not measured", "no images", meaning, "Evaluate the model on such data first.")
 
 
 def invalid(count: int, total: int, example: str) -> Finding | None:
     if not count:
         return None
-    return Finding(
-        "note" if count <= MAX_BAD * total else "act",
-        "Invalid records",
-        f"{count:,} of {total:,}",
-        f"They are not analysed, and training refuses more than {MAX_BAD:.0%}. The first problem: {example}",
-        "hnclip data check lists them.",
-    )
+    meaning = f"They are not analysed, and training refuses more than {FEW:.0%}. The first problem: {example}"
+    number, advice = f"{count:,} of {total:,}", "hnclip data check lists them."
+    level: Level = "note" if count <= FEW * total else "act"
+    return Finding(level, "Invalid records", number, meaning, advice)
 
 
 def truncated(count: int, captions: int, context: int, equal: int) -> Finding | None:
     """Captions longer than the context; `equal` groups of them differ only beyond it."""
     if not count:
         return None
-    differ = f" {counted(equal, 'group')} of captions differ only there." if equal else ""
-    return Finding(
-        "note" if count <= FEW_TRUNCATED * captions else "act",
-        "Truncated captions",
-        f"{count / captions:.1%} of captions",
-        f"{count:,} of {captions:,} are longer than {context} tokens. The rest is not read.{differ}",
-        "Use a model with a longer context (--context stretches CLIP's, docs/models.md).",
-    )
+    meaning = f"{count:,} of {captions:,} are longer than {context} tokens. The rest is not read."
+    if equal:
+        meaning += f" {counted(equal, 'group')} of captions differ only there."
+    advice = "Use a model with a longer context (--context stretches CLIP's, docs/models.md)."
+    level: Level = "note" if count <= FEW * captions else "act"
+    return Finding(level, "Truncated captions", f"{count / captions:.1%} of captions", meaning, advice)
 
 
 def similarity(pairwise: float, hardest: float) -> Finding:
@@ -115,16 +95,13 @@ def similarity(pairwise: float, hardest: float) -> Finding:
     )
 
 
-def duplicates(
-    same_text: int, same_image: int | None, suspected: int, threshold: float, captions: int
-) -> list[Finding]:
-    """Groups of records with equal captions or images (None: not compared), and suspected pairs of captions."""
-    counts = {"captions": same_text} | ({} if same_image is None else {"images": same_image})
+def duplicates(counts: Mapping[str, int], suspected: int, threshold: float, captions: int) -> list[Finding]:
+    """Groups of records with equal captions or images (`counts`, of what was compared), and suspected pairs."""
     found = []
     if any(counts.values()):
         number = ", ".join(f"{counted(count, 'group')} of equal {what}" for what, count in counts.items())
         meaning = "No model can tell them apart. Training masks them; in an evaluation one of them counts as wrong."
-        advice = "Merge the records, or write captions that differ (hnclip data check lists them)."
+        advice = "Merge the records, or write captions that differ (report.json and hnclip data check list them)."
         found.append(Finding("act", "Duplicates", number, meaning, advice))
     if suspected:
         number = f"{counted(suspected, 'pair')} from {threshold:g} on"
@@ -153,23 +130,24 @@ def negatives(losses: Mapping[str, BatchLosses], planned: str) -> Finding:
     meaning = f"Shares of batches on which InfoNCE is below {SATURATED:g}, by negatives of a query."
     kinds = [*losses]
     enough = [kind for kind in kinds[kinds.index(planned) :] if losses[kind].infonce_saturated < SATURATION]
+    level: Level = "act" if enough[:1] != [planned] else "good"
+    title = f"Negatives: InfoNCE is saturated with {planned} negatives"
     if not enough:
         advice = (
             "More negatives do not change it. Compare InfoNCE with L_HN (--objective.global-loss hn), which the paper "
             "proposes for this case, and with a lower scale."
         )
-        return Finding("act", "Negatives: InfoNCE is saturated with any number", number, meaning, advice)
-    if enough[0] != planned:
+    elif enough[0] != planned:
         size = " --optim.memory N" if enough[0] == "memory" else ""
         advice = f"Try --optim.negatives {enough[0]}{size} before a margin."
-        return Finding("act", f"Negatives: InfoNCE is saturated with {planned} negatives", number, meaning, advice)
-    advice = ""
-    if planned == "micro":
-        advice = (
-            "If memory allows, also compare --optim.negatives batch: on the generated scenes 127 negatives gained more "
-            "than any margin (docs/scenes.md); on photographs this was not measured."
-        )
-    return Finding("good", f"Negatives: {planned} negatives do not saturate InfoNCE", number, meaning, advice)
+    else:
+        title, advice = f"Negatives: {planned} negatives do not saturate InfoNCE", ""
+        if planned == "micro":
+            advice = (
+                "If memory allows, also compare --optim.negatives batch: on the generated scenes 127 negatives gained "
+                "more than any margin (docs/scenes.md); on photographs this was not measured."
+            )
+    return Finding(level, title, number, meaning, advice)
 
 
 def clusters(batch: BatchNegatives, clustered: float, of_all: float) -> Finding:
@@ -202,7 +180,6 @@ def gamma(planned: float, batch: BatchNegatives, scale: float, decides: float | 
         decides: γ from which margins alone give the hardest negative half of a query's weight; None if none does.
         weight: the share that it gets with the planned γ.
     """
-    title = "γ: where margins tell negatives apart"
     low = ONE_NAT / (scale * max(batch.spread, 1e-9))
     high = decides if decides is not None and decides > low else math.inf
     number = f"γ {low:.2g} to {high:.2g}" if high < math.inf else f"γ from {low:.2g} on"
@@ -212,20 +189,21 @@ def gamma(planned: float, batch: BatchNegatives, scale: float, decides: float | 
         f"negatives half of the weight. With γ {planned:g} it is {scale * planned * batch.spread:.1f} nats, and "
         f"{weight:.0%} of the weight."
     )
-    control = (
-        f"--objective.global-loss fixed_margin --objective.parameters margin {planned * batch.similarities.mean:.2g}"
-    )
-    if low <= planned <= high:
-        return Finding("good", title, number, meaning, f"The control for γ {planned:g} is its mean margin: {control}")
-    advice = f"γ {planned:g} is below the range. Compare it with γ {low:.2g} and with {control}"
+    margin = planned * batch.similarities.mean
+    control = f"--objective.global-loss fixed_margin --objective.parameters margin {margin:.2g}"
     if planned == 0:
         advice = f"γ 0 is InfoNCE. Compare it with γ {low:.2g}."
-    if planned > high:
+    elif planned < low:
+        advice = f"γ {planned:g} is below the range. Compare it with γ {low:.2g} and with {control}"
+    elif planned > high:
         advice = (
             f"γ {planned:g} is above the range. So is γ 0.5 on the generated scenes, where it was as good as its mean "
             f"margin (docs/scenes.md). Compare it with γ {math.sqrt(low * high):.2g} and with {control}"
         )
-    return Finding("note", title, number, meaning, advice)
+    else:
+        advice = f"The control for γ {planned:g} is its mean margin: {control}"
+    level: Level = "good" if low <= planned <= high else "note"
+    return Finding(level, "γ: where margins tell negatives apart", number, meaning, advice)
 
 
 def scale(losses: Sequence[BatchLosses]) -> Finding:
@@ -236,13 +214,13 @@ def scale(losses: Sequence[BatchLosses]) -> Finding:
     """
     number = ", ".join(f"{one.infonce_saturated:.0%} at {one.scale:.3g}" for one in losses)
     meaning = f"Shares of batches on which InfoNCE is below {SATURATED:g}, by scale; the first is the model's own."
-    enough = [one.scale for one in losses if one.infonce_saturated < SATURATION]
-    if enough[:1] == [losses[0].scale]:
+    enough = next((one.scale for one in losses if one.infonce_saturated < SATURATION), None)
+    if enough == losses[0].scale:
         return Finding("good", "Scale: it does not saturate InfoNCE", number, meaning)
     advice = "Lower scales do not change it."
-    if enough:
+    if enough is not None:
         advice = (
-            f"Compare --optim.scale {enough[0]:.3g} --optim.scale-lr 0. On the generated scenes a lower scale showed "
+            f"Compare --optim.scale {enough:.3g} --optim.scale-lr 0. On the generated scenes a lower scale showed "
             "no clear gain (docs/scenes.md)."
         )
     return Finding("note", "Scale: it saturates InfoNCE", number, meaning, advice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -66,11 +66,8 @@ class Epoch:
 
 
 def first_epoch(pairs: PairData, config: TrainConfig) -> Epoch:
-    """The captions and random batches of a run's first epoch, and its memory at the start."""
-    if len(pairs) < 2:
-        raise ValueError(f"a batch needs at least 2 pairs, and there is {len(pairs)}")
+    """The captions and random batches of a run's first epoch, and its memory as the trainer fills it."""
     drawn = pairs.draw(config.seed, 0)
-    # As the trainer fills it.
     memory = epoch_order(len(pairs), config.seed, config.optim.epochs)[: config.optim.memory]
     return Epoch(
         chosen=drawn.chosen,
@@ -106,9 +103,6 @@ class BatchNegatives:
     spread: float
     count: float
 
-    def to_dict(self) -> dict[str, Any]:
-        return {**vars(self), "similarities": self.similarities.to_dict()}
-
 
 @torch.no_grad()
 def batch_negatives(text: Tensor, groups: Iterable[Group], ids: Tensor) -> BatchNegatives:
@@ -137,9 +131,8 @@ def batch_negatives(text: Tensor, groups: Iterable[Group], ids: Tensor) -> Batch
         numbers.append(number)
     if not hardest:
         raise ValueError(NO_NEGATIVES)
-    count = int(counts.sum())
     return BatchNegatives(
-        similarities=Histogram(counts.numpy(), total / count),
+        similarities=Histogram(counts.numpy(), total / int(counts.sum())),
         hardest=torch.cat(hardest).double().mean().item(),
         spread=torch.cat(variances).mean().sqrt().item(),
         count=torch.cat(numbers).double().mean().item(),
@@ -160,8 +153,7 @@ def _negatives(text: Tensor, groups: Iterable[Group], ids: Tensor) -> Iterator[T
 @torch.no_grad()
 def hardest_weight(text: Tensor, groups: Iterable[Group], ids: Tensor, strengths: Sequence[float]) -> list[float]:
     """For each strength s·γ, how much of a query's weight its hardest negative would have if only margins counted: the
-    largest entry of softmax(s·γ·Ḡ), mean over queries. At strength 0 it is 1 / negatives. Arguments as of
-    `batch_negatives`."""
+    largest entry of softmax(s·γ·Ḡ), mean over queries. At strength 0 it is 1 / negatives."""
     found = []
     for similarity in _negatives(text, groups, ids):  # [q, R]
         none, values = similarity == -torch.inf, similarity.double()  # 0 · −inf would be NaN
@@ -174,27 +166,26 @@ def hardest_weight(text: Tensor, groups: Iterable[Group], ids: Tensor, strengths
 class Buckets:
     """Shares of negatives below the first edge, between edges, and from the last one on."""
 
-    edges: tuple[float, ...]
-    shares: tuple[float, ...]
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        said = [f"{edge:.4g}" for edge in self.edges]
-        return (f"below {said[0]}", *(f"{low} to {high}" for low, high in pairwise(said)), f"{said[-1]} and above")
+    edges: Sequence[float]
+    shares: Sequence[float]
+    labels: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "labels": self.labels}
+        return vars(self)
 
 
 def buckets(histogram: Histogram, edges: Sequence[float] = PAPER_EDGES) -> Buckets:
     """Shares by edges in rising order; an edge belongs to the bucket above it. Exact at edges of bins, as 0.8 is."""
     above = [1.0, *(histogram.share_above(edge) for edge in edges), 0.0]
-    return Buckets(tuple(edges), tuple(more - less for more, less in pairwise(above)))
+    names = [f"{edge:.4g}" for edge in edges]
+    between = (f"{low} to {high}" for low, high in pairwise(names))
+    labels = (f"below {names[0]}", *between, f"{names[-1]} and above")
+    return Buckets(edges, [more - less for more, less in pairwise(above)], labels)
 
 
-def quantile_edges(histogram: Histogram, shares: Sequence[float] = (0.5, 0.9, 0.99)) -> tuple[float, ...]:
-    """Edges for any encoder: these quantiles of the similarities of all pairs, at edges of bins, each once."""
-    return tuple(dict.fromkeys(round(histogram.quantile(share) * BINS / 2) / (BINS / 2) for share in shares))
+def quantile_edges(histogram: Histogram) -> tuple[float, ...]:
+    """Edges for any encoder: the median, the 90 % and the 99 % quantile, at edges of bins, each once."""
+    return tuple(dict.fromkeys(round(histogram.quantile(share) * BINS / 2) / (BINS / 2) for share in (0.5, 0.9, 0.99)))
 
 
 def batch_similarity(text: Tensor, rows: Sequence[int]) -> Tensor:
@@ -203,59 +194,33 @@ def batch_similarity(text: Tensor, rows: Sequence[int]) -> Tensor:
     Reference:
         HN-CLIP, eq. 2; appendix A, figure "One real training batch per benchmark".
     """
-    chosen = text[torch.as_tensor(rows, device=text.device)].float()  # [B, D]
+    chosen = text[torch.as_tensor(rows)].float()  # [B, D]
     return product(chosen, chosen).fill_diagonal_(0)
 
 
 @dataclass(frozen=True)
 class BatchLosses:
-    """InfoNCE and L_HN of L groups; `negatives` of a query, in the mean.
+    """InfoNCE and L_HN over several evaluations: quartiles, and the share of evaluations below `SATURATED`.
+    `negatives` of a query, in the mean."""
 
-    Shape:
-        infonce, hn: [L] float64
-    """
-
-    infonce: Tensor
-    hn: Tensor
+    evaluations: int
     negatives: float
     gamma: float
     scale: float
-
-    @property
-    def infonce_saturated(self) -> float:
-        """Share of evaluations from which InfoNCE learns nothing."""
-        return (self.infonce < SATURATED).double().mean().item()
-
-    @property
-    def hn_saturated(self) -> float:
-        return (self.hn < SATURATED).double().mean().item()
-
-    def to_dict(self) -> dict[str, Any]:
-        shares = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
-        return {
-            "evaluations": len(self.infonce),
-            "negatives": self.negatives,
-            "gamma": self.gamma,
-            "scale": self.scale,
-            "infonce_quartiles": self.infonce.quantile(shares).tolist(),
-            "hn_quartiles": self.hn.quantile(shares).tolist(),
-            "infonce_saturated": self.infonce_saturated,
-            "hn_saturated": self.hn_saturated,
-        }
+    infonce_quartiles: list[float]
+    hn_quartiles: list[float]
+    infonce_saturated: float
+    hn_saturated: float
 
 
 @torch.no_grad()
 def batch_losses(
-    image: Tensor, text: Tensor, ids: Tensor, groups: Iterable[Group], *, scale: float, gamma: float = 0.5
+    image: Tensor, text: Tensor, ids: Tensor, groups: Iterable[Group], *, scale: float, gamma: float
 ) -> BatchLosses:
     """Both losses of each group that has negatives, in float64: in float32 a loss below 1e-7 is 0.
 
-    Args:
-        image, text: unit vectors of the pairs.
-        ids: as of `batch_negatives`.
-
     Shape:
-        image, text [N, D]; ids [N, K]
+        image, text [N, D], unit vectors; ids [N, K], as of `batch_negatives`
 
     Reference:
         HN-CLIP, figure 4a, at the first step.
@@ -271,5 +236,7 @@ def batch_losses(
         negatives, queries = negatives + count, queries + own
     if not found:
         raise ValueError(NO_NEGATIVES)
-    infonce, hn = torch.stack(found, dim=1)  # [L] each
-    return BatchLosses(infonce, hn, negatives / queries, gamma, scale)
+    losses = torch.stack(found)  # [L, 2]
+    quartiles = losses.quantile(losses.new_tensor([0.25, 0.5, 0.75]), dim=0).T.tolist()
+    saturated = (losses < SATURATED).double().mean(0).tolist()
+    return BatchLosses(len(losses), negatives / queries, gamma, scale, *quartiles, *saturated)

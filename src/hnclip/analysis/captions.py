@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from hnclip.losses.hard_negative import product
-from hnclip.report.caption_figures import Distribution
 from hnclip.util.console import Iterate
 
 BINS = 20_000  # of [-1, 1]
@@ -39,10 +38,6 @@ class Histogram:
     @property
     def edges(self) -> np.ndarray:
         return np.linspace(-1, 1, len(self.counts) + 1)
-
-    @property
-    def distribution(self) -> Distribution:
-        return Distribution(self.counts, self.edges)
 
     def quantile(self, share: float) -> float:
         """The value below which this share lies, to the width of a bin."""

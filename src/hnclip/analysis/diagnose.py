@@ -6,7 +6,6 @@ One pipeline: open the model once, encode captions and images once, compute the 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -56,11 +55,8 @@ class DiagnoseResult:
     def to_text(self) -> str:
         """Findings, what is missing, and advice."""
         first, *_, last = self.report.sections
-        names: dict[str, list[str]] = defaultdict(list)
-        for name, reason in self.report.data["missing"].items():
-            names[reason].append(name)
-        missing = [Text(f"{', '.join(same)}: {reason}") for reason, same in names.items()]
-        sections = [first, *([Section("Not measured", missing)] if missing else []), last]
+        missing = [f"{name}: {reason}" for name, reason in self.report.data["missing"].items()]
+        sections = [first, *([Section("Not measured", [Text(*missing)])] if missing else []), last]
         return f"{replace(self.report, sections=sections).to_text()}\n\nreport: {self.page}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,21 +30,19 @@ HEADERS = (
 class GradientSummary:
     """Measurements of a run: all of them, and by epoch.
 
-    Each is a dict. Shares are of the measurements, each of one batch; a triple is lower quartile, median and upper
-    quartile. Where batches are either solved or not, norms have two modes and the median lies between them.
+    Each is a dict. Shares are of the measurements, each of one batch; quartiles are None if there is no measurement.
 
         measurements: their number
-        infonce, hn, infonce_norm, hn_norm: losses and norms of their gradients; triples
-        ratio: hn_norm / infonce_norm where that is not 0; triple, or None if there is no such measurement
-        cosine: between both gradients where neither is 0; triple or None
-        cosine_mean, cosine_std, cosine_positive: its mean, deviation, and share above 0; None as well
+        infonce, hn, infonce_norm, hn_norm: quartiles of the losses and of the norms of their gradients
+        ratio: quartiles of hn_norm / infonce_norm where that is not 0
+        cosine: quartiles of the cosine between both gradients where neither is 0
+        cosine_mean, cosine_std, cosine_positive: its mean, deviation (no n − 1), and share above 0
         infonce_solved, hn_solved: share with a loss below `SATURATED`
         infonce_saturated, hn_saturated: mean share of loss evaluations below it
         infonce_zero, hn_zero: share with a gradient of exactly 0
 
     Args:
-        dtypes, towers, negatives, gammas: how it was computed; several of one kind mean that unlike measurements were
-            put together.
+        dtypes, towers, negatives, gammas: how it was computed.
     """
 
     overall: dict[str, Any]
@@ -53,9 +51,6 @@ class GradientSummary:
     towers: tuple[str, ...]
     negatives: tuple[str, ...]
     gammas: tuple[float, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "epochs": {str(epoch): found for epoch, found in self.epochs.items()}}
 
     def table(self) -> Table:
         """A row for each epoch and one for all; medians, and shares of measurements."""
@@ -68,33 +63,25 @@ class GradientSummary:
 
     def notes(self) -> list[str]:
         """How the numbers of the table were computed."""
-        gammas = " and ".join(f"{gamma:g}" for gamma in self.gammas)
+        kinds = (self.dtypes, self.towers, [f"{gamma:g}" for gamma in self.gammas], self.negatives)
+        dtypes, towers, gammas, negatives = map(" and ".join, kinds)
         return [
             "Medians, and shares of measurements; ratio and cosine where they exist.",
-            f"Losses in {' and '.join(self.dtypes)}, towers in {' and '.join(self.towers)}, γ {gammas}, "
-            f"--optim.negatives {' and '.join(self.negatives)}.",
-            *["Mixed dtypes: how many gradients are exactly zero depends on them."]
-            * (len(self.dtypes) > 1 or len(self.towers) > 1),
+            f"Losses in {dtypes} (on which exact zeros depend), towers in {towers}, γ {gammas}, "
+            f"--optim.negatives {negatives}.",
         ]
 
 
 def gradient_summary(entries: Entries) -> GradientSummary:
     """Summarise entries as `read_metrics(run, "gradients")` returns them (`GradientProbe.probe`).
 
-    Relations:
-        Quartiles are interpolated; the deviation is that of the values themselves (no n − 1).
-
     Reference:
         HN-CLIP, section 2.4, figure of the gradient analysis, appendix C.
     """
-    if not entries:
-        raise ValueError("there are no measurements of gradients: train with --probe-gradients 5")
     epochs = sorted({entry["epoch"] for entry in entries})
-    dtypes, towers, negatives, gammas = (
-        tuple(sorted({entry[name] for entry in entries})) for name in ("dtype", "towers", "negatives", "gamma")
-    )
     by_epoch = {epoch: _summary([entry for entry in entries if entry["epoch"] == epoch]) for epoch in epochs}
-    return GradientSummary(_summary(entries), by_epoch, dtypes, towers, negatives, gammas)
+    settings = (tuple(sorted({entry[name] for entry in entries})) for name in ("dtype", "towers", "negatives", "gamma"))
+    return GradientSummary(_summary(entries), by_epoch, *settings)
 
 
 def _summary(entries: Entries) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from hnclip.analysis import advice
 from hnclip.analysis.batches import (
     SAMPLE,
+    BatchLosses,
     Epoch,
     batch_losses,
     batch_negatives,
@@ -25,17 +26,18 @@ from hnclip.analysis.batches import (
 )
 from hnclip.analysis.captions import QUANTILES, CaptionGeometry
 from hnclip.analysis.gradients import gradient_summary
-from hnclip.analysis.near_duplicates import NAME, near_duplicate_rows, suspect_rows
+from hnclip.analysis.near_duplicates import near_duplicate_rows, suspect_rows
 from hnclip.config import TrainConfig
 from hnclip.core import Embeddings, Problem, Record, ViewEmbeddings
 from hnclip.data.batching import PairData
 from hnclip.evaluate.metrics import recall_at
-from hnclip.evaluate.ranks import retrieval_ranks
+from hnclip.evaluate.ranks import ARROWS, retrieval_ranks
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
 from hnclip.options import Diagnose
-from hnclip.report.caption_figures import batch_figure, bucket_figure, motivation_figure, near_duplicate_figure
+from hnclip.report.caption_figures import Distribution, batch_figure, motivation_figure, near_duplicate_figure
 from hnclip.report.document import Block, CaptionRow, CaptionRows, Figure, Finding, Table, Text
+from hnclip.report.results import recall_table
 from hnclip.report.run_figures import gradient_figure
 from hnclip.train.gradient_probe import GradientProbe
 from hnclip.train.memory import PairMemory
@@ -45,9 +47,9 @@ from hnclip.util.console import progress
 from hnclip.util.text import shorten
 
 NEAREST = 0.1  # the share of images among which the right one should be
-SCALES = (1.0, 0.5, 0.2)  # parts of the model's scale that are compared
+LOWER_SCALES = (0.5, 0.2)  # parts of the model's scale that are compared with it
 STRENGTHS = np.logspace(-1, 4, 101).tolist()  # values of s·γ that are compared
-SUSPECTS, GROUPS = 5, 10  # pairs and groups that the page shows; the JSON has all
+SUSPECTS = 5  # pairs that the page shows; the JSON has all
 KINDS = {"micro": "the micro-batch", "batch": "the batch", "memory": "memory, at the start"}
 
 
@@ -106,16 +108,15 @@ class SectionResult:
 
 def data_findings(found: Analysed) -> list[Finding]:
     """Whether the data can be used, and are enough."""
-    unknown = advice.no_retrieval() if found.image is None else None
     example = next((f"{problem.kind}: {problem.where}: {problem.detail}" for problem in found.problems), "")
     cut = found.pairs.texts["caption"].truncated
-    optional = (
+    findings = (
         advice.too_few(len(found.records), len(found.epoch.batches)),
-        unknown,
+        advice.no_retrieval() if found.image is None else None,
         advice.invalid(found.chosen - len(found.records), found.chosen, shorten(example, 200)),
         advice.truncated(cut, len(found.text), found.model.context, len(_cut_groups(found))),
     )
-    return [finding for finding in optional if finding is not None]
+    return [finding for finding in findings if finding is not None]
 
 
 def no_conclusions(findings: Sequence[Finding]) -> str:
@@ -128,36 +129,32 @@ def _retrieval(found: Analysed) -> SectionResult:
     image = found.require_images()
     ranks = retrieval_ranks(image, found.text, found.pairs.owner)
     near = max(1, round(NEAREST * len(image)))
-    share = recall_at(ranks.text_to_image, near) / 100
-    directions = {"text_to_image": ranks.text_to_image, "image_to_text": ranks.image_to_text}
-    recalls = {name: {f"R@{k}": recall_at(of, k) for k in (1, 5, 10)} for name, of in directions.items()}
-    rows = [[name.replace("_to_", "→"), *(f"{recall:.1f}" for recall in row.values())] for name, row in recalls.items()]
-    note = f"In percent, among all {len(image):,} images and their captions; chance is {100 / len(image):.2g} % at 1."
+    share, chance = recall_at(ranks.text_to_image, near) / 100, near / len(image)
+    recalls = {way: {f"R@{k}": recall_at(getattr(ranks, way), k) for k in (1, 5, 10)} for way in ARROWS}
+    note = f"Recall in percent among all {len(image):,} images and their captions; chance is {100 / len(image):.2g} %."
     return SectionResult(
-        [Table(["direction", "R@1", "R@5", "R@10"], rows, notes=[note])],
-        {"share_in_nearest": share, "chance": near / len(image), **recalls},
-        [advice.retrieval(share, near / len(image), len(image), *(row["R@1"] for row in recalls.values()))],
+        [replace(recall_table({"before training": recalls}), notes=[note])],
+        {"share_in_nearest": share, "chance": chance, **recalls},
+        [advice.retrieval(share, chance, len(image))],
     )
 
 
 def _similarity(found: Analysed) -> SectionResult:
-    pairwise, hardest = found.geometry.pairwise, found.geometry.hardest
-    rows = [
-        [name, f"{one.mean:.3f}", *(f"{one.quantile(share):.3f}" for share in QUANTILES), f"{one.total:,}"]
-        for name, one in {"any two captions": pairwise, "hardest negative": hardest}.items()
-    ]
+    both = {"any two captions": found.geometry.pairwise, "hardest negative": found.geometry.hardest}
+    rows = [[name, *(f"{one.quantile(share):.3f}" for share in QUANTILES)] for name, one in both.items()]
+    pairwise, hardest = (Distribution(one.counts, one.edges) for one in both.values())
     return SectionResult(
         [
             Figure(
                 "caption-similarity",
                 "Caption similarity",
-                lambda: motivation_figure({found.options.data: (pairwise.distribution, hardest.distribution)}),
+                lambda: motivation_figure({found.options.data: (pairwise, hardest)}),
                 "Cosines of captions of different images: (a) all pairs, (b) each caption and its hardest negative.",
             ),
-            Table(["cosine", "mean", *(f"{100 * share:g} %" for share in QUANTILES), "values"], rows),
+            Table(["quantile of the cosine", *(f"{100 * share:g} %" for share in QUANTILES)], rows),
         ],
         found.geometry.to_dict(),
-        [advice.similarity(pairwise.mean, hardest.mean)],
+        [advice.similarity(found.geometry.pairwise.mean, found.geometry.hardest.mean)],
     )
 
 
@@ -183,47 +180,33 @@ def _labels(row: CaptionRow) -> list[dict[str, str]]:
 
 def _duplicates(found: Analysed) -> SectionResult:
     records, owner, cut = found.records, found.pairs.owner.tolist(), _cut_groups(found)
+    ids = [record.id for record in records]
     same_text = [group for group in _groups(found.pairs.caption_ids.tolist(), owner) if group not in cut]
-    same_image = _groups(found.pairs.image_ids.tolist(), range(len(records))) if found.image is not None else None
-    names = {
-        "captions": [[records[owner[row]].id for row in group] for group in same_text],
-        "captions up to the context": [[records[owner[row]].id for row in group] for group in cut],
-        "images": None if same_image is None else [[records[row].id for row in group] for group in same_image],
-    }
+    same_image = None if found.image is None else _groups(found.pairs.image_ids.tolist(), range(len(records)))
+    counts = {"captions": len(same_text)} | ({} if same_image is None else {"images": len(same_image)})
     suspected, suspects, threshold = found.geometry.suspected, found.geometry.suspects, found.options.threshold
-    rows = [
-        [f"groups of equal {what}", "not compared" if groups is None else f"{len(groups):,}", "no negatives"]
-        for what, groups in names.items()
+    blocks: list[Block] = [
+        Text(
+            "Equal captions and equal images are no negatives of each other in training, as are captions that differ "
+            "only beyond the model's context; suspected pairs are negatives. All are in report.json."
+        )
     ]
-    last = [f"other pairs of captions with a cosine of {threshold:g} or more", f"{suspected:,}", "negatives"]
-    blocks: list[Block] = [Table(["what", "number", "of each other, in training"], [*rows, last])]
-    for what, groups in names.items():
-        if groups:
-            listed = [[str(number), _listed(ids)] for number, ids in enumerate(groups[:GROUPS], 1)]
-            more = [f"The first {GROUPS} of {len(groups):,}; report.json has all."] * (len(groups) > GROUPS)
-            blocks.append(Table(["group", "records"], listed, title=f"Equal {what}", notes=more))
     if suspects:
         blocks += [Text("The most similar suspects:"), CaptionRows(suspect_rows(suspects[:SUSPECTS], records))]
     return SectionResult(
         blocks,
         {
-            **{f"equal_{what.replace(' ', '_')}": groups for what, groups in names.items()},
+            "equal_captions": [[ids[owner[row]] for row in group] for group in same_text],
+            "equal_captions_up_to_the_context": [[ids[owner[row]] for row in group] for group in cut],
+            "equal_images": None if same_image is None else [[ids[row] for row in group] for group in same_image],
             "threshold": threshold,
             "suspected": suspected,
             "suspects": [
-                {"first": records[owner[one]].id, "second": records[owner[two]].id, "cosine": cosine}
-                for one, two, cosine in suspects
+                {"first": ids[owner[one]], "second": ids[owner[two]], "cosine": cosine} for one, two, cosine in suspects
             ],
         },
-        advice.duplicates(
-            len(same_text), None if same_image is None else len(same_image), suspected, threshold, len(found.text)
-        ),
+        advice.duplicates(counts, suspected, threshold, len(found.text)),
     )
-
-
-def _listed(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - GROUPS:,} more" if len(ids) > GROUPS else ""
-    return ", ".join(shorten(name, NAME) for name in ids[:GROUPS]) + more
 
 
 def _groups(ids: Sequence[int], owner: Sequence[int]) -> list[tuple[int, ...]]:
@@ -255,35 +238,27 @@ def _negatives(found: Analysed) -> SectionResult:
     clustered = batch_negatives(text, clusters, epoch.ids).hardest
     sample = groups[: max(1, SAMPLE // groups[0].queries)]
     *weights, weight = hardest_weight(text, sample, epoch.ids, [*STRENGTHS, gamma * found.scale])
-    decides = [strength / found.scale for strength, share in zip(STRENGTHS, weights) if share >= advice.HALF]
+    decides = next((one / found.scale for one, share in zip(STRENGTHS, weights) if share >= advice.HALF), None)
     paper = buckets(batch.similarities)
     quantiles = buckets(batch.similarities, quantile_edges(found.geometry.pairwise))
-    notes = {
-        "The paper's edges, which fit the cosines of Long-CLIP.": paper,
-        "Edges at the median, the 90 % and the 99 % quantile of all pairs, for any encoder.": quantiles,
-    }
     matrix = batch_similarity(text, epoch.batches[0][: epoch.micro_batch])
+    tables = [
+        Table(
+            ["cosine of captions", *one.labels],
+            [["share of negatives", *(f"{100 * share:.1f} %" for share in one.shares)]],
+            notes=[note],
+        )
+        for note, one in (
+            ("The paper's edges, which fit the cosines of Long-CLIP.", paper),
+            ("Edges at the median, the 90 % and the 99 % quantile of all pairs, for any encoder.", quantiles),
+        )
+    ]
     return SectionResult(
         [
             Text(
-                f"The first epoch of the recipe {found.options.recipe}, with {batch.count:,.0f} negatives of a query. "
-                f"With γ {gamma:g} a negative has a margin of {gamma * batch.similarities.mean:.3f} on average, with a "
-                f"deviation of {gamma * batch.spread:.3f} among the negatives of a query."
+                f"The first epoch of the recipe {found.options.recipe}, with {batch.count:,.0f} negatives of a query."
             ),
-            *(
-                Table(
-                    ["cosine of captions", *one.labels],
-                    [["share of negatives", *(f"{100 * share:.1f} %" for share in one.shares)]],
-                    notes=[note],
-                )
-                for note, one in notes.items()
-            ),
-            Figure(
-                "hardness-of-negatives",
-                "Hardness of negatives",
-                lambda: bucket_figure({data: paper.shares}, paper.labels),
-                "In-batch negatives by the similarity of their captions.",
-            ),
+            *tables,
             Figure(
                 "one-batch",
                 "One batch",
@@ -292,7 +267,8 @@ def _negatives(found: Analysed) -> SectionResult:
             ),
         ],
         {
-            **batch.to_dict(),
+            **vars(batch),
+            "similarities": batch.similarities.to_dict(),
             "hardest_in_clusters": clustered,
             "hardest_of_all": of_all,
             "hardest_weight": weight,
@@ -302,36 +278,37 @@ def _negatives(found: Analysed) -> SectionResult:
         },
         advice=[
             advice.clusters(batch, clustered, of_all),
-            advice.gamma(gamma, batch, found.scale, decides[0] if decides else None, weight),
+            advice.gamma(gamma, batch, found.scale, decides, weight),
         ],
     )
 
 
 def _losses(found: Analysed) -> SectionResult:
     epoch, gamma, planned = found.epoch, found.options.gamma, found.options.negatives
-    pairs = (found.require_images(), found.text[epoch.chosen], epoch.ids)
-    losses = {kind: batch_losses(*pairs, epoch.groups(kind), scale=found.scale, gamma=gamma) for kind in KINDS}
-    lower = [batch_losses(*pairs, epoch.groups(planned), scale=part * found.scale, gamma=gamma) for part in SCALES[1:]]
-    scales = [losses[planned], *lower]
+
+    def measure(kind: str, part: float = 1.0) -> BatchLosses:
+        pairs = (found.require_images(), found.text[epoch.chosen], epoch.ids)
+        return batch_losses(*pairs, epoch.groups(kind), scale=part * found.scale, gamma=gamma)
+
+    losses, lower = {kind: measure(kind) for kind in KINDS}, [measure(planned, part) for part in LOWER_SCALES]
     rows = [
         [
-            name,
+            KINDS[kind],
             f"{one.negatives:,.0f}",
             f"{one.scale:.3g}",
-            f"{len(one.infonce):,}",
-            f"{one.infonce.median():.3g}",
+            f"{one.infonce_quartiles[1]:.3g}",
             f"{one.infonce_saturated:.0%}",
-            f"{one.hn.median():.3g}",
+            f"{one.hn_quartiles[1]:.3g}",
             f"{one.hn_saturated:.0%}",
         ]
-        for name, one in [*zip(KINDS.values(), losses.values()), *((KINDS[planned], one) for one in lower)]
+        for kind, one in [*losses.items(), *((planned, one) for one in lower)]
     ]
-    headers = ["negatives from", "for a query", "scale", "evaluations", "InfoNCE", "saturated", "L_HN", "saturated"]
+    headers = ["negatives from", "for a query", "scale", "InfoNCE", "saturated", "L_HN", "saturated"]
     note = f"Medians at the model's own weights, in float64; L_HN with γ {gamma:g}. Saturated: below {SATURATED:g}."
     return SectionResult(
         [Table(headers, [*rows[: len(losses)], [], *rows[len(losses) :]], notes=[note])],
-        {**{kind: one.to_dict() for kind, one in losses.items()}, "lower_scales": [one.to_dict() for one in lower]},
-        advice=[advice.negatives(losses, planned), advice.scale(scales)],
+        {**{kind: vars(one) for kind, one in losses.items()}, "lower_scales": [vars(one) for one in lower]},
+        advice=[advice.negatives(losses, planned), advice.scale([losses[planned], *lower])],
     )
 
 
@@ -340,12 +317,13 @@ def _gradients(found: Analysed) -> SectionResult:
     options, model, epoch, image = found.options, found.model, found.epoch, found.require_images()
     if not options.gradients:
         raise ValueError("--gradients measures them")
-    optim = replace(found.config.optim, precision=choose_precision(found.config.optim.precision, model.device))
-    memory = None
-    if options.negatives == "memory":
-        memory = _memory(found, image)
-    else:
-        optim = replace(optim, negatives=options.negatives, memory=0)
+    memory = _memory(found, image) if options.negatives == "memory" else None
+    optim = replace(
+        found.config.optim,
+        precision=choose_precision(found.config.optim.precision, model.device),
+        negatives=options.negatives,
+        memory=0 if memory is None else SAMPLE,
+    )
     pairs = found.pairs.draw(found.config.seed, 0)
     probe = GradientProbe(model, optim, gamma=options.gamma)
     train_mode(model)
@@ -354,31 +332,30 @@ def _gradients(found: Analysed) -> SectionResult:
         for number in bar.iterate(range(min(options.batches, len(epoch.batches)))):
             rows, groups = split_batch(epoch.batches[number], optim)
             entry = probe.probe(pairs.batch(rows), groups, memory)
-            if not all(math.isfinite(entry[name]) for name in ("infonce", "hn", "infonce_norm", "hn_norm")):
-                raise ValueError(f"a loss or gradient of batch {number + 1} is not a number")
+            if not math.isfinite(entry["infonce_norm"] + entry["hn_norm"]):
+                raise ValueError(f"a gradient of batch {number + 1} is not a number")
             entries.append({"epoch": 1, "step": number, **entry})
     model.eval()
     summary = gradient_summary(entries)
     figure = Figure(
         "gradients",
         "Gradients before the first step",
-        lambda: gradient_figure(entries, None, unit="batch"),
-        "Both losses and their gradients by all parameters.",
+        lambda: gradient_figure(entries, None),
+        "Both losses and their gradients by all parameters; a step is a batch.",
     )
-    return SectionResult([summary.table(), figure], {"summary": summary.to_dict(), "measurements": entries})
+    return SectionResult([summary.table(), figure], {"summary": vars(summary), "measurements": entries})
 
 
 def _memory(found: Analysed, image: Tensor) -> PairMemory:
     """The memory of the planned run at its start."""
-    epoch, model = found.epoch, found.model
-    text = found.text[epoch.chosen[epoch.memory]]  # [M, D]
+    rows, like = found.epoch.memory, {"device": found.model.device, "dtype": found.model.dtype}
     embeddings = Embeddings(
-        {"full": ViewEmbeddings(image[epoch.memory].to(model.device, model.dtype))},
-        {"caption": ViewEmbeddings(text.to(model.device, model.dtype))},
-        model.scale.detach(),
-        ids=epoch.ids[epoch.memory].to(model.device),
+        {"full": ViewEmbeddings(image[rows].to(**like))},
+        {"caption": ViewEmbeddings(found.text[found.epoch.chosen[rows]].to(**like))},
+        found.model.scale.detach(),
+        ids=found.epoch.ids[rows].to(found.model.device),
     )
-    return PairMemory(len(epoch.memory), embeddings, epoch.memory)
+    return PairMemory(len(rows), embeddings, rows)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Analysed], SectionResult]]] = {

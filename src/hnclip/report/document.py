@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 FORMATS = ("txt", "md", "tex", "json", "html")
-LEVELS = {"good": "✓", "note": "·", "act": "!"}  # of findings, and how a terminal marks them
+Level = Literal["good", "note", "act"]
+LEVELS: dict[Level, str] = {"good": "✓", "note": "·", "act": "!"}  # of findings, and how a terminal marks them
 PNG_DPI = 180  # sharp on a dense screen at the full width of the page
 _WIDTH = 120  # of a terminal, for sentences; tables are as wide as they are
 _CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # names and captions may hold what moves a cursor
@@ -121,7 +122,7 @@ class Finding:
     `level`: "good" needs nothing, "note" is worth knowing, "act" should be dealt with first.
     """
 
-    level: Literal["good", "note", "act"]
+    level: Level
     title: str
     number: str
     meaning: str
