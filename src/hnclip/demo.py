@@ -19,7 +19,7 @@ from hnclip.recipes import demo as demo_recipe
 from hnclip.report.caption_figures import retrieval_figure
 from hnclip.report.document import Figure, Report, Section, Table, Text
 from hnclip.report.results import recall_table
-from hnclip.report.run_figures import convergence_figure, saturation_figure
+from hnclip.report.run_figures import convergence_grid_figure, saturation_figure
 from hnclip.train.log import read_metrics
 from hnclip.train.runs import train_or_continue
 from hnclip.train.step import SATURATED
@@ -102,16 +102,13 @@ def _report(
         Figure(
             "convergence",
             "R@1 per epoch",
-            lambda: convergence_figure(evaluations),
+            lambda: convergence_grid_figure({data: evaluations}),
             "Validation R@1 after each epoch; 0 is the model before training.",
         ),
-        Figure(
-            "differences",
-            "Where the two differ",
-            lambda: retrieval_figure(examples),
-            "Captions on which the two models disagree, from both sides in turn.",
-        ),
     ]
+    if examples:
+        caption = "Captions on which the two models disagree, from both sides in turn."
+        figures.append(Figure("differences", "Where the two differ", lambda: retrieval_figure(examples), caption))
     recalls = replace(recall_table(metrics), notes=["Recall in percent; 95 % intervals over queries in brackets."])
     table = Table(["captions", *counts], [["image ranked first", *(f"{count:,}" for count in counts.values())]])
     sections = [
@@ -120,10 +117,6 @@ def _report(
         ),
         *(Section(figure.title, [figure]) for figure in figures),
     ]
-    numbers = {
-        "metrics": metrics,
-        "comparisons": [one.to_dict() for one in compared],
-        "best_epochs": epochs,
-        "counts": counts,
-    }
+    comparisons = [one.to_dict() for one in compared]
+    numbers = {"metrics": metrics, "comparisons": comparisons, "best_epochs": epochs, "counts": counts}
     return Report(f"HN-CLIP on {data}", summary, sections, numbers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -15,10 +14,7 @@ from hnclip.report.document import Finding
 
 
 def losses(saturated: float, negatives: float = 15, scale: float = 100.0) -> BatchLosses:
-    """A thousand evaluations, this share of them below 0.001."""
-    infonce = torch.ones(1000, dtype=torch.float64)
-    infonce[: round(1000 * saturated)] = 1e-4
-    return BatchLosses(infonce, infonce, negatives, 0.5, scale)
+    return BatchLosses(1000, negatives, 0.5, scale, [1.0] * 3, [1.0] * 3, saturated, saturated)
 
 
 def batch(mean: float = 0.4, spread: float = 0.1, hardest: float = 0.8) -> BatchNegatives:
@@ -37,12 +33,11 @@ def gamma(planned: float, *, spread: float = 0.1, decides: float | None = 0.4) -
 @pytest.mark.parametrize(
     ("finding", "level"),
     [
-        (advice.too_few(99, 100), "act"),
-        (advice.too_few(100, 9), "note"),
-        (advice.too_few(100, 10), None),
-        (advice.retrieval(0.19, 0.1, 10_000, 0.1, 0.1), "act"),
-        (advice.retrieval(0.21, 0.1, 10_000, 1.0, 1.0), "good"),
-        (advice.retrieval(0.21, 0.1, 50, 1.0, 1.0), "act"),  # within three deviations of chance
+        (advice.too_few(99), "act"),
+        (advice.too_few(100), None),
+        (advice.retrieval(0.19, 0.1, 10_000), "act"),
+        (advice.retrieval(0.21, 0.1, 10_000), "good"),
+        (advice.retrieval(0.21, 0.1, 50), "act"),  # within three deviations of chance
         (advice.invalid(0, 10, ""), None),
         (advice.invalid(1, 100, "missing image: a"), "note"),
         (advice.invalid(2, 100, "missing image: a"), "act"),
@@ -73,22 +68,17 @@ def test_levels_change_at_the_thresholds(finding: Finding | None, level: str | N
 
 
 @pytest.mark.parametrize(
-    ("counts", "levels"),
+    ("counts", "suspected", "levels"),
     [
-        ((0, None, 0, 0.98, 100), ["good"]),
-        ((0, 1, 0, 0.98, 100), ["act"]),
-        ((2, 0, 3, 0.98, 100), ["act", "act"]),
+        ({"captions": 0}, 0, ["good"]),
+        ({"captions": 0, "images": 1}, 0, ["act"]),
+        ({"captions": 2, "images": 0}, 3, ["act", "act"]),
     ],
 )
-def test_duplicates_and_suspects_are_named_apart(counts: Any, levels: list[str]) -> None:
-    found = advice.duplicates(*counts)
+def test_duplicates_and_suspects_are_named_apart(counts: dict[str, int], suspected: int, levels: list[str]) -> None:
+    found = advice.duplicates(counts, suspected, 0.98, 100)
     assert [finding.level for finding in found] == levels
-    assert ("image" in found[0].number + found[0].meaning) == (counts[1] is not None)
-
-
-def test_more_suspects_than_captions_say_that_the_threshold_is_too_low() -> None:
-    assert "--threshold" not in advice.duplicates(0, 0, 100, 0.98, 100)[0].advice
-    assert "--threshold" in advice.duplicates(0, 0, 101, 0.98, 100)[0].advice
+    assert ("image" in found[0].number + found[0].meaning) == ("images" in counts)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +95,8 @@ def test_more_suspects_than_captions_say_that_the_threshold_is_too_low() -> None
         (gamma(0.5), "γ 0.2 "),  # the middle of 0.1 and 0.4
         (gamma(0.5), "margin 0.2"),  # γ·mean(Ḡ)
         (gamma(0.05), "γ 0.1 "),
+        (advice.duplicates({}, 100, 0.98, 100)[0], "merge"),
+        (advice.duplicates({}, 101, 0.98, 100)[0], "--threshold"),  # more pairs than captions: it is too low
     ],
 )
 def test_advice_names_the_option_that_its_number_asks_for(finding: Finding, option: str) -> None:

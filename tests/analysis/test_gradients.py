@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -65,11 +64,3 @@ def test_the_table_has_a_row_for_each_epoch_and_says_what_was_mixed() -> None:
     assert [row[:1] for row in table.rows] == [["1"], ["3"], [], ["all"]]
     assert all(len(row) in (0, len(HEADERS)) for row in table.rows)
     assert "float32 and float64" in found.to_text()
-    assert len(found.notes()) == 3
-    assert len(gradient_summary(ENTRIES[:2]).notes()) == 2
-    assert json.loads(json.dumps(found.to_dict()))["epochs"]["1"]["measurements"] == 4
-
-
-def test_without_measurements_the_option_is_named() -> None:
-    with pytest.raises(ValueError, match="--probe-gradients"):
-        gradient_summary([])

@@ -14,7 +14,6 @@ from PIL import Image
 
 from hnclip.report.document import FORMATS, CaptionedImage, CaptionRow, CaptionRows, Figure, Report, Section, Table
 from hnclip.report.figure_style import blank_figure
-from hnclip.report.html import LONGEST_CAPTION
 
 
 @pytest.mark.parametrize("suffix", ["txt", "md", "html"])
@@ -56,13 +55,11 @@ def test_spans_are_headers_over_headers_only_where_they_differ() -> None:
     assert replace(table, spans=[("a", 2)]).flat_headers == ["m", "R@1", "R@1"]
 
 
-def test_captions_are_highlighted_and_cut_and_images_are_small() -> None:
-    long = CaptionedImage("c", (("a" * LONGEST_CAPTION, True), ("bbb", True)), Image.effect_noise((900, 600), 90))
-    page = Report("t", [], [Section("s", [CaptionRows([CaptionRow(long, ()), caption_row()])])]).to_html()
-    assert "<mark>against a green fence</mark>" in page
-    assert "</mark>… and 3 more characters" in page
+def test_captions_are_highlighted_and_images_are_small() -> None:
+    large = CaptionedImage("c", (("a < b", True),), Image.effect_noise((900, 600), 90))
+    page = Report("t", [], [Section("s", [CaptionRows([CaptionRow(large, ()), caption_row()])])]).to_html()
+    assert "<mark>a &lt; b</mark>" in page
     assert 'width="320" height="213" src="data:image/jpeg' in page
-    assert 'width="240" height="320" src="data:image/png' in page
     assert "no image" in page
 
 

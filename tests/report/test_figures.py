@@ -28,7 +28,6 @@ from hnclip.report.document import CaptionedImage, CaptionRow, Figure
 from hnclip.report.figure_style import wrap
 from hnclip.report.run_figures import (
     FLOOR,
-    convergence_figure,
     convergence_grid_figure,
     curve_figure,
     gradient_figure,
@@ -75,18 +74,14 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "buckets, many": lambda: bucket_figure(dict.fromkeys(NAMES, (0, 1e-9, 0.5, 0.5)), NAMES[:4]),
     "batch": lambda: batch_figure({"a": np.ones((2, 2))}),
     "batch, many": lambda: batch_figure({name: np.random.default_rng(0).random((40, 40)) for name in NAMES}),
-    "batch, not finite": lambda: batch_figure({"a": np.array([[1, np.nan, 0.1], [0.2, 1, np.inf], [0.3, 0.4, 1]])}),
     "near-duplicates": lambda: near_duplicate_figure([caption_row(), CaptionRow(CAPTION, (CAPTION,) * 3)]),
-    "near-duplicates, none": lambda: near_duplicate_figure([]),
     "retrieval": lambda: retrieval_figure([Example(LONG_WORD, RED, dict.fromkeys(NAMES[:2], (BLUE, True)))]),
-    "retrieval, none": lambda: retrieval_figure([]),
     "gradient": lambda: gradient_figure(ONE, None),
     "gradient, zero": lambda: gradient_figure(ZERO, evaluations((0, 0))),
     "gradient, not evaluated": lambda: gradient_figure(ONE, []),
     "scale grid": lambda: scale_grid_figure({("5 %", "a"): ONE}),
     "scale grid, gaps": lambda: scale_grid_figure({("5 %", name): ZERO if name == "_hidden" else [] for name in NAMES}),
     "saturation": lambda: saturation_figure({"a": ONE, **dict.fromkeys(NAMES, ZERO)}),
-    "convergence": lambda: convergence_figure({"a": evaluations((0, 100))}),
     "convergence grid": lambda: convergence_grid_figure({HOSTILE: {"a": evaluations((1, 2), (3, 4))}, "b": {}}),
     "samples": lambda: sample_efficiency_figure({"a": [(100, 0)]}),
     "samples, many": lambda: sample_efficiency_figure(dict.fromkeys(NAMES, ((1, 2), (0.1, 3, 2, 4))), ("$0", 50.0)),
@@ -151,17 +146,14 @@ def test_highest_cosine_of_a_batch_is_framed_and_the_diagonal_is_not_counted() -
     axes = batch_figure({"a": matrix}).axes[0]
     assert axes.get_title() == "a\nmean 0.400, highest 0.900 at 1, 2"
     assert axes.patches[0].get_xy() == (1.5, 0.5)
-    assert sorted(text.get_text() for text in axes.texts) == ["0.10", "0.20", "0.30", "0.40", "0.50", "0.90"]
 
 
 def test_captions_and_answers_are_labelled() -> None:
     texts = [text.get_text() for axes in near_duplicate_figure([caption_row()]).axes for text in axes.texts]
     assert sum(text.startswith("cosine 0.9") for text in texts) == 3
     assert texts.count("no image") == 1
-    assert any("A red bicycle" in text for text in texts)
     figure = retrieval_figure([Example("boat", RED, {"a": (RED, True), "b": (BLUE, False)})])
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "the caption's image", "a ✓ correct", "b ✗ wrong"]
-    assert figure.axes[0].texts[0].get_text() == "boat"
 
 
 def test_text_is_wrapped_by_its_letters_and_cut() -> None:
@@ -211,16 +203,12 @@ def test_saturation_shows_each_step_and_its_running_median() -> None:
 
 def test_convergence_by_direction_and_averaged() -> None:
     runs = {"a": evaluations((10, 30), (20, 50)), "b": evaluations((0, 0))}
-    text, image = convergence_figure(runs).axes
-    assert [heights(axes.lines[0]) for axes in (text, image)] == [[10, 20], [30, 50]]
-    assert text.get_ylim()[0] == 0
-    assert text.get_ylim()[1] >= 50
-    (average,) = convergence_figure(runs, average=True).axes
-    assert heights(average.lines[0]) == [20, 35]
     figure = convergence_grid_figure({"x": {"b": runs["b"]}, "y": runs})
-    assert [heights(axes.lines[-1]) for axes in figure.axes[1::2]] == [[0], [0], [0]]
+    columns = np.array(figure.axes).reshape(3, 2).T
+    assert [heights(axes.lines[0]) for axes in columns[1]] == [[20, 35], [10, 20], [30, 50]]
+    assert [heights(axes.lines[0]) for axes in columns[0]] == [[0]] * 3
     # A run looks the same in all columns, also where another one is missing.
-    assert figure.axes[0].lines[0].get_color() == figure.axes[1].lines[1].get_color()
+    assert columns[0][0].lines[0].get_color() == columns[1][0].lines[1].get_color()
 
 
 def test_points_are_sorted_and_have_their_intervals() -> None:

@@ -9,29 +9,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hnclip.util import tables
-from hnclip.util.tables import latex_escape, latex_table, markdown_table, text_table
+from hnclip.util.tables import LATEX, latex_escape, latex_table, markdown_table, text_table
 
 HEADERS, ROWS = ["model", "T→I R@1"], [["a", "9.50"], ["my_run", "10.00"], [], ["paper", "–"]]
 MARKS = {(1, 1): "best", (0, 1): "second"}
 
 
-def test_text_marks_leave_the_digits_under_each_other():
+def test_marks_and_rules():
     assert text_table(HEADERS, ROWS, marks=MARKS).split("\n") == [
         "model   T→I R@1",
         "------  -------",
-        "a         9.50+",
+        "a         9.50+",  # digits stay under each other
         "my_run   10.00*",
         "------  -------",
         "paper        –",
     ]
-
-
-def test_columns_without_a_mark_are_as_before():
-    table = text_table(["m", "a", "b"], [["x", "1.0", "2.0"], ["y", "3.0", "4.0"]], marks={(0, 2): "best"})
-    assert table.split("\n") == ["m    a     b", "-  ---  ----", "x  1.0  2.0*", "y  3.0  4.0"]
-
-
-def test_markdown_marks_and_rules():
     assert markdown_table(HEADERS, ROWS, marks=MARKS).split("\n") == [
         "| model | T→I R@1 |",
         "| :--- | ---: |",
@@ -40,11 +32,7 @@ def test_markdown_marks_and_rules():
         "|  |  |",
         "| paper | – |",
     ]
-
-
-def test_latex_marks_and_rules():
-    table = latex_table(HEADERS, ROWS, marks=MARKS, caption="c", label="tab:l")
-    assert table.split("\n")[4:-1] == [
+    assert latex_table(HEADERS, ROWS, marks=MARKS, caption="c", label="tab:l").split("\n")[4:-1] == [
         r"\begin{tabular}{lr}",
         r"\toprule",
         r"model & T$\rightarrow$I R@1 \\",
@@ -58,55 +46,19 @@ def test_latex_marks_and_rules():
     ]
 
 
-def test_latex_float_with_titles_over_columns():
-    table = latex_table(
-        ["model", "a", "b", "c"],
-        [["x", "1", "2", "3"]],
-        spans=[("DOCCI", 2), ("DCI & more", 1)],
-        caption="100 % of it.",
-        label="tab:it",
-    )
-    assert table.split("\n") == [
-        r"\begin{table}",
-        r"\centering",
-        r"\caption{100 \% of it.}",
-        r"\label{tab:it}",
-        r"\begin{tabular}{lrrr}",
-        r"\toprule",
+def test_titles_over_columns_of_latex():
+    spans = [("DOCCI", 2), ("DCI & more", 1)]
+    table = latex_table(["model", *"abc"], [["x", *"123"]], spans=spans, caption="100 % of it.", label="tab:it")
+    lines = table.split("\n")
+    assert lines[:4] == [r"\begin{table}", r"\centering", r"\caption{100 \% of it.}", r"\label{tab:it}"]
+    assert lines[6:9] == [
         r"& \multicolumn{2}{c}{DOCCI} & \multicolumn{1}{c}{DCI \& more} \\",
         r"\cmidrule(lr){2-3} \cmidrule(lr){4-4}",
         r"model & a & b & c \\",
-        r"\midrule",
-        r"x & 1 & 2 & 3 \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
     ]
 
 
-COMMANDS = {
-    r"\textbackslash{}": "\\",
-    r"\textasciitilde{}": "~",
-    r"\textasciicircum{}": "^",
-    r"\textless{}": "<",
-    r"\textgreater{}": ">",
-    r"\textbar{}": "|",
-    r"\textendash{}": "–",
-    r"\ldots{}": "…",
-    r"$\rightarrow$": "→",
-    r"$\times$": "×",
-    r"$\pm$": "±",
-    "$-$": "−",
-    r"$\alpha$": "α",
-    r"$\gamma$": "γ",
-    r"$\lambda$": "λ",
-    r"$\Delta$": "Δ",
-    r"$\bar{G}$": "Ḡ",
-    "-{}": "-",
-    "{[}": "[",
-    "{*}": "*",
-    **{f"\\{character}": character for character in "&%$#_{}"},
-}
+COMMANDS = {escaped: plain for plain, escaped in LATEX.items()} | {"-{}": "-", "{[}": "[", "{*}": "*"}
 
 
 def read_latex(text: str) -> str:
@@ -140,12 +92,7 @@ def test_docstring_examples():
 
 
 def test_plain_tables():
-    assert text_table(["m", "long header"], [["wide name", "1"], ["b", "22"]]).split("\n") == [
-        "m          long header",
-        "---------  -----------",
-        "wide name            1",
-        "b                   22",
-    ]
+    assert text_table(["m", "long header"], [["wide name", "1"]]).split("\n")[2] == "wide name            1"
     assert text_table(["name"], [["a"]]) == "name\n----\na"  # no trailing space
     assert text_table(["a", "bb"], []) == "a  bb\n-  --"
     assert markdown_table(["m", "why"], [["x", "a sentence " * 5]]).split("\n")[1] == "| :--- | :--- |"

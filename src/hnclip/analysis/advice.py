@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from hnclip.analysis.batches import CLUSTER, BatchLosses, BatchNegatives
 from hnclip.report.document import Finding, Level
-from hnclip.train.data import FEW_STEPS
 from hnclip.train.step import SATURATED
 from hnclip.util.text import counted
 
@@ -28,15 +27,11 @@ TOO_FEW_TITLE = "Too few records to conclude anything"
 CHANCE_TITLE = "The model is at chance on these data"
 
 
-def too_few(records: int, steps: int) -> Finding | None:
-    """Whether the data are enough: records, and optimiser steps of an epoch."""
-    if records < TOO_FEW:
-        meaning = f"A share of fewer than {TOO_FEW} records is uncertain by more than 10 points."
-        return Finding("act", TOO_FEW_TITLE, counted(records, "record"), meaning, "Use more data.")
-    if steps < FEW_STEPS:
-        meaning = f"With fewer than {FEW_STEPS} steps in an epoch, differences between runs are mostly noise."
-        return Finding("note", "Short epochs", counted(steps, "step"), meaning, "Compare runs of several seeds.")
-    return None
+def too_few(records: int) -> Finding | None:
+    if records >= TOO_FEW:
+        return None
+    meaning = f"A share of fewer than {TOO_FEW} records is uncertain by more than 10 points."
+    return Finding("act", TOO_FEW_TITLE, counted(records, "record"), meaning, "Use more data.")
 
 
 def retrieval(share: float, chance: float, images: int) -> Finding:
@@ -54,11 +49,6 @@ def retrieval(share: float, chance: float, images: int) -> Finding:
     meaning += " Losses and gradients say nothing about a model that knows these images."
     advice = "Try another --model, and look at some pairs: does each caption describe its image?"
     return Finding("act", CHANCE_TITLE, number, meaning, advice)
-
-
-def no_retrieval() -> Finding:
-    meaning = "Whether the model knows these data is unknown; what follows from captions is of its text encoder alone."
-    return Finding("note", "Retrieval was not measured", "no images", meaning, "Evaluate the model on such data first.")
 
 
 def invalid(count: int, total: int, example: str) -> Finding | None:

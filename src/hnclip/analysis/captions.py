@@ -79,16 +79,14 @@ class Suspect(NamedTuple):
 
 @dataclass(frozen=True)
 class CaptionGeometry:
-    """Cosines of S captions with those of other images.
+    """Cosines of S captions, of `total` that there are, with those of other images.
 
     Args:
-        total: captions of the data; more than `captions`, which were compared, if these are a random part.
         pairwise, hardest: of all pairs, and of each caption with its hardest negative.
-        rows, similarity, nearest: of each compared caption its row, and the cosine and row of its hardest negative.
         suspected: pairs from the threshold on, without duplicates; `suspects` are the most similar of them.
 
     Shape:
-        rows, similarity, nearest [S], on the CPU
+        rows, similarity, nearest [S]: row of each caption, and cosine and row of its hardest negative; on the CPU
     """
 
     total: int
@@ -98,15 +96,11 @@ class CaptionGeometry:
     rows: Tensor
     similarity: Tensor
     nearest: Tensor
-    suspected: int = 0
-    suspects: tuple[Suspect, ...] = ()
-
-    @property
-    def captions(self) -> int:
-        return len(self.rows)
+    suspected: int
+    suspects: tuple[Suspect, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        counts = {"captions": self.captions, "total": self.total, "images": self.images}
+        counts = {"captions": len(self.rows), "total": self.total, "images": self.images}
         return {**counts, "pairwise": self.pairwise.to_dict(), "hardest": self.hardest.to_dict()}
 
 
@@ -124,14 +118,12 @@ def caption_geometry(
     """Every two captions of different images, compared once.
 
     Args:
-        text: unit vectors of captions.
-        owner: the image of each caption; captions of one image are not compared.
         ids: captions that agree in any column are duplicates, and not suspected of being one.
         threshold: cosine from which other pairs are suspected; the `keep` most similar ones are returned.
         largest: of more captions, a random part of this size is compared.
 
     Shape:
-        text [T, D]; owner [T]; ids [T, K]. Memory is O(tile²).
+        text [T, D], unit vectors; owner [T], the image of each; ids [T, K]. Memory is O(tile²).
 
     Reference:
         HN-CLIP, section 2.1, figure "Dense-caption benchmarks are dominated by hard negatives".

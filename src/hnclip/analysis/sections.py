@@ -24,7 +24,7 @@ from hnclip.analysis.batches import (
     hardest_weight,
     quantile_edges,
 )
-from hnclip.analysis.captions import QUANTILES, CaptionGeometry
+from hnclip.analysis.captions import CaptionGeometry
 from hnclip.analysis.gradients import gradient_summary
 from hnclip.analysis.near_duplicates import near_duplicate_rows, suspect_rows
 from hnclip.config import TrainConfig
@@ -36,7 +36,7 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
 from hnclip.options import Diagnose
 from hnclip.report.caption_figures import Distribution, batch_figure, motivation_figure, near_duplicate_figure
-from hnclip.report.document import Block, CaptionRow, CaptionRows, Figure, Finding, Table, Text
+from hnclip.report.document import Block, CaptionRows, Figure, Finding, Table, Text
 from hnclip.report.results import recall_table
 from hnclip.report.run_figures import gradient_figure
 from hnclip.train.gradient_probe import GradientProbe
@@ -111,8 +111,7 @@ def data_findings(found: Analysed) -> list[Finding]:
     example = next((f"{problem.kind}: {problem.where}: {problem.detail}" for problem in found.problems), "")
     cut = found.pairs.texts["caption"].truncated
     findings = (
-        advice.too_few(len(found.records), len(found.epoch.batches)),
-        advice.no_retrieval() if found.image is None else None,
+        advice.too_few(len(found.records)),
         advice.invalid(found.chosen - len(found.records), found.chosen, shorten(example, 200)),
         advice.truncated(cut, len(found.text), found.model.context, len(_cut_groups(found))),
     )
@@ -140,21 +139,19 @@ def _retrieval(found: Analysed) -> SectionResult:
 
 
 def _similarity(found: Analysed) -> SectionResult:
-    both = {"any two captions": found.geometry.pairwise, "hardest negative": found.geometry.hardest}
-    rows = [[name, *(f"{one.quantile(share):.3f}" for share in QUANTILES)] for name, one in both.items()]
-    pairwise, hardest = (Distribution(one.counts, one.edges) for one in both.values())
+    pairwise, hardest = found.geometry.pairwise, found.geometry.hardest
+    distributions = (Distribution(pairwise.counts, pairwise.edges), Distribution(hardest.counts, hardest.edges))
     return SectionResult(
         [
             Figure(
                 "caption-similarity",
                 "Caption similarity",
-                lambda: motivation_figure({found.options.data: (pairwise, hardest)}),
+                lambda: motivation_figure({found.options.data: distributions}),
                 "Cosines of captions of different images: (a) all pairs, (b) each caption and its hardest negative.",
-            ),
-            Table(["quantile of the cosine", *(f"{100 * share:g} %" for share in QUANTILES)], rows),
+            )
         ],
         found.geometry.to_dict(),
-        [advice.similarity(found.geometry.pairwise.mean, found.geometry.hardest.mean)],
+        [advice.similarity(pairwise.mean, hardest.mean)],
     )
 
 
@@ -169,13 +166,11 @@ def _near_duplicates(found: Analysed) -> SectionResult:
             CaptionRows(hardest),
             Figure("near-duplicates", "Near-duplicates", lambda: near_duplicate_figure(near), on_page=False),
         ],
-        {"near": [_labels(row) for row in near], "hardest": [_labels(row) for row in hardest]},
+        {
+            name: [[{"label": item.label, "caption": item.caption} for item in row.items] for row in rows]
+            for name, rows in {"near": near, "hardest": hardest}.items()
+        },
     )
-
-
-def _labels(row: CaptionRow) -> list[dict[str, str]]:
-    items = (row.query, *row.negatives)
-    return [{"label": item.label, "caption": "".join(piece for piece, _ in item.text)} for item in items]
 
 
 def _duplicates(found: Analysed) -> SectionResult:

@@ -24,7 +24,6 @@ from hnclip.report.figure_style import (
     add_panel_legend,
     blank_figure,
     line_styles,
-    text_figure,
     user_text,
     wrap,
 )
@@ -35,9 +34,7 @@ if TYPE_CHECKING:
 
 _BARS = 80  # of a histogram, over the range that is shown
 _TAIL = 0.001  # the share at either end of a distribution that is not shown
-_CELLS = 10  # captions of a batch up to which the cells of its heat map hold their numbers
 _IN_BAR = 0.06  # the smallest share whose number fits into its part of a bar
-_NAME_WIDTH = 2.0  # inches of names next to bars
 _CAPTION_WIDTH = 3.5  # inches of the captions of `retrieval_figure`
 _LINE_HEIGHT = 0.15  # inches of a caption's line
 _IMAGE_PIXELS = 600  # of an image's longer side
@@ -177,7 +174,7 @@ def bucket_figure(sets: Mapping[str, Sequence[float]], labels: Sequence[str]) ->
 def batch_figure(matrices: Mapping[str, np.ndarray]) -> Figure:
     """Cosines between the captions of a batch, dark where they are high: a heat map for each set, on one scale.
 
-    The diagonal is left out, and the highest cosine is framed. Up to 10 captions the numbers stand in the cells.
+    The diagonal is left out, and the highest cosine is framed.
 
     Shape:
         matrices: [B, B] each, with B at least 2.
@@ -188,7 +185,7 @@ def batch_figure(matrices: Mapping[str, np.ndarray]) -> Figure:
     from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
-    masked = {name: _without_diagonal(matrix) for name, matrix in matrices.items()}
+    masked = {name: np.ma.masked_where(np.eye(len(one), dtype=bool), one) for name, one in matrices.items()}
     low, high = min(one.min() for one in masked.values()), max(one.max() for one in masked.values())
     columns = min(2, len(masked))
     rows = math.ceil(len(masked) / columns)
@@ -205,8 +202,6 @@ def batch_figure(matrices: Mapping[str, np.ndarray]) -> Figure:
         axes.set_title(f"{wrap(name, WIDTH / columns - 1.2, 2)}\n{numbers}", **user_text(10))
         axes.set(xlabel="caption of the batch", ylabel="caption of the batch")
         axes.locator_params(integer=True)
-        if len(matrix) <= _CELLS:
-            _number_cells(axes, matrix, (low + high) / 2)
     for axes in panels[len(masked) :]:
         axes.axis("off")
     figure.colorbar(image, ax=figure.axes, label="cosine of two captions", shrink=0.8)
@@ -219,17 +214,15 @@ def near_duplicate_figure(rows: Sequence[CaptionRow]) -> Figure:
     Reference:
         HN-CLIP, figures s-nd-docci, s-nd-dci, s-nd-ldci and s-nd-urban.
     """
-    if not rows:
-        return text_figure("No near-duplicate captions to show.")
-    columns = max(1 + len(row.negatives) for row in rows)
+    columns = max(len(row.items) for row in rows)
     width = WIDTH / columns - 0.2
-    texts = [[_label_and_caption(item, width) for item in (row.query, *row.negatives)] for row in rows]
+    texts = [[_label_and_caption(item, width) for item in row.items] for row in rows]
     lines = [max(text.count("\n") + 1.5 for text in row) for row in texts]
     heights = [height for count in lines for height in (0.75 * width, count * _LINE_HEIGHT)]
     figure = blank_figure(sum(heights))
     grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
     for number, (row, line) in enumerate(zip(rows, texts)):
-        for column, (item, text) in enumerate(zip((row.query, *row.negatives), line)):
+        for column, (item, text) in enumerate(zip(row.items, line)):
             colour = COLOURS[0] if column else NEUTRAL
             _show_image(figure.add_subplot(grid[2 * number, column]), item.image, colour)
             _write(figure.add_subplot(grid[2 * number + 1, column]), text)
@@ -242,8 +235,6 @@ def retrieval_figure(examples: Sequence[Example]) -> Figure:
     Reference:
         HN-CLIP, figure s-qual.
     """
-    if not examples:
-        return text_figure("No examples: for each caption both models rank the right image first, or neither does.")
     columns = 1 + len(examples[0].answers)
     width = (WIDTH - _CAPTION_WIDTH) / columns
     captions = [wrap(example.caption, _CAPTION_WIDTH * 1.3, 40) for example in examples]
@@ -261,23 +252,12 @@ def retrieval_figure(examples: Sequence[Example]) -> Figure:
 
 
 def _name_bars(axes: Axes, names: Mapping[str, Any]) -> None:
-    axes.set_yticks(range(len(names)), [wrap(name, _NAME_WIDTH, 2) for name in names], **user_text())
+    axes.set_yticks(range(len(names)), [wrap(name, 2.0, 2) for name in names], **user_text())
     axes.set_ylim(len(names) - 0.4, -0.6)  # from the top
 
 
-def _without_diagonal(matrix: np.ndarray) -> np.ma.MaskedArray:
-    return np.ma.masked_where(np.eye(len(matrix), dtype=bool) | ~np.isfinite(matrix), matrix)  # [B, B]
-
-
-def _number_cells(axes: Axes, matrix: np.ma.MaskedArray, middle: float) -> None:
-    for row, column in zip(*np.nonzero(~np.ma.getmaskarray(matrix))):
-        colour = "white" if matrix[row, column] > middle else "black"
-        axes.text(column, row, f"{matrix[row, column]:.2f}", ha="center", va="center", fontsize=8, color=colour)
-
-
 def _label_and_caption(item: CaptionedImage, width: float) -> str:
-    caption = "".join(piece for piece, _ in item.text)
-    return f"{wrap(item.label, width, 1)}\n{wrap(caption, width * 1.3, 16)}"
+    return f"{wrap(item.label, width, 1)}\n{wrap(item.caption, width * 1.3, 16)}"
 
 
 def _write(axes: Axes, text: str) -> None:

@@ -142,6 +142,10 @@ class CaptionedImage:
     text: Passage
     image: Image | None = None
 
+    @property
+    def caption(self) -> str:
+        return "".join(piece for piece, _ in self.text)
+
 
 @dataclass(frozen=True)
 class CaptionRow:
@@ -149,6 +153,10 @@ class CaptionRow:
 
     query: CaptionedImage
     negatives: tuple[CaptionedImage, ...]
+
+    @property
+    def items(self) -> tuple[CaptionedImage, ...]:
+        return (self.query, *self.negatives)
 
 
 @dataclass(frozen=True)
@@ -299,7 +307,7 @@ def _text(block: Block) -> str:
         case Findings(items):
             return "\n\n".join(map(_finding_text, items))
         case CaptionRows(rows):
-            return "\n\n".join(_fill(f"{item.label}: {_plain(item)}") for row in rows for item in _items(row))
+            return "\n\n".join(_fill(f"{item.label}: {item.caption}") for row in rows for item in row.items)
         case Missing(reason):
             return _fill(f"not shown: {reason}")
 
@@ -324,7 +332,7 @@ def _markdown(block: Block, figures: str) -> str:
             said = [f"- **{item.title}: {item.number}.** {item.meaning} {item.advice}".rstrip() for item in items]
             return "\n".join(said)
         case CaptionRows(rows):
-            return "\n\n".join(f"*{item.label}*: {_plain(item)}" for row in rows for item in _items(row))
+            return "\n\n".join(f"*{item.label}*: {item.caption}" for row in rows for item in row.items)
         case Missing(reason):
             return f"*Not shown: {reason}*"
 
@@ -339,11 +347,3 @@ def _latex(block: Table | Figure, label: str) -> str:
     lines = [r"\begin{figure}", r"\centering", f"\\includegraphics[width=\\linewidth]{{{block.name}}}"]
     lines += [f"\\caption{{{latex_escape(f'{block.title}. {block.caption}')}}}", f"\\label{{fig:{label}}}"]
     return "\n".join([*lines, r"\end{figure}"])
-
-
-def _items(row: CaptionRow) -> tuple[CaptionedImage, ...]:
-    return (row.query, *row.negatives)
-
-
-def _plain(item: CaptionedImage) -> str:
-    return "".join(piece for piece, _ in item.text)

@@ -36,13 +36,6 @@ def blank_figure(height: float) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def text_figure(text: str) -> Figure:
-    """A figure that says why it shows nothing else."""
-    figure = blank_figure(1.0)
-    figure.text(0.5, 0.5, text, ha="center", va="center", fontsize=10)
-    return figure
-
-
 def line_styles() -> Iterator[dict[str, Any]]:
     """Colour, dashes and marker of the first line, the second, … without end."""
     for colour, dash, marker in zip(cycle(COLOURS), cycle(DASHES), cycle(MARKERS)):

@@ -19,8 +19,6 @@ from hnclip.util.tables import LONG_CELL
 from hnclip.util.text import Passage
 
 THUMBNAIL = 320  # pixels of the longer side: sharp in a column of the page, small in the file
-LONGEST_CAPTION = 2000  # characters of a caption that are shown; a row of longer ones could not be compared by eye
-_LOSSLESS = 16 * 1024  # bytes up to which an image stays PNG: tiny ones, and drawings with few colours
 _SCREEN_DPI = 100  # an inch of a figure on the page, in CSS pixels
 
 
@@ -54,29 +52,15 @@ def _thumbnail(image: Image) -> dict[str, Any]:
     """Address and size of a small copy, upright and on white."""
     small = to_rgb(image)
     small.thumbnail((THUMBNAIL, THUMBNAIL))
-    content, kind = _encode(small, format="PNG", optimize=True), "png"
-    if len(content) > _LOSSLESS:
-        content, kind = _encode(small, format="JPEG", quality=85), "jpeg"
-    address = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    buffer = BytesIO()
+    small.save(buffer, "JPEG", quality=90)
+    address = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     return {"address": address, "width": small.width, "height": small.height}
 
 
-def _encode(image: Image, **options: Any) -> bytes:
-    buffer = BytesIO()
-    image.save(buffer, **options)
-    return buffer.getvalue()
-
-
 def _passage(text: Passage) -> Markup:
-    """Highlighted pieces marked, cut after `LONGEST_CAPTION` characters."""
-    pieces, left = [], LONGEST_CAPTION
-    for piece, highlighted in text:
-        shown = escape(piece[:left])
-        pieces.append(Markup("<mark>{}</mark>").format(shown) if highlighted and shown else shown)
-        left -= len(piece[:left])
-    total = sum(len(piece) for piece, _ in text)
-    more = f"… and {total - LONGEST_CAPTION:,} more characters" if total > LONGEST_CAPTION else ""
-    return Markup("").join([*pieces, more])
+    """Highlighted pieces marked."""
+    return Markup().join(Markup("<mark>{}</mark>").format(piece) if marked else piece for piece, marked in text)
 
 
 def _options(text: str) -> Markup:

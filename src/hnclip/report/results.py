@@ -48,13 +48,9 @@ def recall_table(metrics: Mapping[str, Mapping[str, Any]], ks: Sequence[int] = (
 def evaluation_report(results: Sequence[EvaluationResult], *, with_paper: bool = True) -> Report:
     """A section for each data set, and a table of R@1 if there are several.
 
-    The best number of a column is marked only if the paired 95 % interval of its difference from every other model
-    excludes zero; the second only if the best is marked and it is clearly above all others. Rows of the paper are below
-    a rule: they were not measured here, so they are neither marked nor compared.
-
     Args:
         results: as `evaluate_models` returns them: models on the same galleries of one or more data sets.
-        with_paper: show the paper's numbers on its benchmarks.
+        with_paper: show the paper's numbers on its benchmarks, below a rule, neither marked nor compared.
     """
     galleries: dict[tuple[str, str], list[EvaluationResult]] = {}
     for result in results:
@@ -64,7 +60,11 @@ def evaluation_report(results: Sequence[EvaluationResult], *, with_paper: bool =
     for (data, split), found in galleries.items():
         paper = published(data, table=MAIN_TABLE) if with_paper and split == "test" else []
         parts = _parts(data if split == "test" else f"{data} {split}", found, paper)
-        sentences = [_sentence(one) for one in compared if (one.result.data, one.result.split) == (data, split)]
+        sentences = [
+            f"{'held-out, ' * one.held_out}{one.comparison.sentence(one.result.model, one.against.model)}"
+            for one in compared
+            if (one.result.data, one.result.split) == (data, split)
+        ]
         blocks: list[Block] = [_table([part], KS, f"{data} {split}: {_gallery_note(part)}") for part in parts]
         blocks += [Text(*lines) for lines in (sentences, _remarks(found)) if lines]
         sections.append(Section(f"{data} {split}", blocks))
@@ -187,10 +187,6 @@ def _remarks(found: Sequence[EvaluationResult]) -> list[str]:
     if found[0].unread:
         remarks.append(f"{found[0].unread:,} rows of the source are invalid; hnclip data check lists them.")
     return remarks
-
-
-def _sentence(one: ResultComparison) -> str:
-    return f"{'held-out, ' * one.held_out}{one.comparison.sentence(one.result.model, one.against.model)}"
 
 
 def _data(

@@ -49,7 +49,7 @@ _DIRECTIONS = {
 }
 
 
-def gradient_figure(entries: Entries, epochs: Entries | None, *, unit: str = "optimiser step") -> Figure:
+def gradient_figure(entries: Entries, epochs: Entries | None) -> Figure:
     """One probed run: (a) both losses and how often they are saturated, (b) both gradient norms, (c) retrieval error.
 
     Losses are shown for each measurement (thin) and as a running median (thick), norms as the median of an epoch
@@ -59,7 +59,6 @@ def gradient_figure(entries: Entries, epochs: Entries | None, *, unit: str = "op
         entries: of kind "gradients": "epoch", "step", "infonce", "hn", "infonce_norm", "hn_norm", "infonce_saturated"
             and "hn_saturated", the shares of loss evaluations below 0.001, and "dtype".
         epochs: entries of kind "evaluation"; None, where there was no run, leaves (c) out.
-        unit: of "step".
 
     Reference:
         HN-CLIP, figure gradient.
@@ -86,7 +85,7 @@ def gradient_figure(entries: Entries, epochs: Entries | None, *, unit: str = "op
     for axes, title in zip((loss, share, norm, error), titles):
         axes.set_title(title, fontsize=10)
     loss.set(yscale="log", ylabel="loss on the batch (nats)")
-    loss.set_xlabel(f"{unit}\nthin: measurements; thick: running median of {window}")
+    loss.set_xlabel(f"step\nthin: measurements; thick: running median of {window}")
     share.set(ylim=(-4, 104), ylabel="loss evaluations < 0.001 (%)")
     share.set_xlabel(f"epoch\nmean over its measurements, {len(entries)} in all")
     norm.set(yscale="log", ylabel="norm over all parameters")
@@ -94,11 +93,9 @@ def gradient_figure(entries: Entries, epochs: Entries | None, *, unit: str = "op
     if epochs is None:
         error.remove()
     else:
-        for name, keys in [*_DIRECTIONS.items()][1:]:
-            style = {"marker": MARKERS[len(error.lines) + 2], "color": COLOURS[len(error.lines) + 2], "linewidth": 2}
-            error.plot(
-                _values(epochs, "epoch"), [100 - recall for recall in _recalls(epochs, keys)], label=name, **style
-            )
+        for (name, keys), colour, marker in zip([*_DIRECTIONS.items()][1:], COLOURS[2:], MARKERS[2:]):
+            wrong = [100 - recall for recall in _recalls(epochs, keys)]
+            error.plot(_values(epochs, "epoch"), wrong, label=name, color=colour, marker=marker, linewidth=2)
         error.set(xlabel="epoch (0: before training)", ylabel="100 − validation R@1 (%)")
         error.legend(fontsize=9)
     for axes in figure.axes:
@@ -183,34 +180,12 @@ def saturation_figure(runs: Runs) -> Figure:
     return figure
 
 
-def convergence_figure(runs: Runs, *, average: bool = False) -> Figure:
-    """Validation R@1 after each epoch, text to image and image to text, on one scale from 0.
-
-    Args:
-        runs: evaluation entries by run, with "epoch" (0: before training), "text_to_image" and "image_to_text", which
-            hold "R@1" in percent.
-        average: one panel with the mean of both directions instead.
-
-    Reference:
-        HN-CLIP, figure s-conv; with `average`, figure convergence.
-    """
-    figure = blank_figure(4.0)
-    shown = [*_DIRECTIONS][:1] if average else [*_DIRECTIONS][1:]
-    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    for axes, direction in zip(panels, shown):
-        handles = _convergence(axes, runs, direction, dict(zip(runs, line_styles())))
-        axes.set(xlabel="epoch (0: before training)", ylabel=f"validation R@1, {direction} (%)")
-        axes.yaxis.set_tick_params(labelleft=True)
-    panels[0].set_ylim(bottom=0)
-    add_legend(figure, handles)
-    return figure
-
-
 def convergence_grid_figure(domains: Mapping[str, Runs]) -> Figure:
     """Validation R@1 after each epoch, a column for each domain: the mean of both directions, then each of them.
 
     Args:
-        domains: runs as of `convergence_figure` by the name of their data; a run has one name in all of them.
+        domains: by the name of their data, evaluation entries by run, with "epoch" (0: before training),
+            "text_to_image" and "image_to_text", which hold "R@1" in percent. A run has one name in all domains.
 
     Reference:
         HN-CLIP, figures convergence and s-conv.
@@ -221,8 +196,13 @@ def convergence_grid_figure(domains: Mapping[str, Runs]) -> Figure:
     handles: dict[str, Any] = {}
     for (data, runs), column in zip(domains.items(), panels.T):
         set_title(column[0], data, WIDTH / len(domains) - 0.6)
-        for axes, direction in zip(column, _DIRECTIONS):
-            handles |= _convergence(axes, runs, direction, styles)
+        for axes, directions in zip(column, _DIRECTIONS.values()):
+            for name, entries in runs.items():
+                # A recall of 0 lies on the lower edge, where clipping would halve its marker.
+                line = (_values(entries, "epoch"), _recalls(entries, directions))
+                (handles[name],) = axes.plot(*line, clip_on=False, **styles[name])
+            whole_ticks(axes)
+            add_grid(axes)
         column[-1].set_xlabel("epoch (0: before training)")
     for axes, direction in zip(panels[:, 0], _DIRECTIONS):
         axes.set_ylabel(f"validation R@1 (%),\n{direction}")
@@ -298,17 +278,6 @@ def _draw_cell(cell: Iterable[Axes], entries: Entries) -> dict[str, Any]:
     loss.set_yscale("log")
     norm.set_yscale("log")
     cosine.set(ylim=(-1.1, 1.1), yticks=(-1, 0, 1))
-    return handles
-
-
-def _convergence(axes: Axes, runs: Runs, direction: str, styles: Mapping[str, Any]) -> dict[str, Any]:
-    handles = {}
-    for name, entries in runs.items():
-        # A recall of 0 lies on the lower edge, where clipping would halve its marker.
-        recalls = _recalls(entries, _DIRECTIONS[direction])
-        (handles[name],) = axes.plot(_values(entries, "epoch"), recalls, clip_on=False, **styles[name])
-    whole_ticks(axes)
-    add_grid(axes)
     return handles
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Literal
 
 Mark = Literal["best", "second"]
@@ -11,9 +12,10 @@ Marks = Mapping[tuple[int, int], Mark]
 """Marked cells by row and column, both counted from 0 below the header."""
 
 LONG_CELL = 40  # characters beyond which a column holds sentences, not numbers or names
-TEXT_MARKS: dict[Mark, str] = {"best": "*", "second": "+"}
+TEXT_MARKS: dict[Mark | None, str] = {"best": "*", "second": "+"}
+_NO_MARKS: Marks = {}
 
-_LATEX = {
+LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -35,7 +37,7 @@ _LATEX = {
 }
 
 
-def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: Marks | None = None) -> str:
+def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: Marks = _NO_MARKS) -> str:
     """Aligned plain text: first column to the left, the others to the right. An empty row is a rule.
 
     >>> print(text_table(["model", "R@1"], [["a", "9.5"], ["longer", "10.0"]]))
@@ -53,14 +55,12 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: 
     -----  -----
     b      10.0*
     """
-    marked = {column for _, column in marks or {}}
-
-    def draw(row: int, column: int, cell: str) -> str:
-        mark = (marks or {}).get((row, column))
-        # Cells above and below a mark leave its place free, so that the digits stay under each other.
-        return cell + (TEXT_MARKS[mark] if mark else " " if column in marked else "")
-
-    drawn = [[draw(row, column, cell) for column, cell in enumerate(cells)] for row, cells in enumerate(rows)]
+    marked = {column for _, column in marks}
+    # Cells above and below a mark leave its place free, so that the digits stay under each other.
+    drawn = [
+        [cell + TEXT_MARKS.get(marks.get((row, column)), " " * (column in marked)) for column, cell in enumerate(cells)]
+        for row, cells in enumerate(rows)
+    ]
     widths = [max(map(len, column)) for column in zip(headers, *(cells for cells in drawn if cells))]
     rule = ["-" * width for width in widths]
 
@@ -71,7 +71,7 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: 
     return "\n".join([line(headers), line(rule), *(line(cells or rule) for cells in drawn)])
 
 
-def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: Marks | None = None) -> str:
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: Marks = _NO_MARKS) -> str:
     """A Markdown table: numbers to the right, names and sentences to the left; an empty row is one of empty
     cells.
 
@@ -80,28 +80,25 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, mar
     | :--- | ---: |
     | a | **9.5** |
     """
-    styles = {"best": "**{}**", "second": "*{}*"}
 
-    def draw(row: int, column: int, cell: str) -> str:
-        mark = (marks or {}).get((row, column))
-        escaped = " ".join(cell.split()).replace("|", r"\|")
-        return styles[mark].format(escaped) if mark else escaped
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cells or [''] * len(headers))} |"
 
-    def line(row: int, cells: Sequence[str]) -> str:
-        drawn = (draw(row, column, cell) for column, cell in enumerate(cells or [""] * len(headers)))
-        return f"| {' | '.join(drawn)} |"
+    def escape(cell: str) -> str:
+        return " ".join(cell.split()).replace("|", r"\|")
 
     columns = zip(headers, *(cells for cells in rows if cells))
     long = [any(len(cell) > LONG_CELL for cell in column) for column in columns]
     sides = [":---" if not column or long[column] else "---:" for column in range(len(headers))]
-    return "\n".join([line(-1, headers), f"| {' | '.join(sides)} |", *(line(*row) for row in enumerate(rows))])
+    drawn = _draw(rows, marks, {"best": "**{}**", "second": "*{}*"}, escape)
+    return "\n".join(map(line, [[*map(escape, headers)], sides, *drawn]))
 
 
 def latex_table(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
-    marks: Marks | None = None,
+    marks: Marks = _NO_MARKS,
     spans: Sequence[tuple[str, int]] = (),
     caption: str,
     label: str,
@@ -115,21 +112,18 @@ def latex_table(
         caption: plain text.
         label: to refer to the table by.
     """
-    styles = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}
 
-    def draw(row: int, column: int, cell: str) -> str:
-        mark = (marks or {}).get((row, column))
-        return styles[mark].format(latex_escape(cell)) if mark else latex_escape(cell)
-
-    def line(row: int, cells: Sequence[str]) -> str:
-        return " & ".join(draw(row, column, cell) for column, cell in enumerate(cells)) + r" \\"
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(cells).lstrip() + r" \\" if cells else r"\midrule"
 
     lines = [f"\\begin{{tabular}}{{l{'r' * (len(headers) - 1)}}}", r"\toprule"]
     if spans:
         titles = [f"\\multicolumn{{{columns}}}{{c}}{{{latex_escape(title)}}}" for title, columns in spans]
-        lines += [" & ".join(["", *titles]).lstrip() + r" \\", " ".join(_span_rules(spans))]
-    lines += [line(-1, headers), r"\midrule"]
-    lines += [line(row, cells) if cells else r"\midrule" for row, cells in enumerate(rows)]
+        stops = [*accumulate((columns for _, columns in spans), initial=1)]
+        rules = [f"\\cmidrule(lr){{{first + 1}-{last}}}" for first, last in pairwise(stops)]
+        lines += [line(["", *titles]), " ".join(rules)]
+    drawn = _draw(rows, marks, {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}, latex_escape)
+    lines += [line([*map(latex_escape, headers)]), r"\midrule", *map(line, drawn)]
     lines += [r"\bottomrule", r"\end{tabular}"]
     names = [f"\\caption{{{latex_escape(caption)}}}", f"\\label{{{label}}}"]
     return "\n".join([r"\begin{table}", r"\centering", *names, *lines, r"\end{table}"])
@@ -141,14 +135,16 @@ def latex_escape(text: str) -> str:
     >>> print(latex_escape("T→I R@1 of 100 % & runs/my_run"))
     T$\\rightarrow$I R@1 of 100 \\% \\& runs/my\\_run
     """
-    escaped = "".join(_LATEX.get(character, character) for character in " ".join(text.split()))
+    escaped = "".join(LATEX.get(character, character) for character in " ".join(text.split()))
     # Two hyphens would become a dash; a bracket or star at the start of a row would belong to the \\ before it.
     return re.sub(r"^[\[*]", r"{\g<0>}", re.sub("-(?=-)", "-{}", escaped))
 
 
-def _span_rules(spans: Sequence[tuple[str, int]]) -> list[str]:
-    rules, first = [], 2
-    for _, columns in spans:
-        rules.append(f"\\cmidrule(lr){{{first}-{first + columns - 1}}}")
-        first += columns
-    return rules
+def _draw(
+    rows: Sequence[Sequence[str]], marks: Marks, styles: Mapping[Mark | None, str], escape: Callable[[str], str]
+) -> list[list[str]]:
+    """Cells as a format writes them."""
+    return [
+        [styles.get(marks.get((row, column)), "{}").format(escape(cell)) for column, cell in enumerate(cells)]
+        for row, cells in enumerate(rows)
+    ]
