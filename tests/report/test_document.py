@@ -59,7 +59,7 @@ def test_captions_are_highlighted_and_images_are_small() -> None:
     large = CaptionedImage("c", (("a < b", True),), Image.effect_noise((900, 600), 90))
     page = Report("t", [], [Section("s", [CaptionRows([CaptionRow(large, ()), caption_row()])])]).to_html()
     assert "<mark>a &lt; b</mark>" in page
-    assert 'width="320" height="213" src="data:image/jpeg' in page
+    assert 'width="320" height="213" src="data:image/webp' in page
     assert "no image" in page
 
 

@@ -53,8 +53,8 @@ def _thumbnail(image: Image) -> dict[str, Any]:
     small = to_rgb(image)
     small.thumbnail((THUMBNAIL, THUMBNAIL))
     buffer = BytesIO()
-    small.save(buffer, "JPEG", quality=90)
-    address = f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    small.save(buffer, "WEBP", quality=85)
+    address = f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     return {"address": address, "width": small.width, "height": small.height}
 
 
