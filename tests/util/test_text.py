@@ -86,19 +86,3 @@ def test_long_texts_are_cut_between_words_and_unprintable_characters_are_spaces(
     text: str, limit: int, expected: str
 ) -> None:
     assert shorten(text, limit) == expected
-
-
-def test_ten_megabytes_cost_nothing() -> None:
-    class OnlyItsStart(str):
-        """A text of which only slices may be read."""
-
-        __slots__ = ()
-
-        def _whole(self, *_: object) -> None:
-            raise AssertionError("the whole text was read")
-
-        __iter__ = split = casefold = lower = encode = translate = _whole  # type: ignore[assignment]
-
-    first, second = highlight_shared(OnlyItsStart("word " * 2_000_000), OnlyItsStart("x" * 10_000_000))
-    assert len(joined(first)) <= 700
-    assert len(joined(second)) == 700

@@ -35,7 +35,7 @@ from hnclip.evaluate.ranks import ARROWS, retrieval_ranks
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
 from hnclip.options import Diagnose
-from hnclip.report.caption_figures import Distribution, batch_figure, motivation_figure, near_duplicate_figure
+from hnclip.report.caption_figures import Distribution, batch_figure, motivation_figure
 from hnclip.report.document import Block, CaptionRows, Figure, Finding, Table, Text
 from hnclip.report.results import recall_table
 from hnclip.report.run_figures import gradient_figure
@@ -164,7 +164,6 @@ def _near_duplicates(found: Analysed) -> SectionResult:
             CaptionRows(near),
             Text("The most similar of all:"),
             CaptionRows(hardest),
-            Figure("near-duplicates", "Near-duplicates", lambda: near_duplicate_figure(near), on_page=False),
         ],
         {
             name: [[{"label": item.label, "caption": item.caption} for item in row.items] for row in rows]
@@ -343,12 +342,13 @@ def _gradients(found: Analysed) -> SectionResult:
 
 def _memory(found: Analysed, image: Tensor) -> PairMemory:
     """The memory of the planned run at its start."""
-    rows, like = found.epoch.memory, {"device": found.model.device, "dtype": found.model.dtype}
+    rows, model = found.epoch.memory, found.model
+    text = found.text[found.epoch.chosen[rows]]  # [M, D]
     embeddings = Embeddings(
-        {"full": ViewEmbeddings(image[rows].to(**like))},
-        {"caption": ViewEmbeddings(found.text[found.epoch.chosen[rows]].to(**like))},
-        found.model.scale.detach(),
-        ids=found.epoch.ids[rows].to(found.model.device),
+        {"full": ViewEmbeddings(image[rows].to(model.device, model.dtype))},
+        {"caption": ViewEmbeddings(text.to(model.device, model.dtype))},
+        model.scale.detach(),
+        ids=found.epoch.ids[rows].to(model.device),
     )
     return PairMemory(len(rows), embeddings, rows)
 

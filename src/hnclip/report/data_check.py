@@ -5,7 +5,7 @@ from __future__ import annotations
 from hnclip.data.check import STATISTICS, CheckResult
 from hnclip.data.validate import ADVICE, ERRORS
 from hnclip.report.document import Block, Report, Section, Table, Text
-from hnclip.util.text import counted
+from hnclip.util.text import counted, shorten
 
 WIDTH = 100  # characters of a problem; longer ones are cut
 
@@ -18,8 +18,7 @@ def check_report(result: CheckResult, listed: int = 5) -> Report:
     for kind, problems in {**result.errors, **result.warnings}.items():
         members = sum(len(group.ids) for group in result.groups if group.kind == kind)
         extent = f"{members:,} records in {counted(len(problems), 'group')}" if members else f"{len(problems):,}"
-        lines = [f"  {problem.where}: {problem.detail}" for problem in problems[:listed]]
-        lines = [line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…" for line in lines]
+        lines = [shorten(f"  {problem.where}: {problem.detail}", WIDTH) for problem in problems[:listed]]
         lines += [f"  and {len(problems) - listed:,} more"] * (len(problems) > listed)
         heading = f"{'ERROR' if kind in ERRORS else 'warning'}: {kind}, {extent}"
         sections.append(Section(heading, [Text(ADVICE[kind], *lines)]))

@@ -90,14 +90,12 @@ class Figure:
         title: what it is, also for readers who cannot see it.
         draw: makes it; called once.
         caption: below it.
-        on_page: False where the page shows the same otherwise, and only the file is wanted.
     """
 
     name: str
     title: str
     draw: Callable[[], Drawing]
     caption: str = ""
-    on_page: bool = True
 
     @cached_property
     def drawing(self) -> Drawing:
