@@ -148,14 +148,6 @@ def test_highest_cosine_of_a_batch_is_framed_and_the_diagonal_is_not_counted() -
     assert axes.patches[0].get_xy() == (1.5, 0.5)
 
 
-def test_captions_and_answers_are_labelled() -> None:
-    texts = [text.get_text() for axes in near_duplicate_figure([caption_row()]).axes for text in axes.texts]
-    assert sum(text.startswith("cosine 0.9") for text in texts) == 3
-    assert texts.count("no image") == 1
-    figure = retrieval_figure([Example("boat", RED, {"a": (RED, True), "b": (BLUE, False)})])
-    assert [axes.get_xlabel() for axes in figure.axes] == ["", "the caption's image", "a ✓ correct", "b ✗ wrong"]
-
-
 def test_text_is_wrapped_by_its_letters_and_cut() -> None:
     assert wrap("one two three", 0.7, 2).split("\n") == ["one two", "three"]
     assert wrap("one two three four five", 0.7, 2).endswith("…")
@@ -195,10 +187,8 @@ def test_saturation_shows_each_step_and_its_running_median() -> None:
     figure = saturation_figure({"a": [measurement(i, value, 1.0) for i, value in enumerate(values)], "b": ONE})
     loss, norm, share = figure.axes
     assert heights(loss.lines[0]) == [4.0, FLOOR, FLOOR, 2.0]
-    assert heights(loss.lines[1]) == pytest.approx([(4 + FLOOR) / 2, FLOOR, FLOOR, (2 + FLOOR) / 2])
-    assert heights(norm.lines[0]) == [40.0, FLOOR, FLOOR, 20.0]
+    assert heights(norm.lines[1]) == pytest.approx([(40 + FLOOR) / 2, FLOOR, FLOOR, (20 + FLOOR) / 2])
     assert heights(share.lines[0]) == pytest.approx([50, 200 / 3, 200 / 3, 50])
-    assert loss.lines[0].get_linewidth() < loss.lines[1].get_linewidth()
 
 
 def test_convergence_by_direction_and_averaged() -> None:
