@@ -139,9 +139,9 @@ def test_numbers_are_those_of_the_model(tmp_path: Path, model_directory: Path) -
     captions = sentences(15)
     numbers = run(write_data(tmp_path / "data", captions), tmp_path / "out", model=str(model_directory)).to_dict()
     model = load(str(model_directory))
-    alike = caption_similarity(encode_captions(model, model.text_transform(captions)), torch.arange(15))
+    expected = caption_similarity(encode_captions(model, model.text_transform(captions)), torch.arange(15))
     for name in ("pairwise", "hardest"):
-        assert numbers["similarity"][name]["mean"] == pytest.approx(alike[name], abs=1e-6)
+        assert numbers["similarity"][name]["mean"] == pytest.approx(expected[name], abs=1e-6)
 
 
 @pytest.mark.parametrize(("count", "title"), [(120, CHANCE_TITLE), (12, TOO_FEW_TITLE)])

@@ -51,7 +51,7 @@ def test_what_only_one_text_has() -> None:
     assert marked(highlight_different("a tree")) == [[]]
     assert marked(highlight_different("红房子", "红房客")) == [["房子"], ["房客"]]
     assert highlight_different() == ()
-    long = "a tree " + "and a bush " * 20 + "beside one tent"  # what is not shown is compared all the same
+    long = "a tree " + "and a bush " * 20 + "near one tent"  # what is not shown is compared all the same
     assert marked(highlight_different(long, "a tent and a flag", limit=40)) == [
         ["tree", "bush", "bush", "bush"],
         ["flag"],
