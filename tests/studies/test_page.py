@@ -91,13 +91,13 @@ def complete() -> list[StudyResults]:
 
 
 def test_the_page_has_all_studies_and_claims_on_300_lines(complete: list[StudyResults], tmp_path: Path) -> None:
-    page, *figures = write_results(complete, tmp_path)
+    page, *figures = write_results(complete, tmp_path, "hnclip study all --seeds 1")
     text = page.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 300
     for study in STUDIES.values():
         assert f"### {study.title}" in text
-    for claim in CLAIMS:
-        assert claim.text in text
+    assert all(claim.text in text for claims in CLAIMS.values() for claim in claims)
+    assert "`hnclip study all --seeds 1`" in text
     assert {*re.findall(r"\(results/(.*?)\)", text)} == {path.name for path in figures}
     assert {*(tmp_path / "results").iterdir()} == {*figures}
     assert "Incomplete" not in text
@@ -108,11 +108,12 @@ def test_the_page_has_all_studies_and_claims_on_300_lines(complete: list[StudyRe
 
 def test_missing_runs_are_said_on_the_page_and_in_the_report(tmp_path: Path) -> None:
     results = study_results(STUDIES["main"], lambda row, *at: queries(0.5, 1) if row != "GOAL" else None)
-    (page,) = write_results([results], tmp_path)
+    (page,) = write_results([results], tmp_path, "")
     assert "main 1 of 6" in page.read_text(encoding="utf-8")
     assert "1 of 6" in study_report(results).to_text()
-    empty = write_results([study_results(study) for study in STUDIES.values()], tmp_path)
-    assert len(empty) == 1
+    empty = [study_results(study) for study in STUDIES.values()]
+    assert write_results(empty, tmp_path, "") == [page]
+    assert all("Not shown" in study_report(one).to_markdown() for one in empty if one.study.parts[0] != "recalls")
 
 
 @pytest.mark.parametrize("study", list(STUDIES))

@@ -35,14 +35,13 @@ from hnclip.report.caption_figures import (
     retrieval_figure,
     statistics_figure,
 )
-from hnclip.report.document import Block, CaptionedImage, CaptionRow, Figure, Missing, Table
+from hnclip.report.document import Block, CaptionedImage, CaptionRow, Figure, Table
 from hnclip.studies.identity import open_start, training_records
 from hnclip.studies.paper import paper_statistics
 from hnclip.studies.plan import MeasureJob
 from hnclip.studies.results import StudyResults
 from hnclip.studies.step_timer import measure_steps
 from hnclip.studies.store import Store
-from hnclip.studies.tables import missing_note
 from hnclip.util.text import slugify
 
 _BINS = 2000  # of a stored histogram of cosines: 0.001 wide
@@ -133,7 +132,7 @@ def geometry(results: StudyResults) -> list[Block]:
     """The paper's figures of caption geometry, all domains together, and its Table A1."""
     found = results.measured("geometry")
     if not found:
-        return [Missing(" ".join(missing_note(results)))]
+        return []
     distributions = {
         name: (_distribution(one["pairwise"]), _distribution(one["hardest"])) for name, one in found.items()
     }
@@ -190,7 +189,7 @@ def _statistics(results: StudyResults, found: Mapping[str, Mapping[str, Any]]) -
 def duplicates(results: StudyResults) -> list[Block]:
     found = results.measured("duplicates")
     if not found:
-        return [Missing(" ".join(missing_note(results)))]
+        return []
     return [
         Table(
             ("", "training pairs", "same caption", "same image", "either"),
@@ -208,7 +207,7 @@ def retrievals(results: StudyResults) -> list[Block]:
     """Of two rows: how many captions only one of them retrieves for, and some examples of each domain."""
     found = results.measured("retrievals")
     if not found:
-        return [Missing(" ".join(missing_note(results)))]
+        return []
     rows, seed = [row.name for row in results.study.rows[:2]], results.seeds[0]
     headers = ("test captions of", "both", *(f"only {row}" for row in rows), "neither")
     lines = [(name, *(f"{count:,}" for count in one["counts"])) for name, one in found.items()]
@@ -248,7 +247,8 @@ def _captioned_json(item: CaptionedImage) -> list[Any]:
 def _captioned(stored: Sequence[Any]) -> CaptionedImage:
     label, text, image = stored
     passage = tuple((piece, bool(highlighted)) for piece, highlighted in text)
-    return CaptionedImage(label, passage, None if image is None else _image(image))
+    cosine = label.partition(": ")[0]  # what follows is the id of the record
+    return CaptionedImage(cosine, passage, None if image is None else _image(image))
 
 
 def _image_json(image: Image.Image) -> str:

@@ -9,14 +9,12 @@ from math import isfinite
 from typing import Any
 
 from hnclip.analysis.gradients import GradientSummary, gradient_summary
-from hnclip.report.document import Block, Figure, Missing, Table
+from hnclip.report.document import Block, Figure, Table
 from hnclip.report.run_figures import curve_figure, gradient_figure, sample_efficiency_figure, scale_grid_figure
 from hnclip.studies.paper import GRADIENTS, MISSING, runs_on_paper_data
 from hnclip.studies.results import MEAN, Column, StudyResults, Term
-from hnclip.studies.tables import missing_note
+from hnclip.studies.tables import spread_cell
 from hnclip.util.text import slugify
-
-_AXES = {"objective.gamma": "boost strength γ"}
 
 Entries = Sequence[Mapping[str, Any]]
 Points = dict[str, list[tuple[float, ...]]]
@@ -27,9 +25,9 @@ def curve(results: StudyResults) -> list[Block]:
     """Average R@1 over the setting that the rows differ by, such as γ, a panel for each column."""
     panels = {column.name: points for column in results.columns if (points := curve_points(results, column))}
     if not panels:
-        return [Missing(" ".join(missing_note(results)) or "no row of this study is a point of a curve")]
-    fields = [name for row in results.study.rows for name, value in row.set.items() if value == row.x]
-    axis = _AXES.get(fields[0], fields[0]) if fields else "x"
+        return []
+    fields = [name for row in results.study.rows for name, value in row.set.items() if value == row.x] or ["x"]
+    axis = {"objective.gamma": "boost strength γ"}.get(fields[0], fields[0])
     bars = "the 95 % interval over queries, which does not say how another seed would do"
     if len(results.seeds) > 1:
         bars = f"the standard deviation over {len(results.seeds)} seeds"
@@ -59,59 +57,37 @@ def samples(results: StudyResults) -> list[Block]:
     # The rows that are compared with others are the method that the study is about.
     own = next((row.series for row in results.study.rows if row.against and row.series), None)
     for column in results.columns:
-        curves = {name: {x: recall for x, recall, *_ in line} for name, line in curve_points(results, column).items()}
+        curves = curve_points(results, column)
         if not curves:
             continue
-        shares = sorted({share for found in curves.values() for share in found})
-        whole = {f"{name}, all data": found[1.0] for name, found in curves.items() if name != own and 1.0 in found}
-        reference = max(whole.items(), key=lambda item: item[1], default=None)
-        points = {name: [(100 * share, recall) for share, recall in found.items()] for name, found in curves.items()}
-        untrained = {
-            f"{row.name} (no training)": dict.fromkeys(shares, recall.mean)
+        points = {name: [(100 * x, recall) for x, recall, *_ in line] for name, line in curves.items()}
+        shares = sorted({x for line in points.values() for x, _ in line})
+        whole = [
+            (f"{name}, all data", dict(line)[100])
+            for name, line in points.items()
+            if name != own and line[-1][0] == 100
+        ]
+        cells = {
+            f"{row.name} (no training)": dict.fromkeys(shares, spread_cell(column.recall(row.name, MEAN, 1)))
             for row in results.study.rows
-            if not row.trained and (recall := column.recall(row.name, MEAN, 1)) is not None
+            if not row.trained
         }
-        lines = [
-            (name, *(f"{found[share]:.2f}" if share in found else MISSING for share in shares))
-            for name, found in {**untrained, **curves}.items()
-        ]
-        blocks += [
-            Figure(
-                slugify("samples", column.name),
-                f"Sample efficiency: {column.name}",
-                partial(sample_efficiency_figure, points, reference),
-                "Average R@1 of both directions on the test gallery. Smaller shares lie inside larger ones, the same "
-                "for every method.",
-            ),
-            Table(
-                ("", *(f"{100 * share:g} %" for share in shares)),
-                lines,
-                title=f"{results.study.title}. R@1 in percent, average of both directions, {column.name}",
-                notes=missing_note(results),
-            ),
-        ]
-    return blocks or [Missing(" ".join(missing_note(results)))]
-
-
-GRADIENT_HEADERS = (
-    "",
-    "measured",
-    "InfoNCE < 0.001, epoch 1",
-    "all epochs",
-    "L_HN < 0.001",
-    "zero gradient, InfoNCE",
-    "L_HN",
-    "ratio of norms",
-    "cosine",
-    "cosine > 0",
-)
+        cells |= {name: {x: f"{recall:.2f}" for x, recall in line} for name, line in points.items()}
+        title = f"Sample efficiency: {column.name}"
+        draw = partial(sample_efficiency_figure, points, max(whole, key=lambda item: item[1], default=None))
+        caption = "Average R@1 of both directions. Smaller shares lie inside larger ones, the same for every method."
+        lines = [(name, *(found.get(share, MISSING) for share in shares)) for name, found in cells.items()]
+        headers = ("", *(f"{share:g} %" for share in shares))
+        blocks.append(Figure(slugify("samples", column.name), title, draw, caption))
+        blocks.append(Table(headers, lines, title=f"{title}, R@1 in percent, average of both directions"))
+    return blocks
 
 
 def gradients(results: StudyResults) -> list[Block]:
     """Losses and gradients of InfoNCE and L_HN along the runs: the run with all data, all runs as a grid, a table."""
     found = gradient_entries(results)
     if not found:
-        return [Missing(" ".join(missing_note(results)) or "no run measured its gradients")]
+        return []
     blocks: list[Block] = []
     seed = results.seeds[0]
     whole = next((row.name for row in results.study.rows if row.x in (None, 1.0)), "")  # the run with all data
@@ -137,10 +113,19 @@ def gradients(results: StudyResults) -> list[Block]:
         "Shares are of the measurements, each of one batch; a gradient is zero if it is exactly that. Ratio of the "
         "norms (L_HN over InfoNCE, where that is not zero) and cosine are medians.",
         *every.notes()[1:],
-        *missing_note(results),
     ]
     title = "Gradients of InfoNCE and of L_HN on the batches of the same runs"
-    return [*blocks, Table(GRADIENT_HEADERS, lines, title=title, notes=notes)]
+    headers = (
+        "",
+        "measured",
+        "InfoNCE < 0.001, epoch 1",
+        "all epochs",
+        "L_HN < 0.001",
+        "zero gradient, InfoNCE",
+        "L_HN",
+    )
+    headers += ("ratio of norms", "cosine", "cosine > 0")
+    return [*blocks, Table(headers, lines, title=title, notes=notes)]
 
 
 def gradient_entries(results: StudyResults) -> dict[tuple[str, str], list[Entries]]:

@@ -55,12 +55,15 @@ def study_report(results: StudyResults) -> Report:
         "measurements": results.measurements(),
         "claims": [
             {"claim": claim.text, "source": claim.where, **claim.judge(results)._asdict()}
-            for claim in CLAIMS
-            if claim.study == study.name
+            for claim in CLAIMS.get(study.name, ())
         ],
     }
-    blocks = [block for part in study.parts for block in PARTS[part](results)]
+    blocks = [block for part in study.parts for block in _blocks(results, part)]
     return Report(study.title, [study.question, *missing_note(results)], [Section("", blocks)], data)
+
+
+def _blocks(results: StudyResults, part: str) -> list[Block]:
+    return PARTS[part](results) or [Missing(f"there are no results for “{part}”")]
 
 
 def write_results(studies: Sequence[StudyResults], docs: Path, command: str) -> list[Path]:
@@ -82,7 +85,7 @@ def write_results(studies: Sequence[StudyResults], docs: Path, command: str) -> 
 def _brief(results: StudyResults) -> list[Block]:
     """One table and one figure of a study."""
     parts = results.study.parts
-    found = [block for part in parts if part != "recalls" for block in PARTS[part](results)]
+    found = [block for part in parts if part != "recalls" for block in _blocks(results, part)]
     figures = [block for block in found if isinstance(block, Figure)]
     is_table = "recalls" in parts and "samples" not in parts
     tables = [brief_recalls(results)] if is_table else [block for block in found if not isinstance(block, Figure)]
@@ -90,8 +93,7 @@ def _brief(results: StudyResults) -> list[Block]:
 
 
 def _page(studies: Sequence[StudyResults], blocks: Mapping[str, Sequence[Block]], command: str) -> Iterator[str]:
-    by_name = {results.study.name: results for results in studies}
-    judged = [(claim, claim.judge(by_name[claim.study])) for claim in CLAIMS if claim.study in by_name]
+    judged = [(claim, claim.judge(one)) for one in studies for claim in CLAIMS.get(one.study.name, ())]
     yield from ["# Results", "", _introduction(studies, command), "", "## Claims", "", _claims_note(judged), ""]
     rows = [
         [claim.text, claim.where or "a control", found.measured or "–", f"**{found.verdict}**: {found.reason}"]
@@ -100,12 +102,13 @@ def _page(studies: Sequence[StudyResults], blocks: Mapping[str, Sequence[Block]]
     yield markdown_table(("claim", "source", "measured here", "verdict"), rows)
     yield from ["", "## Studies", "", _tables_note(studies[0])]
     for results in studies:
-        yield from ["", f"### {results.study.title}", "", results.study.question]
+        title, (first, *_) = results.study.title, blocks[results.study.name]
+        shown = f" *{first.title.removeprefix(f'{title}. ')}*" if isinstance(first, Table) and first.title else ""
+        yield from ["", f"### {title}", results.study.question + shown]
         for block in blocks[results.study.name]:
             yield ""
             if isinstance(block, Table):
-                first, *others = block.flat_headers
-                yield markdown_table([first or block.title, *others], block.rows, marks=block.marks)
+                yield markdown_table(block.flat_headers, block.rows, marks=block.marks)
             elif isinstance(block, Figure):
                 yield f"![{block.title}]({FIGURES}/{block.name}.svg)"
             elif isinstance(block, Missing):
@@ -145,7 +148,7 @@ def _claims_note(judged: Sequence[tuple[Claim, Judgement]]) -> str:
 def _tables_note(results: StudyResults) -> str:
     return (
         "R@1 in percent, average of both directions; Δ is the difference from the row named under “minus”. Bold: "
-        f"clearly above all other rows of its group, or a Δ whose interval excludes zero. {results.study.title}: "
-        f"{seeds_note(results)} All tables and figures, with both directions and all ranks, are written by the "
-        "command into `runs/studies`."
+        "clearly above all other rows of its group, or a Δ whose interval excludes zero; italic: above all but the "
+        f"best. {results.study.title}: {seeds_note(results)} All tables and figures, with both directions and all "
+        "ranks, are written by the command into `runs/studies`."
     )

@@ -116,7 +116,9 @@ class Column:
 
     def _bootstrap(self, terms: Sequence[Term]) -> dict[str, Estimate] | None:
         sides = [self.rows[term.row] for term in terms]
-        runs = [[side.get(seed, side.get(None)) for side in sides] for seed in common_seeds(sides)]
+        seeded = [side for side in sides if None not in side]  # untrained models have the seeds of the others
+        seeds = [seed for seed in seeded[0] if all(seed in side for side in seeded)] if seeded else [None]
+        runs = [[side.get(seed, side.get(None)) for side in sides] for seed in seeds]
         if not runs:
             return None
         first = runs[0][0]
@@ -131,7 +133,7 @@ class Column:
         if first.groups.unique().numel() > 1:
             return dict(zip(DIRECTIONS, crossed_bootstrap(values, [first.groups_of(one) for one in ARROWS])))
         means = [float(part.mean()) for part in values]
-        return {name: Estimate(mean, -math.inf, math.inf) for name, mean in zip(DIRECTIONS, [*means, fmean(means)])}
+        return {name: Estimate(one, -math.inf, math.inf) for name, one in zip(DIRECTIONS, [*means, fmean(means)])}
 
 
 class StudyResults:
@@ -176,9 +178,8 @@ class StudyResults:
 
     def measured(self, kind: str) -> dict[str, dict[str, Any]]:
         """What `hnclip.studies.analyses` measured for the study, by the names of the domains that have it."""
-        found = {domain.name: self._once(self.store.measurement, self.measures[kind, domain.name])
-                 for domain in self.domains}  # fmt: skip
-        return {name: one for name, one in found.items() if one is not None}
+        jobs = {domain: job for (own, domain), job in self.measures.items() if own == kind}
+        return {name: one for name, job in jobs.items() if (one := self._once(self.store.measurement, job)) is not None}
 
     def marks(self, column: Column, direction: str, k: int) -> dict[str, Mark]:
         """The marks of all rows, each compared with its group."""
@@ -244,18 +245,8 @@ def row_groups(study: Study) -> list[list[str]]:
     return [[row.name for row in group] for group in groups]
 
 
-def common_seeds(sides: Sequence[BySeed]) -> list[int | None]:
-    """Seeds that all sides have; untrained models have those of the others."""
-    seeded = [side for side in sides if None not in side]
-    return [seed for seed in seeded[0] if all(seed in side for side in seeded)] if seeded else [None]
-
-
 def rounded(recall: float) -> float:
-    """A recall as it is compared with others: equal ones may differ in their last bit, as means of two directions do.
-
-    >>> rounded(50.1 + 1e-14) == rounded(50.1)
-    True
-    """
+    """A recall as it is compared with others: equal means of two directions may differ in their last bit."""
     return round(recall, 9)
 
 

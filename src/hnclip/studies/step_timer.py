@@ -16,18 +16,18 @@ from hnclip.data.batching import prepare
 from hnclip.measure import Timing, machine, threads, time_ways
 from hnclip.models.parameters import train_mode
 from hnclip.objectives.registry import build_objective, build_readouts
-from hnclip.report.document import Block, Missing, Table
+from hnclip.report.document import Block, Table
 from hnclip.studies.identity import open_start, training_records
 from hnclip.studies.paper import STEPS
 from hnclip.studies.plan import MeasureJob
 from hnclip.studies.results import StudyResults
 from hnclip.studies.store import Store
-from hnclip.studies.tables import missing_note
 from hnclip.train.data import add_views, needed_views
 from hnclip.train.optimizer import build_optimizer
 from hnclip.train.setup import choose_precision, choose_trainable, compile_blocks, recompute_activations
 from hnclip.train.step import TrainStep
 from hnclip.util.device import find_device
+from hnclip.util.text import counted
 
 PEER = "HN-CLIP"
 _TURNS, _SECONDS = 5, 30.0  # repetitions of a step, and how long they take together at least
@@ -42,18 +42,17 @@ def measure_steps(job: MeasureJob, store: Store) -> dict[str, Any]:
     """
     options, device = store.options, find_device(store.options.device)
     timings: dict[str, Timing] = {}
-    waiting: dict[str, Callable[[], object]] = {}
+    ways: dict[str, Callable[[], object]] = {}
     used = 0
     with torch.random.fork_rng(), threads(options.threads or torch.get_num_threads()):
-        for run in job.runs:
-            step, size = _training_step(run.config, options)
-            if waiting and used + size > _TOGETHER:
-                timings |= time_ways(waiting, turns=_TURNS, seconds=_SECONDS, device=device)
-                waiting, used = {}, 0
+        for number, run in enumerate(job.runs, start=1):
+            ways[run.identity], size = _training_step(run.config, options)
+            used += size
+            if used + size > _TOGETHER or number == len(job.runs):
+                timings |= time_ways(ways, turns=_TURNS, seconds=_SECONDS, device=device)
+                used = 0
+                ways.clear()
                 gc.collect()  # a model and its modules refer to each other
-            waiting[run.identity], used = step, used + size
-            del step
-        timings |= time_ways(waiting, turns=_TURNS, seconds=_SECONDS, device=device)
         return {
             "machine": machine(device),
             "precision": choose_precision(job.config.optim.precision, device),
@@ -116,7 +115,7 @@ def efficiency(results: StudyResults) -> list[Block]:
         for row, timing in timings.items():
             objective = build_objective(configs[row].objective)
             images, texts = len(objective.image_views) - 1, len(objective.text_views) - 1
-            inputs = ", ".join(filter(None, [f"{images} image" * bool(images), f"{texts} text" * bool(texts)]))
+            inputs = ", ".join(counted(count, name) for name, count in (("image", images), ("text", texts)) if count)
             preparation = ", ".join(sorted(needed_views(objective)))
             speed = f"{found['pairs'] / timing.median:.1f}"
             lines.append((row, inputs or "none", preparation or "none", speed, f"{timing.ratio(peer):.2f}"))
@@ -130,4 +129,4 @@ def efficiency(results: StudyResults) -> list[Block]:
         ]
         headers = ("", "views in addition to the pair", "preparation", "pairs/s", f"time / {name}")
         blocks.append(Table(headers, lines, title=f"A training step on {domain}", notes=notes))
-    return blocks or [Missing(" ".join(missing_note(results)))]
+    return blocks

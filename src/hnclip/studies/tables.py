@@ -13,7 +13,7 @@ import torch
 from hnclip.evaluate.bootstrap import Estimate
 from hnclip.evaluate.ranks import ARROWS, Ranks
 from hnclip.evaluate.retrieval import EvaluationResult
-from hnclip.report.document import Block, Missing, Table
+from hnclip.report.document import Block, Table
 from hnclip.studies.paper import MISSING, NOTE, paper_rows, printed_cell
 from hnclip.studies.results import MEAN, Column, Spread, StudyResults, row_groups
 from hnclip.util.tables import Mark
@@ -130,32 +130,21 @@ def brief_recalls(results: StudyResults) -> Table:
 
 
 def seeds(results: StudyResults) -> list[Block]:
-    """Every seed of every row, their mean ± std, and the largest difference of two seeds (the paper's Table A8)."""
-    if len(results.seeds) < 2:
-        return []
-    ks = [k for k in results.study.ks if k <= _SHALLOW]
-    places = [*((direction, k) for direction in ARROWS for k in ks), (MEAN, 1)]
+    """Every seed of every row, and their mean ± std (the paper's Table A8)."""
+    places = [*((direction, k) for direction in ARROWS for k in results.study.ks if k <= _SHALLOW), (MEAN, 1)]
     blocks: list[Block] = []
     for column in results.columns:
         lines: list[tuple[str, ...]] = []
         for row in column.rows:
             found = [spread for place in places if (spread := column.recall(row, *place)) is not None]
-            if not found or None in found[0].values:
-                continue
-            lines += [()] if lines else []
-            for seed in found[0].values:
-                lines.append((f"{row}, seed {seed}", *(f"{spread.values[seed]:.2f}" for spread in found), ""))
-            gap = max(max(spread.values.values()) - min(spread.values.values()) for spread in found[:-1])
-            lines.append((f"{row}, mean ± std", *map(spread_cell, found), f"{gap:.2f}"))
-        blocks.append(
-            Table(
-                ("", *(f"R@{k}" for _, k in places), "max |Δ|"),
-                lines,
-                title=f"{results.study.title}. Single seeds, recall in percent, {column.name}",
-                spans=[*((arrow, len(ks)) for arrow in ARROWS.values()), ("average", 1), ("seeds", 1)],
-                notes=["max |Δ|: the largest difference between two seeds in any column but the average."],
-            )
-        )
+            if found and found[0].std is not None:
+                lines += [()] if lines else []
+                for seed in found[0].values:
+                    lines.append((f"{row}, seed {seed}", *(f"{spread.values[seed]:.2f}" for spread in found)))
+                lines.append((f"{row}, mean ± std", *map(spread_cell, found)))
+        headers = ("", *(f"{ARROWS.get(direction, 'average')} R@{k}" for direction, k in places))
+        title = f"{results.study.title}. Single seeds, recall in percent, {column.name}"
+        blocks += [Table(headers, lines, title=title)] if lines else []
     return blocks
 
 
@@ -189,7 +178,7 @@ def held_out(results: StudyResults) -> list[Block]:
                 ],
             )
         )
-    return blocks or [Missing(" ".join(missing_note(results)) or "no gallery of this study has a held-out part")]
+    return blocks
 
 
 def only_queries(result: EvaluationResult, ids: set[str], *, inside: bool) -> EvaluationResult:

@@ -25,6 +25,8 @@ class Measured(NamedTuple):
     margin: Estimate
 
 
+Values = Callable[[StudyResults], Mapping[str, float | None]]
+"""Numbers by the place where they were measured; None where runs are missing."""
 Test = Callable[[StudyResults], Mapping[str, Measured | None]]
 """What a claim says of the results, by the place where it was measured; None where runs are missing."""
 
@@ -48,7 +50,7 @@ def judge(found: Mapping[str, Measured | None]) -> Judgement:
     above = sum(one.margin.low > 0 for one in known.values())
     below = sum(one.margin.high < 0 for one in known.values())
     verdict: Verdict = "holds" if above == len(known) else "does not hold" if below else "undecided"
-    return Judgement(verdict, measured, f"of {len(known)} numbers {above} support it, {below} contradict it")
+    return Judgement(verdict, measured, f"{above} of {len(known)} numbers support it, {below} contradict it")
 
 
 def above(*sums: Sum, transfers: bool = False) -> Test:
@@ -106,7 +108,9 @@ def exceeds(
 
     def test(results: StudyResults) -> dict[str, Measured | None]:
         return {
-            place: None if value is None else Measured(f"{value:{show}}", Estimate(*[value - bound] * 3))
+            place: None
+            if value is None
+            else Measured(f"{value:{show}}".replace("%", " %"), Estimate(*[value - bound] * 3))
             for place, value in values(results).items()
         }
 
