@@ -8,7 +8,7 @@ from functools import reduce
 from operator import getitem
 from typing import Literal
 
-from hnclip.studies.figures import gradient_entries, summarize_gradients
+from hnclip.studies.figures import ALL, gradient_summaries
 from hnclip.studies.paper import runs_on_paper_data
 from hnclip.studies.results import MEAN, StudyResults, Term, rounded
 from hnclip.studies.step_timer import PEER, step_timings
@@ -100,13 +100,11 @@ def _gradients(key: str, epoch: int | None = None) -> Values:
     """A number of the measured gradients of the runs with all data, by domain: of one epoch, or of all."""
 
     def values(results: StudyResults) -> dict[str, float | None]:
-        found = gradient_entries(results)
+        found = gradient_summaries(results)
         numbers: dict[str, float | None] = {}
         for domain in results.domains:
-            value = None
-            if runs := found.get((_WHOLE, domain.name)):
-                summary = summarize_gradients({domain: runs})
-                value = (summary.overall if epoch is None else summary.epochs[epoch])[key]
+            summary = found.get((_WHOLE, domain.name))
+            value = None if summary is None else (summary.epochs[epoch] if epoch else summary.overall)[key]
             numbers[domain.name] = value[1] if isinstance(value, list) else value  # of quartiles the median
         return numbers
 
@@ -115,9 +113,9 @@ def _gradients(key: str, epoch: int | None = None) -> Values:
 
 def _cosine_positive(results: StudyResults) -> dict[str, float | None]:
     """The share of measurements of all runs together, if none of them is missing."""
-    found = gradient_entries(results)
-    complete = len(found) == len(results.study.rows) * len(results.domains)
-    return {"all runs": summarize_gradients(found).overall["cosine_positive"] if complete else None}
+    found = gradient_summaries(results)
+    complete = len(found) == len(results.study.rows) * len(results.domains) + 1
+    return {"all runs": found[ALL].overall["cosine_positive"] if complete else None}
 
 
 def _step_ratio(row: str) -> Values:

@@ -16,6 +16,7 @@ from hnclip.studies.results import MEAN, Column, StudyResults, Term
 from hnclip.studies.tables import spread_cell
 from hnclip.util.text import slugify
 
+ALL = ("all", "all")  # rows and domains
 Entries = Sequence[Mapping[str, Any]]
 Points = dict[str, list[tuple[float, ...]]]
 """(x, R@1) or (x, R@1, low, high) by series."""
@@ -104,8 +105,8 @@ def gradients(results: StudyResults) -> list[Block]:
     )
     title = "Gradients across data scales"
     blocks.append(Figure("gradients", title, partial(scale_grid_figure, grid), caption))
-    summaries = {(row, domain): summarize_gradients({row: runs}) for (row, domain), runs in found.items()}
-    every = summarize_gradients(found)
+    summaries = gradient_summaries(results)
+    every = summaries.pop(ALL)
     lines = [_gradient_line(f"{domain}, {shares[row]}", one) for (row, domain), one in summaries.items()]
     lines += [(), _gradient_line("all", every)]
     lines += [(), *GRADIENTS] if runs_on_paper_data(results.setting) else []
@@ -140,9 +141,11 @@ def gradient_entries(results: StudyResults) -> dict[tuple[str, str], list[Entrie
     return {place: runs for place, runs in found.items() if runs}
 
 
-def summarize_gradients(found: Mapping[Any, Sequence[Entries]]) -> GradientSummary:
-    """All measurements together."""
-    return gradient_summary([*chain.from_iterable(chain.from_iterable(found.values()))])
+def gradient_summaries(results: StudyResults) -> dict[tuple[str, str], GradientSummary]:
+    """The measurements of all seeds, by row and domain, and last of `ALL` together; empty without measurements."""
+    found = {place: [*chain.from_iterable(runs)] for place, runs in gradient_entries(results).items()}
+    found |= {ALL: [*chain.from_iterable(found.values())]} if found else {}
+    return {place: gradient_summary(entries) for place, entries in found.items()}
 
 
 def _gradient_line(name: str, found: GradientSummary) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from hnclip.studies.epochs import convergence, epochs, selection
 from hnclip.studies.figures import curve, gradients, samples
 from hnclip.studies.results import StudyResults
 from hnclip.studies.step_timer import efficiency
-from hnclip.studies.tables import brief_recalls, held_out, missing_note, recalls, seeds, seeds_note
+from hnclip.studies.tables import MARKS, brief_recalls, held_out, missing_note, recalls, seeds, seeds_note
 from hnclip.studies.verdicts import Judgement
 from hnclip.util.files import replace_directory, replace_file
 from hnclip.util.tables import markdown_table
@@ -146,9 +146,9 @@ def _claims_note(judged: Sequence[tuple[Claim, Judgement]]) -> str:
 
 
 def _tables_note(results: StudyResults) -> str:
+    marks = MARKS.replace("{best}", "Bold").replace("{second}", "italic")
     return (
-        "R@1 in percent, average of both directions; Δ is the difference from the row named under “minus”. Bold: "
-        "clearly above all other rows of its group, or a Δ whose interval excludes zero; italic: above all but the "
-        f"best. {results.study.title}: {seeds_note(results)} All tables and figures, with both directions and all "
+        "R@1 in percent, average of both directions; Δ is the difference from the row named under “minus”. "
+        f"{marks} {results.study.title}: {seeds_note(results)} All tables and figures, with both directions and all "
         "ranks, are written by the command into `runs/studies`."
     )

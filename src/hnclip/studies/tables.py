@@ -18,7 +18,10 @@ from hnclip.studies.paper import MISSING, NOTE, paper_rows, printed_cell
 from hnclip.studies.results import MEAN, Column, Spread, StudyResults, row_groups
 from hnclip.util.tables import Mark
 
-CLEAR = "A difference is marked {best} if its interval excludes zero."
+MARKS = (
+    "{best}: a difference whose interval excludes zero, or a row that is so above every other of its group; {second}: "
+    "above all but the best. A lead without a mark may be chance."
+)
 _SHALLOW = 10  # tables of both directions have recalls down to here: more columns do not fit on a page
 
 Cell = tuple[str, Mark | None]
@@ -57,11 +60,11 @@ def signed(points: float) -> str:
 
 def seeds_note(results: StudyResults) -> str:
     """How differences are paired, and over what."""
-    several = len(results.seeds) > 1
-    named = f"{'Seeds' if several else 'Seed'} {', '.join(map(str, results.seeds))}"
-    spread = ": mean ± sample standard deviation" if several else ""
-    over = "queries and seeds" if several else "queries, and do not say how another seed would do"
-    return f"{named}{spread}. Intervals are paired, groups of near-duplicates whole, over {over}."
+    named = ", ".join(map(str, results.seeds))
+    paired = "95 % intervals are paired, groups of near-duplicates whole, over queries"
+    if len(results.seeds) == 1:
+        return f"Seed {named}; {paired}, and do not say how another seed would do."
+    return f"Mean ± sample standard deviation of seeds {named}; {paired} and seeds."
 
 
 def missing_note(results: StudyResults) -> list[str]:
@@ -86,15 +89,11 @@ def recalls(results: StudyResults) -> list[Block]:
 
 
 def _average_table(results: StudyResults, what: str, columns: Sequence[Column]) -> Table:
-    groups = row_groups(results.study)
-    where = " of its group" if len(groups) > 1 else ""
-    second = "; {second}: above all but the best, likewise" if max(map(len, groups)) > 2 else ""
-    marks = f"{{best}}: above every other row{where}, with zero outside the interval of each difference{second}."
     return _table(
         ("", *(column.gallery.name if what else column.name for column in columns)),
         _compared(results, [(column, MEAN, 1) for column in columns]),
         title=f"{results.study.title}. R@1 in percent, average of both directions{what}",
-        notes=[seeds_note(results), f"{marks} A lead without a mark may be chance.", CLEAR, *missing_note(results)],
+        notes=[seeds_note(results), MARKS, *missing_note(results)],
     )
 
 
@@ -169,12 +168,11 @@ def held_out(results: StudyResults) -> list[Block]:
                 title=f"{results.study.title}. R@1 in percent, average of both directions, {column.name}",
                 notes=[
                     *_gallery_notes(column),
-                    f"{len(ids):,} images are held out from training. The first columns are queries among the same "
-                    "candidates, all pairs; “held-out alone” has held-out candidates only, which are fewer, so recalls "
-                    "are higher. An advantage on other pairs that is missing on held-out pairs is memory of the "
-                    "training pairs.",
+                    f"{len(ids):,} images are held out from training. Candidates are all pairs; of “held-out alone” "
+                    "the held-out ones, which are fewer, so recalls are higher. An advantage on other pairs that is "
+                    "missing on held-out pairs is memory of the training pairs.",
                     seeds_note(results),
-                    CLEAR,
+                    MARKS,
                 ],
             )
         )

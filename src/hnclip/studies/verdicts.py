@@ -19,7 +19,7 @@ _MOST = 4  # numbers that are all shown; of more, the lowest and the highest
 
 
 class Measured(NamedTuple):
-    """A number as it is shown, and its margin. A number without an interval has a margin of no width."""
+    """A number as it is shown, and its margin, of no width if the number has no interval."""
 
     shown: str
     margin: Estimate
