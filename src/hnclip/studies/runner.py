@@ -241,13 +241,13 @@ def _write_reports(
         table.writerows(row for found in results for row in found.measurements())
     files.append(options.out / MEASUREMENTS)
     if options.docs is not None:
-        files += write_results(results, options.docs, _command(options))
+        files += write_results(results, options.docs, command_line(options))
         texts = [f"written: {options.docs / 'results.md'}"]
     content["files"] = list(map(str, files))
     return texts
 
 
-def _command(options: Options) -> str:
+def command_line(options: Options) -> str:
     """The command that writes the same page, without where and by which processes the runs are executed."""
     words = ["hnclip", "study", options.name]
     for name in ("recipe", "model", "data", "tests", "set", "seeds"):
