@@ -20,11 +20,12 @@ from hnclip.analysis.batches import batch_negatives, batch_similarity, buckets, 
 from hnclip.analysis.captions import Histogram, caption_geometry
 from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.analysis.near_duplicates import near_duplicate_rows
+from hnclip.core import Record
 from hnclip.data.batching import prepare
 from hnclip.data.image_cache import cache_directory
 from hnclip.data.images import to_rgb
 from hnclip.encode.loop import encode_captions
-from hnclip.evaluate.retrieval import drop_unusable, evaluate, open_task, prepare_gallery
+from hnclip.evaluate.retrieval import EvaluationResult, drop_unusable, evaluate, open_task, prepare_gallery
 from hnclip.report.caption_figures import (
     Distribution,
     Example,
@@ -95,8 +96,9 @@ def _shared(ids: Tensor, owner: Tensor) -> Tensor:
 
 def measure_retrievals(job: MeasureJob, store: Store) -> dict[str, Any]:
     """For how many test captions only one of two runs ranks the right image first, and some of them."""
-    read, evaluations, records = job.config.read, {}, ()
-    runs = job.runs[:2]
+    read, runs = job.config.read, job.runs[:2]
+    evaluations: dict[str, EvaluationResult] = {}
+    records: Sequence[Record] = ()
     for run in runs:
         model = store.open_model(run)
         # Both start from one model, so both can use the same records.
@@ -187,20 +189,12 @@ def _statistics(results: StudyResults, found: Mapping[str, Mapping[str, Any]]) -
 
 
 def duplicates(results: StudyResults) -> list[Block]:
-    found = results.measured("duplicates")
-    if not found:
-        return []
-    return [
-        Table(
-            ("", "training pairs", "same caption", "same image", "either"),
-            [
-                (name, *(f"{one[key]:,}" for key in ("pairs", "caption", "image", "either")))
-                for name, one in found.items()
-            ],
-            title="Training pairs that share a caption or an image with another one",
-            notes=["Captions are the same if they are to the model, images if their files are."],
-        )
-    ]
+    """How many training pairs share a caption or an image with another one."""
+    keys, headers = ("pairs", "caption", "image", "either"), ("", "pairs", "same caption", "same image", "either")
+    lines = [(name, *(f"{one[key]:,}" for key in keys)) for name, one in results.measured("duplicates").items()]
+    notes = ["Captions are the same if they are to the model, images if their files are."]
+    title = "Training pairs that share a caption or an image with another one"
+    return [Table(headers, lines, title=title, notes=notes)] if lines else []
 
 
 def retrievals(results: StudyResults) -> list[Block]:
@@ -216,9 +210,7 @@ def retrievals(results: StudyResults) -> list[Block]:
     for name, one in found.items():
         if one["examples"]:
             draw = partial(_draw_examples, one["examples"], rows)
-            caption = (
-                f"Captions for which {rows[0]} and {rows[1]} disagree at rank 1, of both kinds in turn; seed {seed}."
-            )
+            caption = f"Captions whose image only one of {rows[0]} and {rows[1]} ranks first; seed {seed}."
             blocks.append(Figure(slugify("retrievals", name), f"Retrievals that differ: {name}", draw, caption))
     return blocks
 
@@ -232,8 +224,7 @@ def _draw_examples(examples: Sequence[Mapping[str, Any]], rows: Sequence[str]) -
 
 
 def _histogram_json(histogram: Histogram) -> dict[str, Any]:
-    counts = histogram.counts.reshape(_BINS, -1).sum(1)
-    return {"mean": histogram.mean, "counts": counts.tolist()}
+    return {"mean": histogram.mean, "counts": histogram.counts.reshape(_BINS, -1).sum(1).tolist()}
 
 
 def _distribution(stored: Mapping[str, Any]) -> Distribution:

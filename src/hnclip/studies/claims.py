@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
-from typing import Literal
+from typing import Any, Literal
 
 from hnclip.studies.figures import ALL, gradient_summaries
 from hnclip.studies.paper import runs_on_paper_data
@@ -86,11 +86,10 @@ def _lead_by_seed(results: StudyResults) -> dict[str, float | None]:
 def _measured(kind: str, *keys: str) -> Values:
     """A number of a measurement, by domain."""
 
-    def values(results: StudyResults) -> dict[str, float | None]:
+    def values(results: StudyResults) -> dict[str, Any]:
         found = results.measured(kind)
         return {
-            domain.name: reduce(getitem, keys, found[domain.name]) if domain.name in found else None
-            for domain in results.domains
+            one.name: reduce(getitem, keys, found[one.name]) if one.name in found else None for one in results.domains
         }
 
     return values

@@ -63,11 +63,8 @@ def samples(results: StudyResults) -> list[Block]:
             continue
         points = {name: [(100 * x, recall) for x, recall, *_ in line] for name, line in curves.items()}
         shares = sorted({x for line in points.values() for x, _ in line})
-        whole = [
-            (f"{name}, all data", dict(line)[100])
-            for name, line in points.items()
-            if name != own and line[-1][0] == 100
-        ]
+        ends = [(f"{name}, all data", recall) for name, line in points.items() for x, recall in line[-1:] if x == 100]
+        rivals = [end for end in ends if end[0] != f"{own}, all data"]
         cells = {
             f"{row.name} (no training)": dict.fromkeys(shares, spread_cell(column.recall(row.name, MEAN, 1)))
             for row in results.study.rows
@@ -75,7 +72,7 @@ def samples(results: StudyResults) -> list[Block]:
         }
         cells |= {name: {x: f"{recall:.2f}" for x, recall in line} for name, line in points.items()}
         title = f"Sample efficiency: {column.name}"
-        draw = partial(sample_efficiency_figure, points, max(whole, key=lambda item: item[1], default=None))
+        draw = partial(sample_efficiency_figure, points, max(rivals, key=lambda end: end[1], default=None))
         caption = "Average R@1 of both directions. Smaller shares lie inside larger ones, the same for every method."
         lines = [(name, *(found.get(share, MISSING) for share in shares)) for name, found in cells.items()]
         headers = ("", *(f"{share:g} %" for share in shares))
@@ -116,22 +113,14 @@ def gradients(results: StudyResults) -> list[Block]:
         *every.notes()[1:],
     ]
     title = "Gradients of InfoNCE and of L_HN on the batches of the same runs"
-    headers = (
-        "",
-        "measured",
-        "InfoNCE < 0.001, epoch 1",
-        "all epochs",
-        "L_HN < 0.001",
-        "zero gradient, InfoNCE",
-        "L_HN",
-    )
-    headers += ("ratio of norms", "cosine", "cosine > 0")
-    return [*blocks, Table(headers, lines, title=title, notes=notes)]
+    losses = ("InfoNCE < 0.001, epoch 1", "InfoNCE < 0.001", "L_HN < 0.001")
+    norms = ("zero gradient of InfoNCE", "of L_HN", "ratio of norms", "cosine", "cosine > 0")
+    return [*blocks, Table(("", "measured", *losses, *norms), lines, title=title, notes=notes)]
 
 
 def gradient_entries(results: StudyResults) -> dict[tuple[str, str], list[Entries]]:
     """Measurements of every seed that has some, by row and domain."""
-    found = {
+    found: dict[tuple[str, str], list[Entries]] = {
         (row.name, domain.name): [
             entries for seed in results.seeds if (entries := results.metrics(row.name, domain, seed, "gradients"))
         ]

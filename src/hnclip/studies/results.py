@@ -102,7 +102,7 @@ class Column:
         if (key := tuple(terms)) not in self._sums:
             self._sums[key] = self._bootstrap(key)
         found = self._sums[key]
-        return found and found[direction]
+        return None if found is None else found[direction]
 
     def marks(self, rows: Sequence[str], direction: str, k: int) -> dict[str, Mark]:
         """`mark_best` of these rows: above another if the paired 95 % interval of their difference lies above zero."""
@@ -118,7 +118,7 @@ class Column:
         sides = [self.rows[term.row] for term in terms]
         seeded = [side for side in sides if None not in side]  # untrained models have the seeds of the others
         seeds = [seed for seed in seeded[0] if all(seed in side for side in seeded)] if seeded else [None]
-        runs = [[side.get(seed, side.get(None)) for side in sides] for seed in seeds]
+        runs = [[side[seed if seed in side else None] for side in sides] for seed in seeds]
         if not runs:
             return None
         first = runs[0][0]

@@ -114,8 +114,8 @@ def efficiency(results: StudyResults) -> list[Block]:
         lines = []
         for row, timing in timings.items():
             objective = build_objective(configs[row].objective)
-            images, texts = len(objective.image_views) - 1, len(objective.text_views) - 1
-            inputs = ", ".join(counted(count, name) for name, count in (("image", images), ("text", texts)) if count)
+            views = {"image": len(objective.image_views) - 1, "text": len(objective.text_views) - 1}
+            inputs = ", ".join(counted(count, name) for name, count in views.items() if count)
             preparation = ", ".join(sorted(needed_views(objective)))
             speed = f"{found['pairs'] / timing.median:.1f}"
             lines.append((row, inputs or "none", preparation or "none", speed, f"{timing.ratio(peer):.2f}"))
