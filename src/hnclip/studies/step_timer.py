@@ -49,7 +49,8 @@ def measure_steps(job: MeasureJob, store: Store) -> dict[str, Any]:
             ways[run.identity], size = _training_step(run.config, options)
             used += size
             if used + size > _TOGETHER or number == len(job.runs):
-                timings |= time_ways(ways, turns=_TURNS, seconds=_SECONDS, device=device)
+                seconds = _SECONDS if len(ways) == len(job.runs) else 0.0  # ratios need as many turns of every row
+                timings |= time_ways(ways, turns=_TURNS, seconds=seconds, device=device)
                 used = 0
                 ways.clear()
                 gc.collect()  # a model and its modules refer to each other

@@ -19,8 +19,8 @@ from hnclip.studies.results import MEAN, Column, Spread, StudyResults, row_group
 from hnclip.util.tables import Mark
 
 MARKS = (
-    "{best}: a difference whose interval excludes zero, or a row that is so above every other of its group; {second}: "
-    "above all but the best. A lead without a mark may be chance."
+    "{best}: a difference whose interval excludes zero, or the row that is above all others of its group by such "
+    "differences; {second}: above all but the best. A lead without a mark may be chance."
 )
 _SHALLOW = 10  # tables of both directions have recalls down to here: more columns do not fit on a page
 
@@ -50,11 +50,7 @@ def difference_cell(found: Estimate | None, *, interval: bool = True) -> str:
 
 
 def signed(points: float) -> str:
-    """A difference in points. What rounds to nothing is +0.0.
-
-    >>> signed(1.25), signed(-0.04)
-    ('+1.2', '+0.0')
-    """
+    """A difference in points. What rounds to nothing is +0.0."""
     return f"{round(points, 1) + 0.0:+.1f}"
 
 

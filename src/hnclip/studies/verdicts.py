@@ -50,7 +50,7 @@ def judge(found: Mapping[str, Measured | None]) -> Judgement:
     above = sum(one.margin.low > 0 for one in known.values())
     below = sum(one.margin.high < 0 for one in known.values())
     verdict: Verdict = "holds" if above == len(known) else "does not hold" if below else "undecided"
-    return Judgement(verdict, measured, f"{above} of {len(known)} numbers support it, {below} contradict it")
+    return Judgement(verdict, measured, f"{above} of {len(known)} numbers for it, {below} against it")
 
 
 def above(*sums: Sum, transfers: bool = False) -> Test:
