@@ -23,9 +23,7 @@ Evaluate = Callable[[str, str, str, int], EvaluationResult | None]
 """By row, domain, gallery and seed; None for a run that is missing."""
 
 
-def queries(
-    skill: float, seed: int, *, images: int = 60, captions: int = 1, group: int = 2, data: str = "a"
-) -> EvaluationResult:
+def queries(skill: float, seed: int, *, images: int = 60, captions: int = 1, group: int = 2) -> EvaluationResult:
     """Ranks of which a share of about `skill` is 1, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -36,45 +34,31 @@ def queries(
     owner = torch.arange(images).repeat_interleave(captions)
     found = Ranks(ranks(len(owner)), ranks(images), owner)
     names = tuple(f"r{number}" for number in range(images))
-    metrics = summarize(found)
-    return EvaluationResult(found, torch.arange(images) // group, names, metrics, data=data, split="test")
-
-
-def by_hits(*spans: range) -> list[EvaluationResult]:
-    """Results that answer these of 200 queries, in both directions."""
-    found = []
-    for span in spans:
-        ranks = torch.full((200,), 2)
-        ranks[list(span)] = 1
-        names = tuple(map(str, range(200)))
-        found.append(EvaluationResult(Ranks(ranks, ranks, torch.arange(200)), torch.arange(200), names))
-    return found
+    return EvaluationResult(found, torch.arange(images) // group, names, summarize(found), split="test")
 
 
 class SmallStore(Store):
     """What is stored, in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, measured: Callable[[str, str], dict[str, Any] | None]) -> None:
         super().__init__(Path("no-such-store"))
         self.results: dict[tuple[str, Gallery], EvaluationResult] = {}
-        self.trainings: dict[str, dict[str, Any]] = {}
         self.logs: dict[str, list[dict[str, Any]]] = {}
-        self.measured: dict[str, dict[str, Any]] = {}
-
-    def is_trained(self, job: RunJob) -> bool:
-        return any(identity == job.identity for identity, _ in self.results) or job.identity in self.logs
+        self.measured = measured
 
     def result(self, job: RunJob, gallery: Gallery) -> EvaluationResult | None:
         return self.results.get((job.identity, gallery))
 
     def training(self, job: RunJob) -> dict[str, Any] | None:
-        return self.trainings.get(job.identity)
+        epochs = {name: {"epoch": 1, "mean_R@1": 50.0} for name in ("best", "last")}
+        trained = job.identity in self.logs or any(identity == job.identity for identity, _ in self.results)
+        return {"seconds": 60.0, **epochs} if job.trained and trained else None
 
     def metrics(self, job: RunJob, kind: str) -> list[dict[str, Any]]:
         return [entry for entry in self.logs.get(job.identity, ()) if entry["kind"] == kind]
 
     def measurement(self, job: MeasureJob) -> dict[str, Any] | None:
-        return self.measured.get(job.identity)
+        return self.measured(job.kind, job.domain.name)
 
 
 def study_results(
@@ -84,7 +68,7 @@ def study_results(
     domains: Sequence[str] = ("a",),
     seeds: tuple[int, ...] = (1,),
     galleries: Mapping[str, tuple[str, ...]] | None = None,
-    logs: Callable[[str, str, int], list[dict[str, Any]]] | None = None,
+    logs: Callable[[str, str, int], list[dict[str, Any]]] = lambda row, domain, seed: [],
     measured: Callable[[str, str], dict[str, Any] | None] = lambda kind, domain: None,
     base: TrainConfig = NOWHERE,
 ) -> StudyResults:
@@ -95,37 +79,24 @@ def study_results(
         measured: measurements by kind and domain.
     """
     places = tuple(Domain(name, (galleries or {}).get(name, (name,))) for name in domains)
-    store, runs, measures = SmallStore(), {}, []
+    store, runs, measures = SmallStore(measured), [], []
     for domain in places:
         shown = galleries_of(study, domain, places)
         for row in study.rows:
-            for seed in seeds:
-                identity = f"{row.name}/{domain.name}/{seed}" if row.trained else row.name
+            for seed in seeds if row.trained else seeds[:1]:
+                identity = f"{row.name}/{domain.name}/{seed}"
                 where = {study.name: (Place(row.name, domain.name, seed),)}
                 config = replace(base, data=domain.data, seed=seed)
-                if identity in runs:
-                    where = {study.name: (*runs[identity].places[study.name], *where[study.name])}
-                runs[identity] = RunJob(identity, config, row.trained, row.matched, shown, where)
-                for gallery in shown:
-                    if (found := evaluate(row.name, domain.name, gallery.name, seed)) is not None:
-                        store.results[identity, gallery] = found
-                        store.trainings[identity] = training()
-                if logs is not None and row.trained and (entries := logs(row.name, domain.name, seed)):
-                    store.logs[identity], store.trainings[identity] = entries, training()
+                runs.append(RunJob(identity, config, row.trained, row.matched, shown, where))
+                found = {(identity, gallery): evaluate(row.name, domain.name, gallery.name, seed) for gallery in shown}
+                store.results |= {place: result for place, result in found.items() if result is not None}
+                if row.trained and (entries := logs(row.name, domain.name, seed)):
+                    store.logs[identity] = entries
         for kind in [MEASURED[part] for part in study.parts if part in MEASURED]:
             where = {study.name: (Place(kind, domain.name, seeds[0]),)}
-            job = MeasureJob(f"{kind}/{domain.name}", kind, base, domain, (), where)
-            measures.append(job)
-            if (content := measured(kind, domain.name)) is not None:
-                store.measured[job.identity] = content
+            measures.append(MeasureJob(f"{kind}/{domain.name}", kind, base, domain, (), where))
     setting = Setting(base, places, seeds=seeds)
-    return StudyResults(study, setting, Plan(tuple(runs.values()), tuple(measures)), store)
-
-
-def training(best: int = 1, **recalls: float) -> dict[str, Any]:
-    epochs = recalls or {"best": 50.0, "last": 50.0}
-    ends = {name: {"epoch": number, "mean_R@1": recall} for number, (name, recall) in enumerate(epochs.items(), best)}
-    return {"steps": 1, "seconds": 60.0, **ends}
+    return StudyResults(study, setting, Plan(tuple(runs), tuple(measures)), store)
 
 
 def evaluation(epoch: int, recall: float, kind: str = "evaluation") -> dict[str, Any]:

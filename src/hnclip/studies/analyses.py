@@ -6,26 +6,26 @@ Each is measured once, as a job of the plan, and stored as JSON (`MEASURES`); bl
 from __future__ import annotations
 
 import base64
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from hnclip.analysis.batches import batch_negatives, batch_similarity, buckets, first_epoch
 from hnclip.analysis.captions import Histogram, caption_geometry
 from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.analysis.near_duplicates import near_duplicate_rows
-from hnclip.core import InvalidImage, Record
+from hnclip.core import Record
 from hnclip.data.batching import prepare
-from hnclip.data.decoding import hash_bytes
 from hnclip.data.image_cache import cache_directory
 from hnclip.data.images import to_rgb
 from hnclip.encode.loop import encode_captions
-from hnclip.evaluate.retrieval import drop_unusable, evaluate, open_task, prepare_gallery
+from hnclip.evaluate.retrieval import EvaluationResult, drop_unusable, evaluate, open_task, prepare_gallery
 from hnclip.report.caption_figures import (
     Distribution,
     Example,
@@ -36,14 +36,13 @@ from hnclip.report.caption_figures import (
     retrieval_figure,
     statistics_figure,
 )
-from hnclip.report.document import Block, CaptionedImage, CaptionRow, Figure, Missing, Table
+from hnclip.report.document import Block, CaptionedImage, CaptionRow, Figure, Table
 from hnclip.studies.identity import open_start, training_records
 from hnclip.studies.paper import paper_statistics
 from hnclip.studies.plan import MeasureJob
 from hnclip.studies.results import StudyResults
 from hnclip.studies.step_timer import measure_steps
 from hnclip.studies.store import Store
-from hnclip.studies.tables import missing_note
 from hnclip.util.text import slugify
 
 _BINS = 2000  # of a stored histogram of cosines: 0.001 wide
@@ -77,31 +76,37 @@ def measure_geometry(job: MeasureJob, store: Store) -> dict[str, Any]:
 def measure_duplicates(job: MeasureJob, store: Store) -> dict[str, Any]:
     """How many training pairs have the caption (the same to the model) or the image (the same file) of another one."""
     records, _ = training_records(job.config)
-    tokens = iter(
-        open_start(job.config, "cpu").text_transform([caption for record in records for caption in record.captions])
-    )
-    captions = _shared([[next(tokens).tobytes() for _ in record.captions] for record in records])
-    images = _shared([[_image_content(record)] for record in records])
-    return {
-        "pairs": len(records),
-        "caption": len(captions),
-        "image": len(images),
-        "either": len(captions | images),
-    }
+    model = open_start(job.config, "cpu")
+    pairs = prepare(records, model.text_transform, model.image_transform, cache=cache_directory(job.config.read.cache))
+    image, caption = _shared(pairs.image_ids, torch.arange(len(pairs))), _shared(pairs.caption_ids, pairs.owner)  # [N]
+    counts = {"caption": caption, "image": image, "either": caption | image}
+    return {"pairs": len(pairs), **{name: int(mask.sum()) for name, mask in counts.items()}}
+
+
+def _shared(ids: Tensor, owner: Tensor) -> Tensor:
+    """Whether a record has an id that another record has too.
+
+    Shape:
+        ids [T], owner [T], the record of each; the result [N] bool
+    """
+    own, owner = torch.unique(torch.stack([ids, owner]), dim=1)  # a record counts once for each of its ids
+    several = own.bincount()[own] > 1
+    return torch.zeros(int(owner.max()) + 1, dtype=torch.bool).index_fill(0, owner[several], True)
 
 
 def measure_retrievals(job: MeasureJob, store: Store) -> dict[str, Any]:
     """For how many test captions only one of two runs ranks the right image first, and some of them."""
-    read, evaluations, records = job.config.read, {}, None
-    runs = job.runs[:2]
-    for number, run in enumerate(runs):
+    read, runs = job.config.read, job.runs[:2]
+    evaluations: dict[str, EvaluationResult] = {}
+    records: Sequence[Record] = ()
+    for run in runs:
         model = store.open_model(run)
-        if records is None:  # both start from one model, so both can use the same records
-            records = drop_unusable(open_task(job.domain.galleries[0], None, read), model, read).records
+        # Both start from one model, so both can use the same records.
+        records = records or drop_unusable(open_task(job.domain.galleries[0], None, read), model, read).records
         gallery = prepare_gallery(records, model, cache=cache_directory(read.cache))
-        evaluations[str(number)] = evaluate(model, gallery, batch=store.options.evaluate_batch)
+        evaluations[str(len(evaluations))] = evaluate(model, gallery, batch=store.options.evaluate_batch)
         del model  # before the next one is opened
-    examples = differing_examples(evaluations, records or (), limit=_EXAMPLES)
+    examples = differing_examples(evaluations, records, limit=_EXAMPLES)
     return {
         "runs": [run.identity for run in runs],
         "counts": list(count_differences(evaluations).values()),
@@ -127,9 +132,9 @@ MEASURES: dict[str, Callable[[MeasureJob, Store], dict[str, Any]]] = {
 
 def geometry(results: StudyResults) -> list[Block]:
     """The paper's figures of caption geometry, all domains together, and its Table A1."""
-    found = _measured(results, "geometry")
+    found = results.measured("geometry")
     if not found:
-        return [Missing(missing_note(results))]
+        return []
     distributions = {
         name: (_distribution(one["pairwise"]), _distribution(one["hardest"])) for name, one in found.items()
     }
@@ -166,95 +171,60 @@ def geometry(results: StudyResults) -> list[Block]:
     return blocks
 
 
+def _statistics(results: StudyResults, found: Mapping[str, Mapping[str, Any]]) -> Table:
+    lines: list[tuple[str, ...]] = []
+    for name, one in found.items():
+        tests = " / ".join(f"{count:,}" for count in one["test"].values())
+        cosines = [f"{one[key]['mean']:.2f}" for key in ("pairwise", "hardest")]
+        lines.append((name, f"{one['train']:,}", tests, f"{one['words']:.0f}", *cosines))
+    note = "Mean cosines between captions of different images to the model before training; ours of training captions"
+    if paper := {name: one for domain in results.domains for name, one in paper_statistics(domain).items()}:
+        note += ", the paper's of test captions to Long-CLIP-L"
+        lines.append(())
+    for name, (train, test, words, *means) in paper.items():
+        cells = (f"{train:,}", f"{test:,}", str(words), *(f"{mean:.2f}" for mean in means))
+        lines.append((f"paper, Table A1: {name}", *cells))
+    headers = ("", "train", "test", "words", "mean cosine, all pairs", "hardest negative")
+    return Table(headers, lines, title="Caption statistics", notes=[f"{note}."])
+
+
 def duplicates(results: StudyResults) -> list[Block]:
-    found = _measured(results, "duplicates")
-    keys = ("pairs", "caption", "image", "either")
-    return [
-        Table(
-            ("", "training pairs", "same caption", "same image", "either"),
-            [(name, *(f"{one[key]:,}" for key in keys)) for name, one in found.items()],
-            title="Training pairs that share a caption or an image with another one",
-            notes=["Captions are the same if they are to the model, images if their files are."],
-        )
-        if found
-        else Missing(missing_note(results))
-    ]
+    """How many training pairs share a caption or an image with another one."""
+    keys, headers = ("pairs", "caption", "image", "either"), ("", "pairs", "same caption", "same image", "either")
+    lines = [(name, *(f"{one[key]:,}" for key in keys)) for name, one in results.measured("duplicates").items()]
+    notes = ["Captions are the same if they are to the model, images if their files are."]
+    title = "Training pairs that share a caption or an image with another one"
+    return [Table(headers, lines, title=title, notes=notes)] if lines else []
 
 
 def retrievals(results: StudyResults) -> list[Block]:
     """Of two rows: how many captions only one of them retrieves for, and some examples of each domain."""
-    found = _measured(results, "retrievals")
+    found = results.measured("retrievals")
     if not found:
-        return [Missing(missing_note(results))]
-    first, second = (row.name for row in results.study.rows[:2])
-    seed = results.seeds[0]
-    headers = ("test captions of", "both", f"only {first}", f"only {second}", "neither")
+        return []
+    rows, seed = [row.name for row in results.study.rows[:2]], results.seeds[0]
+    headers = ("test captions of", "both", *(f"only {row}" for row in rows), "neither")
     lines = [(name, *(f"{count:,}" for count in one["counts"])) for name, one in found.items()]
-    title = f"Text→image: whether {first} and {second} rank the right image first, in captions"
+    title = f"Text→image: whether {rows[0]} and {rows[1]} rank the right image first, in captions"
     blocks: list[Block] = [Table(headers, lines, title=title, notes=[f"Seed {seed}."])]
     for name, one in found.items():
         if one["examples"]:
-            draw = partial(_draw_examples, one["examples"], (first, second))
-            caption = f"Captions for which {first} and {second} disagree at rank 1, of both kinds in turn; seed {seed}."
+            draw = partial(_draw_examples, one["examples"], rows)
+            caption = f"Captions whose image only one of {rows[0]} and {rows[1]} ranks first; seed {seed}."
             blocks.append(Figure(slugify("retrievals", name), f"Retrievals that differ: {name}", draw, caption))
     return blocks
 
 
-def _statistics(results: StudyResults, found: Mapping[str, Mapping[str, Any]]) -> Table:
-    lines: list[tuple[str, ...]] = []
-    paper: list[tuple[str, ...]] = []
-    for domain in results.domains:
-        if (one := found.get(domain.name)) is None:
-            continue
-        cosines = [f"{one[key]['mean']:.2f}" for key in ("pairwise", "hardest")]
-        tests = " / ".join(f"{count:,}" for count in one["test"].values())
-        lines.append((domain.name, f"{one['train']:,}", tests, f"{one['words']:.0f}", *cosines))
-        for name, said in paper_statistics(domain).items():
-            counts = (f"{said.train:,}", f"{said.test:,}", str(said.words))
-            paper.append((f"paper, Table A1: {name}", *counts, f"{said.pairwise:.2f}", f"{said.hardest:.2f}"))
-    note = "Mean cosines between captions of different images to the model before training; ours of training captions"
-    note += ", the paper's of test captions to Long-CLIP-L." if paper else "."
-    headers = ("", "train", "test", "words", "mean cosine, all pairs", "hardest negative")
-    return Table(headers, [*lines, *([(), *paper] if paper else [])], title="Caption statistics", notes=[note])
-
-
-def _measured(results: StudyResults, kind: str) -> dict[str, dict[str, Any]]:
-    found = {domain.name: results.measurement(kind, domain) for domain in results.domains}
-    return {name: one for name, one in found.items() if one is not None}
-
-
 def _draw_examples(examples: Sequence[Mapping[str, Any]], rows: Sequence[str]) -> Any:
-    return retrieval_figure(
-        [
-            Example(
-                one["caption"],
-                _image(one["right"]),
-                {row: (_image(image), correct) for row, (image, correct) in zip(rows, one["answers"])},
-            )
-            for one in examples
-        ]
-    )
-
-
-def _shared(names: Sequence[Sequence[Hashable]]) -> set[int]:
-    """The records that have a name which another record has too."""
-    owners: dict[Hashable, set[int]] = defaultdict(set)
-    for number, own in enumerate(names):
-        for name in own:
-            owners[name].add(number)
-    return {number for found in owners.values() if len(found) > 1 for number in found}
-
-
-def _image_content(record: Record) -> Hashable:
-    try:
-        return hash_bytes(record.image.read())
-    except InvalidImage:
-        return record.image.key
+    drawn = []
+    for one in examples:
+        answers = {row: (_image(image), correct) for row, (image, correct) in zip(rows, one["answers"])}
+        drawn.append(Example(one["caption"], _image(one["right"]), answers))
+    return retrieval_figure(drawn)
 
 
 def _histogram_json(histogram: Histogram) -> dict[str, Any]:
-    counts = histogram.counts.reshape(_BINS, -1).sum(1)
-    return {"mean": histogram.mean, "counts": counts.tolist()}
+    return {"mean": histogram.mean, "counts": histogram.counts.reshape(_BINS, -1).sum(1).tolist()}
 
 
 def _distribution(stored: Mapping[str, Any]) -> Distribution:
@@ -268,7 +238,8 @@ def _captioned_json(item: CaptionedImage) -> list[Any]:
 def _captioned(stored: Sequence[Any]) -> CaptionedImage:
     label, text, image = stored
     passage = tuple((piece, bool(highlighted)) for piece, highlighted in text)
-    return CaptionedImage(label, passage, None if image is None else _image(image))
+    cosine = label.partition(": ")[0]  # what follows is the id of the record
+    return CaptionedImage(cosine, passage, None if image is None else _image(image))
 
 
 def _image_json(image: Image.Image) -> str:

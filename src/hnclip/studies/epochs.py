@@ -6,74 +6,56 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from hnclip.evaluate.ranks import ARROWS
-from hnclip.report.document import Block, Figure, Missing, Table
+from hnclip.report.document import Block, Figure, Table
 from hnclip.report.run_figures import convergence_grid_figure
 from hnclip.studies.paper import MISSING, paper_rows
 from hnclip.studies.results import StudyResults, rounded
 from hnclip.studies.spec import Domain
-from hnclip.studies.tables import missing_note
-
-PEER = "InfoNCE"  # convergence is told by when a row reaches its best epoch
 
 Entries = Sequence[Mapping[str, Any]]
+Choice = tuple[int, float]
+"""An epoch and its R@1 in percent, mean of both directions."""
 
 
 def convergence(results: StudyResults) -> list[Block]:
-    """Validation R@1 after each epoch, of every row and domain, means over seeds; and when each row reaches InfoNCE."""
+    """Validation R@1 after each epoch, of every row and domain, means over seeds."""
     domains = {domain.name: found for domain in results.domains if (found := epoch_recalls(results, domain))}
     if not domains:
-        return [Missing(missing_note(results) or "no run logged a validation")]
-    blocks: list[Block] = [
-        Figure(
-            "convergence",
-            "Validation R@1 after each epoch",
-            partial(convergence_grid_figure, domains),
-            "Both directions and their mean; epoch 0 is the model before training.",
-        )
-    ]
+        return []
+    draw = partial(convergence_grid_figure, domains)
+    caption = "Both directions and their mean; epoch 0 is the model before training."
+    blocks: list[Block] = [Figure("convergence", "Validation R@1 after each epoch", draw, caption)]
     for name, rows in domains.items():
-        peer = PEER if PEER in rows else next(iter(rows))
-        best = max(average(entry) for entry in rows[peer] if entry["epoch"] > 0)
-        epochs = sorted({entry["epoch"] for entries in rows.values() for entry in entries})
-        lines = []
-        for row, entries in rows.items():
-            values = {entry["epoch"]: average(entry) for entry in entries}
-            reached = epochs_to(entries, best)
-            cells = [f"{values[epoch]:.1f}" if epoch in values else MISSING for epoch in epochs]
-            lines.append((row, *cells, "never" if reached is None else str(reached)))
-        note = f"The last column: the first epoch that reaches the best one of {peer}."
-        headers = ("", *(f"epoch {epoch}" for epoch in epochs), f"epochs to {best:.1f}")
+        averages = {row: {entry["epoch"]: _average(entry) for entry in entries} for row, entries in rows.items()}
+        epochs = sorted({epoch for values in averages.values() for epoch in values})
+        lines = [
+            (row, *(f"{values[epoch]:.1f}" if epoch in values else MISSING for epoch in epochs))
+            for row, values in averages.items()
+        ]
         title = f"Validation R@1 in percent, average of both directions, {name}"
-        blocks.append(Table(headers, lines, title=title, notes=[note, *filter(None, [missing_note(results)])]))
+        blocks.append(Table(("", *(f"epoch {epoch}" for epoch in epochs)), lines, title=title))
     return blocks
 
 
-def average(entry: Mapping[str, Any]) -> float:
-    """R@1 of a log entry, mean of both directions."""
-    return rounded(fmean(entry[direction]["R@1"] for direction in ARROWS))
-
-
-def epochs_to(entries: Entries, recall: float) -> int | None:
-    """The first epoch of training whose average R@1 is at least this; None if no epoch's is."""
-    return next((entry["epoch"] for entry in entries if entry["epoch"] > 0 and average(entry) >= recall), None)
-
-
 def epoch_recalls(results: StudyResults, domain: Domain) -> dict[str, list[dict[str, Any]]]:
-    """Validation entries of every row that has some: means over seeds, of the epochs that all its runs have."""
+    """Validation entries of every row that has some: means over seeds."""
     found = {}
     for row in results.study.rows:
         runs = [results.metrics(row.name, domain, seed, "evaluation") for seed in results.seeds]
-        by_epoch = [{entry["epoch"]: entry for entry in run} for run in runs if run]
-        shared = sorted(set.intersection(*map(set, by_epoch))) if by_epoch else []
-        if shared:
+        if epochs := [*zip(*filter(None, runs))]:
             found[row.name] = [
-                {"epoch": epoch} | {way: {"R@1": fmean(run[epoch][way]["R@1"] for run in by_epoch)} for way in ARROWS}
-                for epoch in shared
+                {"epoch": of_seeds[0]["epoch"]}
+                | {direction: {"R@1": fmean(entry[direction]["R@1"] for entry in of_seeds)} for direction in ARROWS}
+                for of_seeds in epochs
             ]
     return found
+
+
+def _average(entry: Mapping[str, Any]) -> float:
+    return fmean(entry[direction]["R@1"] for direction in ARROWS)
 
 
 def epochs(results: StudyResults) -> list[Block]:
@@ -82,32 +64,18 @@ def epochs(results: StudyResults) -> list[Block]:
     for name, _, run in _finished(results, "evaluation"):
         best, last = run["best"], run["last"]
         lines.append((name, f"{best['epoch']} of {last['epoch']}", *(f"{one['mean_R@1']:.2f}" for one in (best, last))))
-    printed = [(column, row) for column in results.columns for row in paper_rows(results.study, column)]
-    epochs_of = [(f"{row.name}, {column.name}", str(row.result.epoch)) for column, row in printed if row.result.epoch]
-    lines += [(), *((name, epoch, MISSING, MISSING) for name, epoch in epochs_of)] if epochs_of else []
-    if not lines:
-        return [Missing(missing_note(results))]
-    notes = ["R@1 on the validation split in percent, average of both directions; of equal epochs the first is chosen."]
+    for column in results.columns:
+        printed = [one for one in paper_rows(results.study, column) if one.epoch]
+        lines += [(f"{one.name}, {column.name}", str(one.epoch), MISSING, MISSING) for one in printed]
     headers = ("", "best epoch", "R@1 at best", "R@1 at last")
-    return [Table(headers, lines, title=f"{results.study.title}. Epochs chosen by validation", notes=notes)]
+    title = f"{results.study.title}. Epochs chosen by validation, with validation R@1, average of both directions"
+    return [Table(headers, lines, title=title)] if lines else []
 
 
-class EpochChoice(NamedTuple):
-    """Test R@1 of one run, mean of both directions, at epochs chosen in three ways: (epoch, R@1) each."""
+def epoch_choices(best: int, watched: Entries) -> tuple[Choice, Choice, Choice] | None:
+    """The epoch chosen by validation, the last, and the best on the watched test data; None if there are no entries.
 
-    by_validation: tuple[int, float]
-    last: tuple[int, float]
-    by_test: tuple[int, float]
-
-    @property
-    def optimism(self) -> float:
-        """What choosing on the test split adds, in points; never negative."""
-        return self.by_test[1] - self.by_validation[1]
-
-
-def epoch_choice(best: int, watched: Sequence[Mapping[str, Any]]) -> EpochChoice | None:
-    """From the logged evaluations on watched test data; None if there are none. The untrained model, epoch 0, cannot
-    be chosen; of equal epochs the first is.
+    The untrained model, epoch 0, cannot be chosen; of equal epochs the first is.
 
     Args:
         best: the epoch that validation chose.
@@ -115,36 +83,26 @@ def epoch_choice(best: int, watched: Sequence[Mapping[str, Any]]) -> EpochChoice
     test = {entry["epoch"]: rounded(entry["mean_R@1"]) for entry in watched if entry["epoch"] > 0}
     if best not in test:
         return None
-    by_test, last = max(test, key=lambda epoch: test[epoch]), max(test)
-    return EpochChoice((best, test[best]), (last, test[last]), (by_test, test[by_test]))
+    last, by_test = max(test), max(test, key=lambda epoch: test[epoch])
+    return (best, test[best]), (last, test[last]), (by_test, test[by_test])
 
 
 def selection(results: StudyResults) -> list[Block]:
     """What choosing the epoch on the test split adds to a result."""
-    choices = {
-        name: choice
-        for name, watched, run in _finished(results, "watched")
-        if (choice := epoch_choice(run["best"]["epoch"], watched)) is not None
-    }
-    if not choices:
-        return [Missing(missing_note(results) or "no run evaluated its epochs on the test split")]
-    lines: list[tuple[str, ...]] = [
-        (name, *(f"{recall:.2f} (epoch {epoch})" for epoch, recall in one), f"{one.optimism:.2f}")
-        for name, one in choices.items()
-    ]
-    means = [fmean(recall for _, recall in way) for way in zip(*choices.values())]
-    optimism = fmean(one.optimism for one in choices.values())
-    lines += [(), ("mean", *(f"{mean:.2f}" for mean in means), f"{optimism:.2f}")]
-    return [
-        Table(
-            ("", "epoch by validation", "last epoch", "epoch by test", "difference"),
-            lines,
-            title=f"{results.study.title}. R@1 on the test split in percent, average of both directions",
-            notes=[
-                "Difference: what choosing the epoch on the test split adds to choosing it by validation, in points."
-            ],
-        )
-    ]
+    lines: list[tuple[str, ...]] = []
+    choices = []
+    for name, watched, run in _finished(results, "watched"):
+        if (found := epoch_choices(run["best"]["epoch"], watched)) is not None:
+            choices.append([recall for _, recall in found])
+            cells = [f"{recall:.2f} (epoch {epoch})" for epoch, recall in found]
+            lines.append((name, *cells, f"{choices[-1][2] - choices[-1][0]:.2f}"))
+    if not lines:
+        return []
+    means = [fmean(recalls) for recalls in zip(*choices)]
+    lines += [(), ("mean", *(f"{mean:.2f}" for mean in means), f"{means[2] - means[0]:.2f}")]
+    headers = ("", "epoch by validation", "last epoch", "epoch by test", "by test − by validation")
+    title = f"{results.study.title}. R@1 on the test split in percent, average of both directions"
+    return [Table(headers, lines, title=title)]
 
 
 def _finished(results: StudyResults, kind: str) -> Iterator[tuple[str, list[dict[str, Any]], dict[str, Any]]]:

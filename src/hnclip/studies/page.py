@@ -6,9 +6,8 @@ Everything is read from the store: no model or data set is opened, and nothing i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hnclip.report.document import Block, Figure, Missing, Report, Section, Table
 from hnclip.studies.analyses import duplicates, geometry, retrievals
@@ -17,14 +16,14 @@ from hnclip.studies.epochs import convergence, epochs, selection
 from hnclip.studies.figures import curve, gradients, samples
 from hnclip.studies.results import StudyResults
 from hnclip.studies.step_timer import efficiency
-from hnclip.studies.tables import brief_recalls, held_out, missing_note, recalls, seeds, seeds_note
+from hnclip.studies.tables import MARKS, brief_recalls, held_out, missing_note, recalls, seeds, seeds_note
 from hnclip.studies.verdicts import Judgement
 from hnclip.util.files import replace_directory, replace_file
 from hnclip.util.tables import markdown_table
 from hnclip.util.text import duration
 
 PAGE, FIGURES = "results.md", "results"
-COMMAND = "hnclip study all --recipe results --docs docs"
+MAKE_RESULTS = "hnclip study all --recipe results --docs docs"  # what `make results` does
 PARTS: dict[str, Callable[[StudyResults], list[Block]]] = {
     "recalls": recalls,
     "seeds": seeds,
@@ -44,90 +43,95 @@ PARTS: dict[str, Callable[[StudyResults], list[Block]]] = {
 
 
 def study_report(results: StudyResults) -> Report:
-    """The tables and figures of a study, and its measurements as data."""
-    study, setting = results.study, results.setting
+    """The tables and figures of a study, and its measurements and claims as data."""
+    study = results.study
     data = {
         "study": study.name,
         "title": study.title,
-        "model": setting.base.model,
+        "model": results.setting.base.model,
         "domains": [domain.name for domain in results.domains],
         "seeds": list(results.seeds),
         "missing": results.missing[0],
         "measurements": results.measurements(),
-        "measures": {" ".join(key): found for key in results.measures if (found := _numbers(results, key))},
-        "claims": [_claim_json(claim, claim.judge(results)) for claim in CLAIMS if claim.study == study.name],
+        "claims": [
+            {"claim": claim.text, "source": claim.where, **claim.judge(results)._asdict()}
+            for claim in CLAIMS.get(study.name, ())
+        ],
     }
-    blocks = [block for part in study.parts for block in PARTS[part](results)]
-    return Report(study.title, [study.question, *filter(None, [missing_note(results)])], [Section("", blocks)], data)
+    blocks = [block for part in study.parts for block in _blocks(results, part)]
+    return Report(study.title, [study.question, *missing_note(results)], [Section("", blocks)], data)
 
 
-def write_results(studies: Sequence[StudyResults], docs: Path) -> list[Path]:
-    """Write `results.md` into a directory, and its figures into `results/`."""
-    blocks = {results.study.name: list(_brief(results)) for results in studies}
+def _blocks(results: StudyResults, part: str) -> list[Block]:
+    return PARTS[part](results) or [Missing(f"there are no results for “{part}”")]
+
+
+def write_results(studies: Sequence[StudyResults], docs: Path, command: str) -> list[Path]:
+    """Write `results.md` into a directory, and its figures into `results/`.
+
+    Args:
+        command: with which it was made.
+    """
+    blocks = {results.study.name: _brief(results) for results in studies}
     figures = [block for found in blocks.values() for block in found if isinstance(block, Figure)]
     with replace_directory(docs / FIGURES) as partial:
         for figure in figures:
             (partial / f"{figure.name}.svg").write_bytes(figure.render("svg"))
     with replace_file(docs / PAGE) as partial_file:
-        partial_file.write_text("\n".join(_page(studies, blocks)) + "\n", encoding="utf-8")
+        partial_file.write_text("\n".join(_page(studies, blocks, command)) + "\n", encoding="utf-8")
     return [docs / PAGE, *(docs / FIGURES / f"{figure.name}.svg" for figure in figures)]
 
 
-def _page(studies: Sequence[StudyResults], blocks: dict[str, list[Block]]) -> Iterator[str]:
-    by_name = {results.study.name: results for results in studies}
-    judged = [(claim, claim.judge(by_name[claim.study])) for claim in CLAIMS if claim.study in by_name]
-    yield from ["# Results", "", _introduction(studies), "", "## Claims", "", _claims_note(judged), ""]
-    heads = ("claim", "source", "measured here", "verdict", "reason")
+def _brief(results: StudyResults) -> list[Block]:
+    """One table and one figure of a study."""
+    parts = results.study.parts
+    found = [block for part in parts if part != "recalls" for block in _blocks(results, part)]
+    figures = [block for block in found if isinstance(block, Figure)]
+    is_table = "recalls" in parts and "samples" not in parts
+    tables = [brief_recalls(results)] if is_table else [block for block in found if not isinstance(block, Figure)]
+    return [*tables[:1], *figures[:1]]
+
+
+def _page(studies: Sequence[StudyResults], blocks: Mapping[str, Sequence[Block]], command: str) -> Iterator[str]:
+    judged = [(claim, claim.judge(one)) for one in studies for claim in CLAIMS.get(one.study.name, ())]
+    yield from ["# Results", "", _introduction(studies, command), "", "## Claims", "", _claims_note(judged), ""]
     rows = [
-        [claim.text, claim.where or "a control", found.measured or "–", f"**{found.verdict}**", found.reason]
+        [claim.text, claim.where or "a control", found.measured or "–", f"**{found.verdict}**: {found.reason}"]
         for claim, found in judged
     ]
-    yield markdown_table(heads, rows)
+    yield markdown_table(("claim", "source", "measured here", "verdict"), rows)
     yield from ["", "## Studies", "", _tables_note(studies[0])]
     for results in studies:
-        yield from ["", f"### {results.study.title}", results.study.question]
+        title, (first, *_) = results.study.title, blocks[results.study.name]
+        shown = f" *{first.title.removeprefix(f'{title}. ')}*" if isinstance(first, Table) and first.title else ""
+        yield from ["", f"### {title}", results.study.question + shown]
         for block in blocks[results.study.name]:
             yield ""
             if isinstance(block, Table):
-                first, *others = block.flat_headers
-                yield markdown_table([first or block.title, *others], block.rows, marks=block.marks)
+                yield markdown_table(block.flat_headers, block.rows, marks=block.marks)
             elif isinstance(block, Figure):
                 yield f"![{block.title}]({FIGURES}/{block.name}.svg)"
             elif isinstance(block, Missing):
                 yield f"*Not shown: {block.reason}*"
 
 
-def _brief(results: StudyResults) -> Iterator[Block]:
-    """One table and one figure of a study."""
-    parts = results.study.parts
-    found = [block for part in parts if part != "recalls" for block in PARTS[part](results)]
-    others = [block for block in found if not isinstance(block, Figure)]
-    if "recalls" in parts and "samples" not in parts:
-        yield brief_recalls(results)
-    else:
-        yield from others[:1]
-    yield from [block for block in found if isinstance(block, Figure)][:1]
-
-
-def _introduction(studies: Sequence[StudyResults]) -> str:
-    first = studies[0]
-    base, domains = first.setting.base, ", ".join(domain.name for domain in first.domains)
-    jobs = {job.identity: (results, job) for results in studies for job in results.jobs.values() if job.trained}
-    runs = [run for results, job in jobs.values() if (run := results.store.training(job)) is not None]
-    missing = [results for results in studies if results.missing[0]]
+def _introduction(studies: Sequence[StudyResults], command: str) -> str:
+    base, domains = studies[0].setting.base, ", ".join(domain.name for domain in studies[0].domains)
+    jobs = {job.identity: (results.store, job) for results in studies for job in results.jobs.values()}
+    runs = [run for store, job in jobs.values() if (run := store.training(job)) is not None]
     optim = base.optim
-    negatives = "batch" if optim.negatives == "batch" else "micro-batch"
+    made = f"`{command}`" + (" (`make results`)" if command == MAKE_RESULTS else "")
     sentences = [
-        f"All studies of hnclip on {domains} with the model `{base.model}`, made by `{COMMAND}` (`make results`); "
-        "nothing on this page is typed by hand.",
+        f"The studies of hnclip on {domains} with the model `{base.model}`, made by {made}; nothing on this page is "
+        "typed by hand.",
         f"{len(runs)} runs, together {duration(sum(run['seconds'] for run in runs))} of training and validation. "
         f"Unless a study changes it, a run has {optim.epochs} epochs in batches of {optim.micro_batch} × "
-        f"{optim.accumulate} at a learning rate of {optim.lr:g}, with negatives from the {negatives}.",
+        f"{optim.accumulate} at a learning rate of {optim.lr:g}, with negatives from the "
+        f"{'micro-batch' if optim.negatives == 'micro' else optim.negatives}.",
         "Results of the paper's Long-CLIP-L on photographs are neither confirmed nor refuted by results on other data.",
     ]
-    if missing:
-        each = ", ".join(f"{results.study.name} {results.missing[0]} of {results.missing[1]}" for results in missing)
-        sentences.append(f"**Incomplete.** Missing runs and measurements: {each}.")
+    if missing := [f"{one.study.name} {one.missing[0]} of {one.missing[1]}" for one in studies if one.missing[0]]:
+        sentences.append(f"**Incomplete.** Missing runs and measurements: {', '.join(missing)}.")
     return " ".join(sentences)
 
 
@@ -136,26 +140,15 @@ def _claims_note(judged: Sequence[tuple[Claim, Judgement]]) -> str:
     return (
         f"{', '.join(f'{count} {verdict}' for verdict, count in counts.most_common())}. Differences are points of "
         "R@1, average of both directions, with paired 95 % intervals; of many the lowest and the highest are shown. A "
-        "claim *holds* if all intervals lie above zero, *does not hold* if one lies below, and is *undecided* "
+        "claim *holds* if all of them are above what is claimed, *does not hold* if one is below, and is *undecided* "
         "otherwise. A number that belongs to the paper's model, data or hardware is *not comparable*."
     )
 
 
 def _tables_note(results: StudyResults) -> str:
+    marks = MARKS.replace("{best}", "Bold").replace("{second}", "italic")
     return (
-        "R@1 in percent, average of both directions; Δ is the difference from the row named under “minus”. Bold: "
-        f"clearly above all other rows of its group, or a Δ whose interval excludes zero. {results.study.title}: "
-        f"{seeds_note(results)} All tables and figures, with both directions and all ranks, are written by the "
-        "command into `runs/studies`."
+        "R@1 in percent, average of both directions; Δ is the difference from the row named under “minus”. "
+        f"{marks} {results.study.title}: {seeds_note(results)} All tables and figures, with both directions and all "
+        "ranks, are written by the command into `runs/studies`."
     )
-
-
-def _claim_json(claim: Claim, found: Judgement) -> dict[str, Any]:
-    return {"claim": claim.text, "source": claim.where, **found._asdict()}
-
-
-def _numbers(results: StudyResults, key: tuple[str, str]) -> dict[str, Any] | None:
-    """What a measurement found, without its images."""
-    domain = next(domain for domain in results.domains if domain.name == key[1])
-    found = results.measurement(key[0], domain)
-    return found and {name: value for name, value in found.items() if name not in ("near_duplicates", "examples")}

@@ -5,12 +5,10 @@ Printed numbers are shown below measured ones, on the paper's own benchmarks onl
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from hnclip.evaluate.published import PublishedResult, Statistics, paper_title, published, published_statistics
 from hnclip.evaluate.published import same_benchmark as same
 from hnclip.recipes import PAPER_GALLERIES
-from hnclip.studies.results import MEAN, Column
+from hnclip.studies.results import Column
 from hnclip.studies.spec import Domain, Setting, Study, Variant
 
 MISSING = "–"
@@ -28,45 +26,32 @@ _SEEDS = "mean of "  # how the setting of a replicated row begins
 _PRINTED = ", printed as "  # follows the setting of an untrained model that a table repeats for every source
 
 
-class PaperRow(NamedTuple):
-    """A row of the paper on one of its benchmarks, and the row of the study that it stands for."""
-
-    row: str
-    result: PublishedResult
-
-    @property
-    def name(self) -> str:
-        """ "paper, Table A10: GOAL"; the column says what it was trained on."""
-        what = filter(None, [self.result.method, self.result.setting.partition(_PRINTED)[0]])
-        return f"paper, Table {self.result.table}: {', '.join(what)}"
-
-    def cell(self, direction: str, k: int) -> str:
-        """88.25, with the deviation over seeds 88.36 ± 0.14; of both directions the mean of what is printed."""
-        if direction == MEAN:
-            values = [found.get(k) for found in self.result.recall.values()]
-            known = [value for value in values if value is not None]
-            return f"{sum(known) / len(known):.2f}" if known and len(known) == len(values) else MISSING
-        value = self.result.recall[direction].get(k)
-        deviation = self.result.deviation.get(direction, {}).get(k)
-        if value is None:
-            return MISSING
-        return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
-
-
-def paper_rows(study: Study, column: Column) -> list[PaperRow]:
+def paper_rows(study: Study, column: Column) -> list[PublishedResult]:
     """The paper's rows for a column whose gallery is one of its benchmarks and whose domain is what the paper trained
     on, in the order of the study's rows and tables, without numbers that an earlier table has; none for other data."""
     if column.gallery.whole:
         return []
-    found: list[PaperRow] = []
+    results = [
+        result
+        for table in study.tables
+        for result in published(column.gallery.name, table=table)
+        if result.trained_on is None or same(result.trained_on, column.domain.name)
+    ]
+    found: list[PublishedResult] = []
     for row in study.rows:
-        printed: list[PublishedResult] = []
-        for result in (one for table in study.tables for one in published(column.gallery.name, table=table)):
-            trained_here = result.trained_on is None or same(result.trained_on, column.domain.name)
-            if trained_here and _stands_for(result, row) and not any(_repeats(result, other) for other in printed):
-                printed.append(result)
-        found += [PaperRow(row.name, result) for result in printed]
+        for result in results:
+            known = [other for other in found if _stands_for(other, row)]
+            if _stands_for(result, row) and not any(_repeats(result, other) for other in known):
+                found.append(result)
     return found
+
+
+def printed_cell(result: PublishedResult, direction: str, k: int) -> str:
+    """88.25, with the deviation over seeds 88.36 ± 0.14."""
+    value, deviation = result.recall[direction].get(k), result.deviation.get(direction, {}).get(k)
+    if value is None:
+        return MISSING
+    return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
 
 
 def paper_statistics(domain: Domain) -> dict[str, Statistics]:
@@ -89,7 +74,5 @@ def _stands_for(result: PublishedResult, row: Variant) -> bool:
 
 def _repeats(result: PublishedResult, other: PublishedResult) -> bool:
     return all(
-        other.recall[direction].get(k) == value
-        for direction, values in result.recall.items()
-        for k, value in values.items()
+        other.recall[way].get(k) == value for way, values in result.recall.items() for k, value in values.items()
     )

@@ -10,7 +10,6 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from hnclip.evaluate.bootstrap import Estimate, crossed_bootstrap, mark_best
 from hnclip.evaluate.metrics import recall_at
@@ -85,11 +84,11 @@ class Column:
 
     def difference(self, row: str, other: str, direction: str, k: int) -> Estimate | None:
         """R@k of a row minus that of another in points; None if they have no seed in common."""
-        there, back = (Term(1, row, k), Term(-1, other, k)), (Term(1, other, k), Term(-1, row, k))
+        back = (Term(1, other, k), Term(-1, row, k))
         if back in self._sums:  # a bootstrap takes a while, and only the sign differs
             found = self.weighted_sum(back, direction)
-            return None if found is None else Estimate(-found.mean, -found.high, -found.low)
-        return self.weighted_sum(there, direction)
+            return found and Estimate(-found.mean, -found.high, -found.low)
+        return self.weighted_sum((Term(1, row, k), Term(-1, other, k)), direction)
 
     def weighted_sum(self, terms: Sequence[Term], direction: str = MEAN) -> Estimate | None:
         """Recalls of rows times their weights, added up, in points; None if the rows have no seed in common.
@@ -117,26 +116,24 @@ class Column:
 
     def _bootstrap(self, terms: Sequence[Term]) -> dict[str, Estimate] | None:
         sides = [self.rows[term.row] for term in terms]
-        seeds = common_seeds(sides)
-        if not seeds:
+        seeded = [side for side in sides if None not in side]  # untrained models have the seeds of the others
+        seeds = [seed for seed in seeded[0] if all(seed in side for side in seeded)] if seeded else [None]
+        runs = [[side[seed if seed in side else None] for side in sides] for seed in seeds]
+        if not runs:
             return None
-        found = [[side[seed if seed in side else None] for side in sides] for seed in seeds]
-        first = found[0][0]
-        for result in (result for of_seed in found for result in of_seed):
-            _check_same_gallery(first, result)
+        first = runs[0][0]
+        if any(one.ids != first.ids for run in runs for one in run):
+            raise ValueError("rows of one column were evaluated on different galleries: evaluate them again")
 
-        def hits(direction: str) -> Tensor:
-            sums = [
-                sum(100.0 * t.weight * (getattr(one.ranks, direction) <= t.k).double() for t, one in zip(terms, each))
-                for each in found
-            ]
-            return torch.stack(sums, dim=1)  # [n, S]
+        def hits(run: Sequence[EvaluationResult], direction: str) -> torch.Tensor:  # [n]
+            ranks = [getattr(one.ranks, direction) for one in run]
+            return sum(100.0 * term.weight * (own <= term.k).double() for term, own in zip(terms, ranks))
 
-        values = [hits(direction) for direction in ARROWS]
-        if first.groups.unique().numel() < 2:
-            means = [float(part.mean()) for part in values]
-            return {name: Estimate(mean, -math.inf, math.inf) for name, mean in zip(DIRECTIONS, [*means, fmean(means)])}
-        return dict(zip(DIRECTIONS, crossed_bootstrap(values, [first.groups_of(direction) for direction in ARROWS])))
+        values = [torch.stack([hits(run, direction) for run in runs], dim=1) for direction in ARROWS]  # [n, S] each
+        if first.groups.unique().numel() > 1:
+            return dict(zip(DIRECTIONS, crossed_bootstrap(values, [first.groups_of(one) for one in ARROWS])))
+        means = [float(part.mean()) for part in values]
+        return {name: Estimate(one, -math.inf, math.inf) for name, one in zip(DIRECTIONS, [*means, fmean(means)])}
 
 
 class StudyResults:
@@ -147,17 +144,10 @@ class StudyResults:
 
     def __init__(self, study: Study, setting: Setting, plan: Plan, store: Store) -> None:
         self.study, self.setting, self.store = study, setting, store
+        self.seeds, self.domains = setting.seeds_of(study), setting.domains
         self.jobs: Mapping[Place, RunJob] = plan.of(study)
         self.measures: Mapping[tuple[str, str], MeasureJob] = plan.measures_of(study)
         self._read: dict[tuple[Any, ...], Any] = {}
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        return self.setting.seeds_of(self.study)
-
-    @property
-    def domains(self) -> tuple[Domain, ...]:
-        return self.setting.domains
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
@@ -170,57 +160,58 @@ class StudyResults:
     @cached_property
     def missing(self) -> tuple[int, int]:
         """How many runs and measurements are missing or not evaluated, and how many there are in all."""
-        done: dict[str, bool] = {}
+        done = {job.identity: self._once(self.store.measurement, job) is not None for job in self.measures.values()}
         for column in self.columns:
             for place, job in self.jobs.items():
                 if place.domain == column.domain.name:
                     there = (place.seed if job.trained else None) in column.rows[place.row]
                     done[job.identity] = done.get(job.identity, True) and there
-        done |= {job.identity: self._once(self.store.measurement, job) is not None for job in self.measures.values()}
         return sum(not there for there in done.values()), len(done)
 
     def training(self, row: str, domain: Domain, seed: int) -> dict[str, Any] | None:
         """`TrainResult` of a finished run: seconds, best and last epoch with their validation R@1."""
-        job = self.jobs.get(Place(row, domain.name, seed))
-        return None if job is None or not job.trained else self._once(self.store.training, job)
+        return self._once(self.store.training, self.jobs[Place(row, domain.name, seed)])
 
     def metrics(self, row: str, domain: Domain, seed: int, kind: str) -> list[dict[str, Any]]:
         """Entries of the log of a finished run: "evaluation" (validation), "watched" (test), "gradients"."""
-        job = self.jobs.get(Place(row, domain.name, seed))
-        return [] if job is None or not job.trained else self._once(self.store.metrics, job, kind)
+        return self._once(self.store.metrics, self.jobs[Place(row, domain.name, seed)], kind)
 
-    def measurement(self, kind: str, domain: Domain) -> dict[str, Any] | None:
-        """What a measurement of the study found on a domain, as `hnclip.studies.analyses` stores it."""
-        job = self.measures.get((kind, domain.name))
-        return None if job is None else self._once(self.store.measurement, job)
+    def measured(self, kind: str) -> dict[str, dict[str, Any]]:
+        """What `hnclip.studies.analyses` measured for the study, by the names of the domains that have it."""
+        jobs = {domain: job for (own, domain), job in self.measures.items() if own == kind}
+        return {name: one for name, job in jobs.items() if (one := self._once(self.store.measurement, job)) is not None}
+
+    def marks(self, column: Column, direction: str, k: int) -> dict[str, Mark]:
+        """The marks of all rows, each compared with its group."""
+        groups = row_groups(self.study)
+        return {row: mark for group in groups for row, mark in column.marks(group, direction, k).items()}
 
     def measurements(self) -> list[dict[str, Any]]:
         """Every recall and every difference that the study asks for, one `FIELDS` each.
 
         A number of one seed has that seed; the mean over seeds, with its mark, and a difference (`against`) have none.
         """
-        found = []
-        for column in self.columns:
-            place = {"study": self.study.name, "data": column.domain.name, "gallery": column.gallery.name}
-            for direction in DIRECTIONS:
-                for k in self.study.ks:
-                    for numbers in self._numbers(column, direction, k):
-                        found.append(dict.fromkeys(FIELDS) | place | {"direction": direction, "k": k} | numbers)
-        return found
+        return [
+            dict.fromkeys(FIELDS)
+            | {"study": self.study.name, "data": column.domain.name, "gallery": column.gallery.name}
+            | {"direction": direction, "k": k}
+            | numbers
+            for column in self.columns
+            for direction in DIRECTIONS
+            for k in self.study.ks
+            for numbers in self._numbers(column, direction, k)
+        ]
 
     def _numbers(self, column: Column, direction: str, k: int) -> Iterator[dict[str, Any]]:
-        marks: dict[str, Mark] = {}
-        for group in row_groups(self.study):
-            marks |= column.marks(group, direction, k)
+        marks = self.marks(column, direction, k)
         for row in self.study.rows:
             if (recall := column.recall(row.name, direction, k)) is None:
                 continue
             for seed, value in recall.values.items():
                 if seed is not None:
-                    interval = (
-                        column.rows[row.name][seed].metrics.get(direction, {}).get(f"R@{k}_interval", (None, None))
-                    )
-                    yield {"row": row.name, "seed": seed, "value": value, "low": interval[0], "high": interval[1]}
+                    metrics = column.rows[row.name][seed].metrics.get(direction, {})
+                    low, high = metrics.get(f"R@{k}_interval", (None, None))
+                    yield {"row": row.name, "seed": seed, "value": value, "low": low, "high": high}
             yield {"row": row.name, "value": recall.mean, "mark": marks.get(row.name)}
             for other in row.against:
                 if (difference := column.difference(row.name, other, direction, k)) is not None:
@@ -228,13 +219,10 @@ class StudyResults:
                     yield {"row": row.name, "against": other, "value": difference.mean, "low": low, "high": high}
 
     def _by_seed(self, row: str, domain: Domain, gallery: Gallery) -> BySeed:
-        trained = self.study.row(row).trained
-        found = {}
-        for seed in self.seeds if trained else self.seeds[:1]:
-            job = self.jobs.get(Place(row, domain.name, seed))
-            if job is not None and (result := self._once(self.store.result, job, gallery)) is not None:
-                found[seed if trained else None] = result
-        return found
+        seeds = {seed: seed for seed in self.seeds} if self.study.row(row).trained else {None: self.seeds[0]}
+        jobs = {key: self.jobs[Place(row, domain.name, seed)] for key, seed in seeds.items()}
+        found = {key: self._once(self.store.result, job, gallery) for key, job in jobs.items()}
+        return {key: result for key, result in found.items() if result is not None}
 
     def _once(self, read: Callable[..., Any], job: RunJob | MeasureJob, *what: Any) -> Any:
         """What a method of the store reads, from memory if it was read before."""
@@ -250,25 +238,15 @@ def row_groups(study: Study) -> list[list[str]]:
     rows = list(study.rows)
     pairs = [rows[start : start + 2] for start in range(0, len(rows), 2)]
     groups = [rows]
-    if rows and all([row.against for row in pair] == [(), (pair[0].name,)] for pair in pairs):
+    if all([row.against for row in pair] == [(), (pair[0].name,)] for pair in pairs):
         groups = pairs
     elif len({row.series for row in rows if row.x is not None}) > 1:
         groups = [[row for row in rows if row.x == x] for x in dict.fromkeys(row.x for row in rows)]
     return [[row.name for row in group] for group in groups]
 
 
-def common_seeds(sides: Sequence[BySeed]) -> list[int | None]:
-    """Seeds that all sides have; untrained models have those of the others."""
-    seeded = [side for side in sides if None not in side]
-    return [seed for seed in seeded[0] if all(seed in side for side in seeded)] if seeded else [None]
-
-
 def rounded(recall: float) -> float:
-    """A recall as it is compared with others: equal ones may differ in their last bit, as means of two directions do.
-
-    >>> rounded(50.1 + 1e-14) == rounded(50.1)
-    True
-    """
+    """A recall as it is compared with others: equal means of two directions may differ in their last bit."""
     return round(recall, 9)
 
 
@@ -276,12 +254,3 @@ def _recall(result: EvaluationResult, direction: str, k: int) -> float:
     if direction == MEAN:
         return fmean(_recall(result, one, k) for one in ARROWS)
     return recall_at(getattr(result.ranks, direction), k)
-
-
-def _check_same_gallery(one: EvaluationResult, other: EvaluationResult) -> None:
-    same_captions = torch.equal(one.ranks.owner, other.ranks.owner) and torch.equal(one.groups, other.groups)
-    if one.ids != other.ids or not same_captions:
-        raise ValueError(
-            f"rows of one column were evaluated on different galleries of {len(one.groups)} and {len(other.groups)} "
-            "images: evaluate them again on the same data"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import shlex
 import time
 import traceback
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from hnclip.config import ReadConfig, option_words
 from hnclip.options import Study as Options
 from hnclip.studies.identity import UNKNOWN, gallery_identity, model_identity, pair_count, training_records
 from hnclip.studies.plan import Job, MeasureJob, Plan, RunJob, plan
@@ -239,10 +241,20 @@ def _write_reports(
         table.writerows(row for found in results for row in found.measurements())
     files.append(options.out / MEASUREMENTS)
     if options.docs is not None:
-        files += write_results(results, options.docs)
+        files += write_results(results, options.docs, command_line(options))
         texts = [f"written: {options.docs / 'results.md'}"]
     content["files"] = list(map(str, files))
     return texts
+
+
+def command_line(options: Options) -> str:
+    """The command that writes the same page, without where and by which processes the runs are executed."""
+    words = ["hnclip", "study", options.name]
+    for name in ("recipe", "model", "data", "tests", "set", "seeds"):
+        value = getattr(options, name) or ()
+        words += [f"--{name}", *([value] if isinstance(value, str) else map(str, value))] if value else []
+    words += option_words(options.read, ReadConfig(), "read.")
+    return shlex.join([*words, "--docs", options.docs.name if options.docs else "docs"])
 
 
 def _version_notes(runs: Sequence[RunJob], store: Store) -> list[str]:

@@ -16,18 +16,18 @@ from hnclip.data.batching import prepare
 from hnclip.measure import Timing, machine, threads, time_ways
 from hnclip.models.parameters import train_mode
 from hnclip.objectives.registry import build_objective, build_readouts
-from hnclip.report.document import Block, Missing, Table
+from hnclip.report.document import Block, Table
 from hnclip.studies.identity import open_start, training_records
 from hnclip.studies.paper import STEPS
 from hnclip.studies.plan import MeasureJob
 from hnclip.studies.results import StudyResults
 from hnclip.studies.store import Store
-from hnclip.studies.tables import missing_note
 from hnclip.train.data import add_views, needed_views
 from hnclip.train.optimizer import build_optimizer
 from hnclip.train.setup import choose_precision, choose_trainable, compile_blocks, recompute_activations
 from hnclip.train.step import TrainStep
 from hnclip.util.device import find_device
+from hnclip.util.text import counted
 
 PEER = "HN-CLIP"
 _TURNS, _SECONDS = 5, 30.0  # repetitions of a step, and how long they take together at least
@@ -40,21 +40,20 @@ def measure_steps(job: MeasureJob, store: Store) -> dict[str, Any]:
     The rows take turns, so that a busy machine is busy for all; only models that do not fit into memory together are
     timed one after the other.
     """
-    options = store.options
-    device = find_device(options.device)
+    options, device = store.options, find_device(store.options.device)
     timings: dict[str, Timing] = {}
+    ways: dict[str, Callable[[], object]] = {}
+    used = 0
     with torch.random.fork_rng(), threads(options.threads or torch.get_num_threads()):
-        waiting: dict[str, Callable[[], object]] = {}
-        used = 0
-        for run in job.runs:
-            step, size = _training_step(run.config, options)
-            if waiting and used + size > _TOGETHER:
-                timings |= time_ways(waiting, turns=_TURNS, seconds=_SECONDS, device=device)
-                waiting, used = {}, 0
+        for number, run in enumerate(job.runs, start=1):
+            ways[run.identity], size = _training_step(run.config, options)
+            used += size
+            if used + size > _TOGETHER or number == len(job.runs):
+                seconds = _SECONDS if len(ways) == len(job.runs) else 0.0  # ratios need as many turns of every row
+                timings |= time_ways(ways, turns=_TURNS, seconds=seconds, device=device)
+                used = 0
+                ways.clear()
                 gc.collect()  # a model and its modules refer to each other
-            waiting[run.identity], used = step, used + size
-            del step
-        timings |= time_ways(waiting, turns=_TURNS, seconds=_SECONDS, device=device)
         return {
             "machine": machine(device),
             "precision": choose_precision(job.config.optim.precision, device),
@@ -89,46 +88,46 @@ def _training_step(config: TrainConfig, options: RunOptions) -> tuple[Callable[[
     )
     if config.objective.margin_source == "frozen":  # computed before the first step; the values do not matter
         pairs = pairs.with_margin_text(F.normalize(torch.randn(len(pairs.owner), model.width), dim=-1))
-    # In the middle of the run, where a method whose terms change on the way has all of them.
-    step, batch = (
-        TrainStep(model, objective, build_optimizer(model, optim), optim, total=2),
-        pairs.batch(range(len(pairs))),
-    )
+    batch = pairs.batch(range(len(pairs)))
+    step = TrainStep(model, objective, build_optimizer(model, optim), optim, total=2)
     size = sum(weight.numel() * (16 if weight.requires_grad else 4) for weight in model.parameters())
+    # In the middle of the run, where a method whose terms change on the way has all of them.
     return lambda: step(batch, 1).read(), size
 
 
-def step_timings(results: StudyResults) -> dict[str, Timing]:
-    """The times of a step by row, on the first domain; empty without a measurement."""
-    domain = results.domains[0]
-    if (found := results.measurement("step_time", domain)) is None:
-        return {}
-    rows = {job.identity: place.row for place, job in results.jobs.items() if place.domain == domain.name}
-    return {rows[name]: Timing(tuple(seconds)) for name, seconds in found["seconds"].items() if name in rows}
+def step_timings(results: StudyResults) -> dict[str, dict[str, Timing]]:
+    """The times of a step by domain and row."""
+    rows = {job.identity: place.row for place, job in results.jobs.items()}
+    return {
+        domain: {rows[name]: Timing(tuple(seconds)) for name, seconds in found["seconds"].items() if name in rows}
+        for domain, found in results.measured("step_time").items()
+    }
 
 
 def efficiency(results: StudyResults) -> list[Block]:
     """What a training step of each row needs and costs (the paper's Table A3)."""
-    timings, found = step_timings(results), results.measurement("step_time", results.domains[0])
-    if not timings or found is None:
-        return [Missing(missing_note(results))]
-    peer = timings.get(PEER) or list(timings.values())[-1]
     configs = {place.row: job.config for place, job in results.jobs.items()}
-    lines = []
-    for row, timing in timings.items():
-        objective = build_objective(configs[row].objective)
-        extra = {"image": len(objective.image_views) - 1, "text": len(objective.text_views) - 1}
-        inputs = ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in extra.items() if count)
-        preparation = ", ".join(sorted(needed_views(objective)))
-        speed = f"{found['pairs'] / timing.median:.1f}"
-        lines.append((row, inputs or "none", preparation or "none", speed, f"{timing.ratio(peer):.2f}"))
-    here = found["machine"]
-    paper = ", ".join(f"{row} {speed}" for row, speed in STEPS.items())
-    notes = [
-        f"Optimiser steps of {found['pairs']} pairs in {found['precision']} on {here['processor']} ({here['device']}, "
-        f"threads: {here['threads']}), median of {len(peer.seconds)} turns; a ratio is the median of those within the "
-        "turns. Reading images and preparation are not in it.",
-        f"The paper: {paper} images/s, of Long-CLIP-L on DCI, on one Ascend 910B (Table A3).",
-    ]
-    headers = ("", "inputs in addition to the pair", "preparation", "pairs/s", f"time / {PEER}")
-    return [Table(headers, lines, title=f"A training step on {results.domains[0].name}", notes=notes)]
+    blocks: list[Block] = []
+    for domain, timings in step_timings(results).items():
+        found = results.measured("step_time")[domain]
+        name = PEER if PEER in timings else [*timings][-1]
+        peer = timings[name]
+        lines = []
+        for row, timing in timings.items():
+            objective = build_objective(configs[row].objective)
+            views = {"image": len(objective.image_views) - 1, "text": len(objective.text_views) - 1}
+            inputs = ", ".join(counted(count, name) for name, count in views.items() if count)
+            preparation = ", ".join(sorted(needed_views(objective)))
+            speed = f"{found['pairs'] / timing.median:.1f}"
+            lines.append((row, inputs or "none", preparation or "none", speed, f"{timing.ratio(peer):.2f}"))
+        here = found["machine"]
+        paper = ", ".join(f"{row} {speed}" for row, speed in STEPS.items())
+        notes = [
+            f"Optimiser steps of {found['pairs']} pairs in {found['precision']} on {here['processor']} "
+            f"({here['device']}, threads: {here['threads']}), median of {len(peer.seconds)} turns; a ratio is the "
+            "median of those within the turns. Reading images and preparation are not in it.",
+            f"The paper: {paper} images/s, of Long-CLIP-L on DCI, on one Ascend 910B (Table A3).",
+        ]
+        headers = ("", "views in addition to the pair", "preparation", "pairs/s", f"time / {name}")
+        blocks.append(Table(headers, lines, title=f"A training step on {domain}", notes=notes))
+    return blocks

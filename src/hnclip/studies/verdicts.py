@@ -1,14 +1,13 @@
-"""How a claim is judged by the results of a study: four ways, each with the rows that it needs.
+"""How a claim is judged: by measured numbers, each with the interval of its margin, how far it exceeds the claimed one.
 
-Weighted sums of recalls lie above zero (`above`, `better`, `gains`), two rows differ by less than some points
-(`within`), a measured number reaches a bound (`reaches`), something is true in every comparison (`always`). Where runs
-are missing, or what a claim takes for granted is not so, it is undecided.
+A claim holds if all margins lie above zero, and does not hold if one lies below. If one contains zero, or runs are
+missing, the claim is undecided.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hnclip.evaluate.bootstrap import Estimate
 from hnclip.studies.results import Column, StudyResults, Term
@@ -16,8 +15,20 @@ from hnclip.studies.tables import difference_cell
 
 Verdict = Literal["holds", "does not hold", "undecided", "not comparable"]
 Sum = Sequence[Term]
+_MOST = 4  # numbers that are all shown; of more, the lowest and the highest
+
+
+class Measured(NamedTuple):
+    """A number as it is shown, and its margin, of no width if the number has no interval."""
+
+    shown: str
+    margin: Estimate
+
+
 Values = Callable[[StudyResults], Mapping[str, float | None]]
-"""Numbers by the place where they were measured; None where one is missing."""
+"""Numbers by the place where they were measured; None where runs are missing."""
+Test = Callable[[StudyResults], Mapping[str, Measured | None]]
+"""What a claim says of the results, by the place where it was measured; None where runs are missing."""
 
 
 class Judgement(NamedTuple):
@@ -28,161 +39,89 @@ class Judgement(NamedTuple):
     reason: str
 
 
-class ClaimTest(NamedTuple):
-    """A way to judge a claim.
-
-    Args:
-        rows: of the study whose runs it needs.
-        judge: from the results of the study.
-    """
-
-    rows: tuple[str, ...]
-    judge: Callable[[StudyResults], Judgement]
-
-
-def judge_signs(found: Sequence[Estimate]) -> Verdict:
-    """Whether differences are above zero: by intervals."""
-    if found and all(one.low > 0 for one in found):
-        return "holds"
-    return "does not hold" if any(one.high < 0 for one in found) else "undecided"
+def judge(found: Mapping[str, Measured | None]) -> Judgement:
+    known = {place: one for place, one in found.items() if one is not None}
+    shown = sorted(known, key=lambda place: known[place].margin.mean) if len(known) > _MOST else [*known]
+    shown = [shown[0], shown[-1]] if len(shown) > _MOST else shown
+    measured = "; ".join(f"{place}: {known[place].shown}" for place in shown)
+    if not found or len(known) < len(found):
+        missing = f"{len(found) - len(known)} of {len(found)} numbers are missing"
+        return Judgement("undecided", measured, missing if found else "nothing to compare")
+    above = sum(one.margin.low > 0 for one in known.values())
+    below = sum(one.margin.high < 0 for one in known.values())
+    verdict: Verdict = "holds" if above == len(known) else "does not hold" if below else "undecided"
+    return Judgement(verdict, measured, f"{above} of {len(known)} numbers for it, {below} against it")
 
 
-def judge_within(found: Sequence[Estimate], points: float) -> Verdict:
-    """Whether differences are smaller than some points: an interval that reaches across decides nothing."""
-    if found and all(-points <= one.low and one.high <= points for one in found):
-        return "holds"
-    return "does not hold" if any(one.low > points or one.high < -points for one in found) else "undecided"
-
-
-def judge_bound(found: Sequence[float], bound: float) -> Verdict:
-    """Whether numbers, measured and not estimated from a sample, reach a bound."""
-    reached = [value >= bound for value in found]
-    if reached and all(reached):
-        return "holds"
-    return "undecided" if any(reached) or not reached else "does not hold"
-
-
-def judge_counts(found: Sequence[bool]) -> Verdict:
-    """Whether something is true in every comparison: one that is not refutes it."""
-    if not found:
-        return "undecided"
-    return "holds" if all(found) else "does not hold"
-
-
-def above(*sums: Sum, given: Sequence[Sum] = (), otherwise: str = "", transfers: bool = False) -> ClaimTest:
+def above(*sums: Sum, transfers: bool = False) -> Test:
     """Every weighted sum of recalls is above zero on every column.
 
     Args:
-        given: sums that the claim takes for granted to be above zero; if one is not, nothing is decided.
-        otherwise: the reason then.
         transfers: only columns whose gallery is not that of the training domain.
     """
 
-    def judge(results: StudyResults) -> Judgement:
+    def test(results: StudyResults) -> dict[str, Measured | None]:
         columns = [one for one in results.columns if not transfers or one.name != one.gallery.name]
-        found, missing = _estimates(columns, sums)
-        granted, missing_given = _estimates(columns, given)
-        measured = _listed(found)
-        if not found or missing or missing_given:
-            return _undecided(measured, missing + missing_given)
-        if given and judge_signs(list(granted.values())) != "holds":
-            return Judgement("undecided", measured, otherwise)
-        clear = sum(one.low > 0 for one in found.values())
-        reason = f"{clear} of {len(found)} intervals lie above zero, {sum(o.high < 0 for o in found.values())} below"
-        return Judgement(judge_signs(list(found.values())), measured, reason)
+        found: dict[str, Measured | None] = {}
+        for column in columns:
+            for terms in sums:
+                one = _complete_sum(results, column, terms)
+                place = f"{column.name}, {_words(terms)}" if len(sums) > 1 else column.name
+                found[place] = None if one is None else Measured(difference_cell(one), one)
+        return found
 
-    return ClaimTest(tuple(dict.fromkeys(term.row for terms in (*sums, *given) for term in terms)), judge)
+    return test
 
 
-def better(row: str, *others: str, **options: Any) -> ClaimTest:
-    """A row has a higher R@1 than each of the others."""
-    return gains(*((row, other) for other in others), **options)
-
-
-def gains(*pairs: tuple[str, str], **options: Any) -> ClaimTest:
+def gains(*pairs: tuple[str, str], transfers: bool = False) -> Test:
     """Of each pair the first row has a higher R@1 than the second."""
-    return above(*((Term(1, one), Term(-1, other)) for one, other in pairs), **options)
+    return above(*((Term(1, one), Term(-1, other)) for one, other in pairs), transfers=transfers)
 
 
-def within(row: str, other: str, points: float = 1.0) -> ClaimTest:
-    """Two rows differ by at most some points of R@1 on every column."""
+def within(row: str, other: str, points: float = 1.0) -> Test:
+    """Two rows differ by less than some points of R@1 on every column."""
 
-    def judge(results: StudyResults) -> Judgement:
-        found, missing = _estimates(results.columns, [(Term(1, row), Term(-1, other))])
-        if not found or missing:
-            return _undecided(_listed(found), missing)
-        verdict = judge_within(list(found.values()), points)
-        said = {"holds": "every interval lies within", "does not hold": "an interval lies beyond"}
-        reason = f"{said.get(verdict, 'intervals reach beyond')} {points:g} point{'s' * (points != 1)} of zero"
-        return Judgement(verdict, _listed(found), reason)
+    def test(results: StudyResults) -> dict[str, Measured | None]:
+        found: dict[str, Measured | None] = {}
+        for column in results.columns:
+            one = _complete_sum(results, column, (Term(1, row), Term(-1, other)))
+            if one is None:
+                found[column.name] = None
+                continue
+            nearest = max(0.0, one.low, -one.high)
+            margin = Estimate(points - abs(one.mean), points - max(-one.low, one.high), points - nearest)
+            found[column.name] = Measured(difference_cell(one), margin)
+        return found
 
-    return ClaimTest((row, other), judge)
-
-
-def reaches(
-    what: str,
-    bound: float,
-    values: Values,
-    *rows: str,
-    digits: str = ".2f",
-) -> ClaimTest:
-    """A number that was measured reaches a bound wherever it was measured.
-
-    Args:
-        what: the number, in words.
-        values: the number by place; None where it is missing.
-    """
-
-    def judge(results: StudyResults) -> Judgement:
-        found = values(results)
-        known = {place: value for place, value in found.items() if value is not None}
-        measured = f"{what}: {'; '.join(f'{place} {value:{digits}}' for place, value in known.items())}"
-        if len(known) < max(1, len(found)):
-            return _undecided(measured if known else "", len(found) - len(known))
-        verdict = judge_bound(list(known.values()), bound)
-        return Judgement(verdict, measured, f"the bound is {bound:{digits}}")
-
-    return ClaimTest(rows, judge)
+    return test
 
 
-def always(row: str, *others: str, compare: Callable[[StudyResults], Mapping[str, bool | None]]) -> ClaimTest:
-    """Something is true in every comparison, as measured, without intervals.
+def exceeds(
+    values: Callable[[StudyResults], Mapping[str, float | None]], bound: float = 0.0, show: str = ".2f"
+) -> Test:
+    """Numbers that are measured and not estimated from a sample exceed a bound.
 
     Args:
-        compare: whether it is, by place; None where runs are missing or the comparison means nothing.
+        values: by place; None where runs are missing.
+        show: their format.
     """
 
-    def judge(results: StudyResults) -> Judgement:
-        found = compare(results)
-        known = [value for value in found.values() if value is not None]
-        failed = [place for place, value in found.items() if value is False]
-        measured = f"true in {sum(known)} of {len(known)} comparisons" if known else ""
-        measured += f", not in {failed[0]}" if failed else ""
-        if len(known) < max(1, len(found)):
-            lacking = f"{len(found) - len(known)} comparisons are missing, or with a row that training did not improve"
-            return Judgement("undecided", measured, lacking if found else "there is only one seed")
-        return Judgement(judge_counts(known), measured, "as measured, without intervals")
+    def test(results: StudyResults) -> dict[str, Measured | None]:
+        return {
+            place: None
+            if value is None
+            else Measured(f"{value:{show}}".replace("%", " %"), Estimate(*[value - bound] * 3))
+            for place, value in values(results).items()
+        }
 
-    return ClaimTest((row, *others), judge)
+    return test
 
 
-def _estimates(columns: Sequence[Column], sums: Sequence[Sum]) -> tuple[dict[str, Estimate], int]:
-    """The sums on every column by place, and how many cannot be computed because runs are missing."""
-    found, missing = {}, 0
-    for column in columns:
-        for terms in sums:
-            one = column.weighted_sum(terms)
-            # A sum over some of the seeds would decide what the others may refute.
-            seeds = [len(column.rows[term.row]) for term in terms if None not in column.rows[term.row]]
-            missing += one is None or len({*seeds}) > 1
-            if one is not None:
-                found[f"{column.name}{f', {_words(terms)}' if len(sums) > 1 else ''}"] = one
-    return found, missing
-
-
-def _undecided(measured: str, missing: int) -> Judgement:
-    said = f"{missing} number{'s' * (missing != 1)} missing" if missing else "nothing was measured"
-    return Judgement("undecided", measured, said)
+def _complete_sum(results: StudyResults, column: Column, terms: Sum) -> Estimate | None:
+    """None if a row lacks a seed: a sum over some of the seeds would decide what the others may refute."""
+    rows = [column.rows[term.row] for term in terms]
+    complete = all(None in row or len(row) == len(results.seeds) for row in rows)
+    return column.weighted_sum(terms) if complete else None
 
 
 def _words(terms: Sum) -> str:
@@ -193,10 +132,3 @@ def _words(terms: Sum) -> str:
         times = "" if abs(weight) == 1 else f"{abs(weight):g} · "
         parts.append(f"{'−' if weight < 0 else '+'} {times}{row}{f' R@{k}' if several else ''}")
     return " ".join(parts).removeprefix("+ ")
-
-
-def _listed(found: Mapping[str, Estimate], most: int = 4) -> str:
-    """All of a few numbers, of many the lowest and the highest."""
-    places = sorted(found.items(), key=lambda item: item[1].mean) if len(found) > most else list(found.items())
-    shown = [places[0], places[-1]] if len(places) > most else places
-    return "; ".join(f"{place}: {difference_cell(one)}" for place, one in shown)
