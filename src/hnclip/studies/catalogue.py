@@ -90,10 +90,6 @@ FIXED = _alone("fixed margin γ·mean(Ḡ)", "fixed_margin", "InfoNCE", matched=
 _BATCH = {"optim.negatives": "batch"}  # 127 negatives instead of 15
 INFONCE_BATCH = _alone("InfoNCE, batch", "infonce", "InfoNCE", set=_BATCH)
 L_HN_BATCH = _alone("L_HN, batch", None, "InfoNCE, batch", set=_BATCH)
-_RIVALS: dict[str, GlobalLoss] = {
-    **{"score margin": "score_margin", "HN-NCE": "hn_nce", "HCL": "hcl"},
-    **{"debiased": "debiased", "max hinge": "max_hinge", "sigmoid": "sigmoid"},
-}
 
 _STUDIES = (
     Study(
@@ -249,7 +245,16 @@ _STUDIES = (
         "rivals",
         "Control: rival hard-negative losses",
         "Do other losses that weight negatives do as well?",
-        (INFONCE, *(_alone(name, loss, "L_HN") for name, loss in _RIVALS.items()), L_HN),
+        (
+            INFONCE,
+            _alone("score margin", "score_margin", "L_HN"),
+            _alone("HN-NCE", "hn_nce", "L_HN"),
+            _alone("HCL", "hcl", "L_HN"),
+            _alone("debiased", "debiased", "L_HN"),
+            _alone("max hinge", "max_hinge", "L_HN"),
+            _alone("sigmoid", "sigmoid", "L_HN"),
+            L_HN,
+        ),
     ),
     Study(
         "negatives",
