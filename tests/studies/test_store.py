@@ -20,9 +20,9 @@ from hnclip.evaluate.ranks import Ranks
 from hnclip.evaluate.retrieval import EvaluationResult
 from hnclip.models.load import load
 from hnclip.studies.plan import Plan, plan
-from hnclip.studies.sealed import read_result, read_sealed, write_result, write_sealed
+from hnclip.studies.store import Store, read_result, read_sealed, write_result, write_sealed
 from hnclip.studies.spec import Domain, Setting, Study, Variant
-from hnclip.studies.store import Busy, Store
+from hnclip.util.files import Busy
 from hnclip.train.runs import train
 
 SHORT = {"optim.epochs": 1, "optim.micro_batch": 4, "optim.accumulate": 1, "optim.precision": "fp32"}

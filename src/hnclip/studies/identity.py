@@ -99,8 +99,8 @@ def model_identity(config: TrainConfig) -> str:
 
 
 @cache
-def _model_identity(model: str, *opening: Any) -> str:
-    return model_fingerprint(load(**dict(zip(OPENING, (model, *opening)))), model)
+def _model_identity(*opening: Any) -> str:
+    return model_fingerprint(load(**dict(zip(OPENING, opening))), opening[0])
 
 
 def open_start(config: TrainConfig, device: str) -> DualEncoder:
