@@ -26,7 +26,7 @@ from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.evaluate.retrieval import open_task
 from hnclip.models.adapters import BaseModel
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import BUNDLED, HUB_NAME, load
+from hnclip.models.load import is_hub_name, load
 from hnclip.objectives.registry import build_objective
 from hnclip.studies.spec import Gallery
 from hnclip.train.data import choose_records, needed_views
@@ -54,9 +54,9 @@ def run_identity(config: TrainConfig, *, trained: bool = True, matched: bool = F
         return digest("model", model)
     default = TrainConfig()
     plain = replace(config, **{name: getattr(default, name) for name in (*OPENING, *READING)}, **OBSERVATIONS)
-    # Only what differs from the defaults: a new field changes no identity.
     kinds = frozenset(needed_views(build_objective(config.objective)))
     records = _training_identity(kinds, *attrgetter(*READING)(config))
+    # Only what differs from the defaults: a new field changes no identity.
     return digest("run", model, _changes(asdict(plain), asdict(default)), matched, records)
 
 
@@ -81,16 +81,13 @@ def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 
 def _is_here(model: str) -> bool:
-    """Whether a model can be opened without a download."""
+    """Whether opening a model downloads nothing."""
     from huggingface_hub import try_to_load_from_cache
 
-    def is_cached(name: str) -> bool:
-        hub_name, _, revision = name.partition("@")
-        known = HUB_NAME.fullmatch(name) and try_to_load_from_cache(hub_name, "config.json", revision=revision or None)
-        return isinstance(known, str)
-
     parts = [model] if Path(model).exists() else model.split("+")
-    return all(part == BUNDLED or Path(part).exists() or is_cached(part) for part in parts)
+    names = [part.partition("@") for part in parts if is_hub_name(part)]
+    found = [try_to_load_from_cache(name, "config.json", revision=revision or None) for name, _, revision in names]
+    return all(isinstance(path, str) for path in found)
 
 
 def model_identity(config: TrainConfig) -> str:

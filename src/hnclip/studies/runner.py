@@ -8,7 +8,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hnclip.options import Study as Options
@@ -30,26 +30,15 @@ DONE, TO_EVALUATE, TO_DO, NOT_KNOWN = "done", "to evaluate", "to do", "not known
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A job that could not be done, and why."""
-
-    job: Job
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.job.title} failed: {self.reason}"
-
-
-@dataclass(frozen=True)
 class StudyOutcome:
     """What a call of the command came to, for people and for programs."""
 
     text: str
-    content: dict[str, Any] = field(default_factory=dict)
-    failures: Sequence[Failure] = ()
+    content: dict[str, Any]
+    failures: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self.content, "failures": list(map(str, self.failures))}
+        return {**self.content, "failures": list(self.failures)}
 
 
 def study_command(options: Options) -> StudyOutcome:
@@ -75,14 +64,14 @@ def study_command(options: Options) -> StudyOutcome:
     return StudyOutcome(text + f"\n\nincomplete: {state}" * bool(missing), content | written, failures)
 
 
-def run(planned: Plan, store: Store, *, shard: str | None = None) -> list[Failure]:
-    """Do what is missing of a plan. A job that fails stops no other; its traceback is in a log file.
+def run(planned: Plan, store: Store, *, shard: str | None = None) -> list[str]:
+    """Do what is missing of a plan; returns what failed. A failure stops no other job; its traceback is in a log file.
 
     Args:
         shard: "K/N": only the K-th of N parts, and only measurements whose runs are done.
     """
     number, count = map(int, shard.split("/")) if shard else (1, 1)
-    failures: list[Failure] = []
+    failures: list[str] = []
     for jobs in (planned.runs, planned.measures):
         waiting = deque[Job](job for job in jobs[number - 1 :: count] if not store.is_done(job))
         total, busy = len(waiting), set[str]()
@@ -95,7 +84,7 @@ def run(planned: Plan, store: Store, *, shard: str | None = None) -> list[Failur
             lacking = [one for one in job.needs if not store.is_done(one)] if isinstance(job, MeasureJob) else []
             if lacking:
                 if not shard:
-                    failures.append(Failure(job, f"it needs {lacking[0].title}, which failed"))
+                    failures.append(f"{job.title} failed: it needs {lacking[0].title}, which failed")
                 continue
             if job.identity not in busy:
                 seconds = _training_seconds([job, *waiting], planned, store)
@@ -111,7 +100,7 @@ def run(planned: Plan, store: Store, *, shard: str | None = None) -> list[Failur
                 waiting.append(job)
             except Exception as error:
                 reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-                failures.append(Failure(job, reason))
+                failures.append(f"{job.title} failed: {reason}")
                 path = store.directory / FAILURES
                 with path.open("a", encoding="utf-8") as file:
                     file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {failures[-1]}\n{traceback.format_exc()}\n")

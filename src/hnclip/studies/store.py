@@ -188,9 +188,7 @@ class Store:
         """A file of a finished run, if it has not changed since."""
         home = self.home(job)
         if (home / SEAL).exists() and read_sealed(home / SEAL)[name] != _file_hash(home / name):
-            raise ValueError(
-                f"{home / name} has changed since the run ended: restore it, or delete {home} to train it again"
-            )
+            raise ValueError(f"{home / name} has changed since the run ended: delete {home} to train it again")
         return home / name
 
     def _write_about(self, job: RunJob, home: Path) -> None:
