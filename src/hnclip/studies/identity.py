@@ -35,7 +35,7 @@ FORMAT = 1  # raise it when the same configuration, data and model give other re
 UNKNOWN = "unknown-"  # how stand-ins for identities begin
 OPENING = tuple(spec.name for spec in fields(BaseModel))  # fields that determine the initial model
 READING = ("data", "validation", "read", "fraction", "limit")  # and those that determine the records
-OBSERVATIONS = {"watch": None, "probe_gradients": 0}  # they change no weights
+OBSERVATIONS: dict[str, Any] = {"watch": None, "probe_gradients": 0}  # they change no weights
 
 Records = tuple[Record, ...]
 

@@ -150,7 +150,7 @@ class Setting:
         if not row.trained:
             return config
         config = resolve(config, row)
-        if row.method in self.rates and "optim.lr" not in row.set:
+        if row.method is not None and row.method in self.rates and "optim.lr" not in row.set:
             config = with_fields(config, {"optim.lr": self.rates[row.method]})
         if study.probe:
             config = replace(config, probe_gradients=config.probe_gradients or PROBE)
