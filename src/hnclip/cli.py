@@ -503,10 +503,8 @@ def _study(arguments: Sequence[str]) -> int:
     if options.name == "list":
         from hnclip.studies.catalogue import STUDIES
 
-        listed = [{name: getattr(study, name) for name in ("name", "title", "question")} for study in STUDIES.values()]
-        lines = [
-            f"{study['name']:<{max(map(len, STUDIES))}}  {study['title']}. {study['question']}" for study in listed
-        ]
+        listed = [{"name": name, "title": one.title, "question": one.question} for name, one in STUDIES.items()]
+        lines = [f"{name:<12}  {one.title}. {one.question}" for name, one in STUDIES.items()]
         print(json.dumps(listed) if options.output.json else "\n".join(lines))
         return 0
 

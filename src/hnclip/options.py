@@ -369,8 +369,6 @@ class Study:
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
     def __post_init__(self) -> None:
-        if self.threads < 0:
-            raise ValueError(f"--threads must not be negative, got {self.threads}")
         if len({*self.seeds}) < len(self.seeds):
             raise ValueError(f"--seeds names a seed twice: {' '.join(map(str, self.seeds))}")
         if self.shard is not None:

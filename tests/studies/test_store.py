@@ -7,6 +7,7 @@ import random
 import re
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +21,14 @@ from hnclip.evaluate.ranks import Ranks
 from hnclip.evaluate.retrieval import EvaluationResult
 from hnclip.models.load import load
 from hnclip.studies.plan import Plan, plan
-from hnclip.studies.sealed import read_result, read_sealed, write_result, write_sealed
 from hnclip.studies.spec import Domain, Setting, Study, Variant
-from hnclip.studies.store import Busy, Store
-from hnclip.train.runs import train
+from hnclip.studies.store import Store, read_result, read_sealed, write_result, write_sealed
+from hnclip.util.files import Busy, exclusive_lock
 
 SHORT = {"optim.epochs": 1, "optim.micro_batch": 4, "optim.accumulate": 1, "optim.precision": "fp32"}
 ALONE = {"objective.token_weight": 0.0}
 INFONCE = Variant("InfoNCE", method="hn_clip", global_loss="infonce", set=ALONE)
+NO_PROBE = {"probe_gradients": 0}
 OPTIONS = RunOptions(threads=1, device="cpu")
 
 
@@ -45,47 +46,32 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path, held_out: Evaluation
     saved = result(held_out=held_out)
     write_result(tmp_path / "a", saved)
     found = read_result(tmp_path / "a")
-    assert found == saved
-    assert (found.held_out is None) == (held_out is None)
-    for one, other in [(found, saved), *([(found.held_out, held_out)] if held_out else [])]:
+    assert (found.metrics, found.data, found.ids) == (saved.metrics, saved.data, saved.ids)
+    for one, other in [(found, saved), (found.held_out, held_out)][: 2 if held_out else 1]:
         assert one is not None
         assert other is not None
         assert all(torch.equal(a, b) for a, b in zip(vars(one.ranks).values(), vars(other.ranks).values()))
         assert torch.equal(one.groups, other.groups)
-        assert one.ids == other.ids
 
 
-@pytest.mark.parametrize("kind", ["result", "sealed"])
-def test_no_changed_byte_is_overlooked(tmp_path: Path, kind: str) -> None:
-    """Every flip gives one line that names the file, or in the white space of JSON the same content."""
-    path = tmp_path / "saved.file"
-    content = {"mean": 0.25, "rows": [1, 2.5, None, "ü"]}
-    if kind == "result":
-        write_result(path, result(held_out=result(7, 1)))
-    else:
+@pytest.mark.parametrize("is_json", [True, False])
+def test_no_changed_byte_is_overlooked(tmp_path: Path, is_json: bool) -> None:
+    """Every flip is an error that names the file, or in the white space of JSON the same content."""
+    path, content = tmp_path / "saved.file", {"mean": 0.25, "rows": [1, 2.5, None, "ü"]}
+    if is_json:
         write_sealed(path, content)
-    written, random_numbers = path.read_bytes(), random.Random(0)
-    places = random_numbers.sample(range(len(written)), min(400, len(written)))
-    unnoticed = []
-    for place in places:
-        changed = bytearray(written)
-        changed[place] ^= 1 << random_numbers.randrange(8)
-        path.write_bytes(changed)
-        try:
-            unnoticed.append(read_result(path) if kind == "result" else read_sealed(path))
-        except ValueError as error:
-            message = str(error)
-            assert str(path) in message, message
-            assert "delete it" in message
-    if kind == "result":
-        assert not unnoticed
     else:
-        assert all(found == content for found in unnoticed)
-        assert len(unnoticed) < len(places) / 4
-    for length in (0, 5, len(written) // 2, len(written) - 2):
-        path.write_bytes(written[:length])
-        with pytest.raises(ValueError, match=r"saved\.file"):
-            _ = read_result(path) if kind == "result" else read_sealed(path)
+        write_result(path, result(held_out=result(7, 1)))
+    written, random_numbers = path.read_bytes(), random.Random(0)
+    for place in random_numbers.sample(range(len(written)), min(400, len(written))):
+        flipped = written[place] ^ 1 << random_numbers.randrange(8)
+        path.write_bytes(written[:place] + bytes([flipped]) + written[place + 1 :])
+        if is_json and chr(written[place]).isspace():
+            with suppress(ValueError):
+                assert read_sealed(path) == content
+        else:
+            with pytest.raises(ValueError, match=r"saved\.file"):
+                _ = read_sealed(path) if is_json else read_result(path)
 
 
 @pytest.fixture(scope="module")
@@ -111,95 +97,75 @@ def done(setting: Setting, tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def test_a_run_is_found_with_its_result_training_and_log(setting: Setting, done: Store) -> None:
     untrained, run = planned(setting, Variant("zero-shot", trained=False), INFONCE).runs
-    found = done.result(run, run.galleries[0])
+    found, training = done.result(run, run.galleries[0]), done.training(run)
     assert found is not None
-    assert found.images == 8
-    training = done.training(run)
     assert training is not None
-    assert (training["steps"], done.training(untrained)) == (4, None)
+    assert (found.images, training["steps"], done.training(untrained)) == (8, 4, None)
     assert [entry["step"] for entry in done.metrics(run, "step")] == [1, 2, 3, 4]
-    assert "torch" in done.versions(run)
     about = json.loads((done.home(run) / "about.json").read_text(encoding="utf-8"))
     assert about["places"]["one"][0]["row"] == "InfoNCE"
+    assert "torch" in about["versions"]
 
 
-def test_moved_data_and_a_moved_store_are_followed(setting: Setting, done: Store, tmp_path: Path) -> None:
-    """Also by a run that was stopped: it ends with the weights of an uninterrupted one."""
-    (run,) = planned(setting, INFONCE).runs
+@pytest.fixture
+def copied(done: Store, tmp_path: Path) -> Store:
+    """The same runs in another directory."""
+    return Store(Path(shutil.copytree(done.directory, tmp_path / "runs")), OPTIONS)
+
+
+def test_moved_data_and_a_moved_store_are_followed(setting: Setting, copied: Store, tmp_path: Path) -> None:
     folder = shutil.copytree(Path(setting.domains[0].data).parent, tmp_path / "elsewhere")
     data = str(Path(folder) / "pairs.jsonl")
     (moved,) = planned(replace(setting, domains=(Domain(data, (data,)),)), INFONCE).runs
-    store = Store(Path(shutil.copytree(done.directory, tmp_path / "runs")), OPTIONS)
-    assert store.is_done(moved)
-
-    def stop(step: int) -> None:
-        if step == 2:
-            raise InterruptedError
-
-    stopped = Store(tmp_path / "stopped", OPTIONS)
-    with pytest.raises(InterruptedError):
-        train(run.config, replace(OPTIONS, out=stopped.home(run), save_minutes=0.0), on_step=stop)
-    stopped.do(moved)
-    assert (stopped.home(moved), [one["step"] for one in stopped.metrics(moved, "step")]) == (
-        stopped.home(run),
-        [1, 2, 3, 4],
-    )
-    weights = [(one.home(run) / "best/model.safetensors").read_bytes() for one in (done, stopped)]
-    assert weights[0] == weights[1]
+    assert copied.is_done(moved)
 
 
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl"])
-def test_a_changed_file_of_a_run_is_noticed(setting: Setting, done: Store, tmp_path: Path, name: str) -> None:
-    store = Store(Path(shutil.copytree(done.directory, tmp_path / "runs")), OPTIONS)
+def test_a_changed_file_of_a_run_is_noticed(setting: Setting, copied: Store, name: str) -> None:
     (run,) = planned(setting, INFONCE).runs
-    path = store.home(run) / name
+    path = copied.home(run) / name
     path.write_text(re.sub(r"\d\.\d", "9.9", path.read_text(encoding="utf-8"), count=1), encoding="utf-8")
     with pytest.raises(ValueError, match=re.escape(name)):
-        _ = store.training(run) if name == "result.json" else store.metrics(run, "step")
+        _ = copied.training(run) if name == "result.json" else copied.metrics(run, "step")
 
 
-def test_a_run_without_an_observation_is_not_done_for_it(setting: Setting, done: Store, tmp_path: Path) -> None:
-    """The observed run has the same weights, and serves those that ask for no observation too."""
-    store = Store(Path(shutil.copytree(done.directory, tmp_path / "runs")), OPTIONS)
+def test_a_run_without_an_observation_is_not_done_for_it(setting: Setting, copied: Store) -> None:
+    """The observed run has the same weights, and serves those that ask for fewer observations too."""
     (plain,) = planned(setting, INFONCE).runs
-    (watched,) = planned(setting, INFONCE, watch=True, probe=True).runs
-    before = store.home(plain)
-    assert watched.identity == plain.identity
-    assert not store.is_trained(watched)
-    store.do(watched)
-    assert store.is_done(watched)
-    assert store.home(plain) == before != store.home(watched)
-    assert len(store.metrics(watched, "watched")) == 2
-    assert store.metrics(watched, "gradients")
-    weights = [(home / "best/model.safetensors").read_bytes() for home in (before, store.home(watched))]
+    (observed,) = planned(setting, INFONCE, watch=True, probe=True).runs
+    before = copied.home(plain)
+    assert observed.identity == plain.identity
+    assert not copied.is_trained(observed)
+    copied.do(observed)
+    assert copied.is_done(observed)
+    assert copied.home(plain) == before != copied.home(observed)
+    assert len(copied.metrics(observed, "watched")) == 2
+    assert copied.metrics(observed, "gradients")
+    weights = [(home / "best/model.safetensors").read_bytes() for home in (before, copied.home(observed))]
     assert weights[0] == weights[1]
     shutil.rmtree(before)
-    assert store.is_done(plain)
-    assert store.home(plain) == store.home(watched)
-    rarer, other = (replace(watched, config=replace(watched.config, probe_gradients=every)) for every in (10, 7))
-    assert store.is_trained(rarer)
-    assert not store.is_trained(other)
-    (store.home(watched) / "result.json").unlink()  # stopped: a run without observations does not continue it
-    assert store.home(plain) == before
+    fewer = [replace(observed, config=replace(observed.config, **less)) for less in ({"watch": None}, NO_PROBE)]
+    assert {copied.home(job) for job in (plain, *fewer)} == {copied.home(observed)}
+    other = replace(observed, config=replace(observed.config, probe_gradients=50))
+    assert not copied.is_trained(other)
+    (copied.home(observed) / "result.json").unlink()  # stopped: a run without observations does not continue it
+    assert copied.home(plain) == before
 
 
-def test_another_gallery_is_evaluated_without_training(setting: Setting, done: Store, tmp_path: Path) -> None:
-    store = Store(Path(shutil.copytree(done.directory, tmp_path / "runs")), OPTIONS)
+def test_another_gallery_is_evaluated_without_training(setting: Setting, copied: Store) -> None:
     (run,) = planned(setting, INFONCE, whole=True).runs
-    assert store.is_trained(run)
-    assert not store.is_done(run)
-    log = (store.home(run) / "metrics.jsonl").stat().st_mtime_ns
-    store.do(run)
-    whole = store.result(run, run.galleries[1])
+    assert copied.is_trained(run)
+    assert not copied.is_done(run)
+    log = (copied.home(run) / "metrics.jsonl").stat().st_mtime_ns
+    copied.do(run)
+    whole = copied.result(run, run.galleries[1])
     assert whole is not None
     assert whole.held_out is not None
     assert (whole.images, whole.held_out.images) == (32, 8)
-    assert (store.home(run) / "metrics.jsonl").stat().st_mtime_ns == log
+    assert (copied.home(run) / "metrics.jsonl").stat().st_mtime_ns == log
 
 
 def test_a_job_that_another_process_does_is_busy(setting: Setting, tmp_path: Path) -> None:
-    from hnclip.util.files import exclusive_lock
-
     store, (run,) = Store(tmp_path), planned(setting, INFONCE).runs
     with exclusive_lock(tmp_path / ".locks" / run.identity, "?"), pytest.raises(Busy):
         store.do(run)

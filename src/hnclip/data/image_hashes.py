@@ -7,7 +7,6 @@ not used and writers need no lock.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +15,6 @@ from hnclip.core import ImageSource, InvalidImage
 from hnclip.data.decoding import AHEAD, cpu_count, decoding_threads, hash_bytes, in_order
 from hnclip.util.console import progress
 from hnclip.util.files import replace_file
-
-log = logging.getLogger(__name__)
 
 DIRECTORY, WIDTH = "image-hashes", 16
 FEW = 4096  # images that are hashed without showing progress
@@ -30,19 +27,22 @@ def image_hashes(images: Sequence[ImageSource], cache: Path) -> list[str]:
         cache: the cache directory, where hashes are remembered by key and stamp. If it cannot be written, all images
             are read again the next time.
     """
-    found: list[bytes | str] = []
+    names: list[bytes | str] = []
     for image in images:
         try:
-            found.append(hash_bytes(f"{image.key}\0{image.stamp()}".encode("utf-8", "surrogatepass")))
+            names.append(hash_bytes(f"{image.key}\0{image.stamp()}".encode("utf-8", "surrogatepass")))
         except InvalidImage as error:
-            found.append(error.kind)
+            names.append(error.kind)
     known = _read(cache / DIRECTORY)
-    missing = {name: image for name, image in zip(found, images) if isinstance(name, bytes) and name not in known}
+    missing = {name: image for name, image in zip(names, images) if isinstance(name, bytes) and name not in known}
     if missing:
         new = _hash(missing)
-        _write(cache / DIRECTORY, {name: content for name, content in new.items() if isinstance(content, bytes)})
         known |= new
-    contents = [known[name] if isinstance(name, bytes) else name for name in found]
+        content = b"".join(name + value for name, value in new.items() if isinstance(value, bytes))
+        file = cache / DIRECTORY / f"{hash_bytes(content).hex()}.bin"
+        with suppress(OSError), replace_file(file) as partial:
+            partial.write_bytes(content)
+    contents = [known[name] if isinstance(name, bytes) else name for name in names]
     return [content.hex() if isinstance(content, bytes) else content for content in contents]
 
 
@@ -60,20 +60,10 @@ def _hash(images: dict[bytes, ImageSource]) -> dict[bytes, bytes | str]:
 
 def _read(directory: Path) -> dict[bytes, bytes | str]:
     known: dict[bytes, bytes | str] = {}
-    for file in sorted(directory.glob("*.bin")):
-        content = b""
+    for file in directory.glob("*.bin"):
         with suppress(OSError):
             content = file.read_bytes()
-        if hash_bytes(content).hex() == file.stem:
-            at = range(0, len(content), 2 * WIDTH)
-            known |= {content[i : i + WIDTH]: content[i + WIDTH : i + 2 * WIDTH] for i in at}
+            if hash_bytes(content).hex() == file.stem:
+                at = range(0, len(content), 2 * WIDTH)
+                known |= {content[i : i + WIDTH]: content[i + WIDTH : i + 2 * WIDTH] for i in at}
     return known
-
-
-def _write(directory: Path, hashes: dict[bytes, bytes]) -> None:
-    content = b"".join(name + value for name, value in hashes.items())
-    try:
-        with replace_file(directory / f"{hash_bytes(content).hex()}.bin") as partial:
-            partial.write_bytes(content)
-    except OSError as error:
-        log.warning(f"hashes of images cannot be kept in {directory} ({error}): all images are read again next time")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from hnclip.config import GlobalLoss
 from hnclip.studies.spec import Study, Variant
 
 DEEP = (1, 5, 10, 25, 50)  # ranks of the main comparison
@@ -14,109 +16,80 @@ HN_CLIP = Variant("HN-CLIP", method="hn_clip", published=("HN-CLIP", ""))
 FINELIP = Variant("FineLIP", method="finelip", published=("FineLIP", ""))
 GOAL = Variant("GOAL", method="goal", published=("GOAL", ""))
 STRUCTXLIP = Variant("StructXLIP", method="structxlip", published=("StructXLIP", ""))
+LORA = Variant("LoRA", method="lora", published=("LoRA", "with InfoNCE"))
+DORA = Variant("DoRA", method="dora", published=("DoRA", "with InfoNCE"))
 
-_ALONE = {"objective.token_weight": 0.0}
 
-
-def _alone(name: str, loss: Any = None, *, changes: dict[str, Any] | None = None, **more: Any) -> Variant:
+def _alone(name: str, loss: GlobalLoss | None = None, *against: str, **more: Any) -> Variant:
     """A global term alone, without the token term: L_HN, or the loss that is named."""
-    return Variant(name, method="hn_clip", global_loss=loss, set={**_ALONE, **(changes or {})}, **more)
-
-
-INFONCE = _alone("InfoNCE", "infonce", published=("Long-CLIP", "fine-tuned with InfoNCE"))
-L_HN = _alone("L_HN", against=("InfoNCE",), published=("Long-CLIP", "with L_HN"))
+    changes = {"objective.token_weight": 0.0, **more.pop("set", {})}
+    return Variant(name, method="hn_clip", global_loss=loss, set=changes, against=against, **more)
 
 
 def _against(variant: Variant, *others: str, **more: Any) -> Variant:
-    return Variant(**{**vars(variant), "against": others, **more})
+    return replace(variant, against=others, **more)
 
 
-def _with_hn(variant: Variant, setting: str = "with L_HN") -> tuple[Variant, Variant]:
-    """A method, and the same with L_HN as its global loss."""
-    boosted = Variant(
-        **{
-            **vars(variant),
-            "name": f"{variant.name} + L_HN",
-            "global_loss": "hn",
-            "against": (variant.name,),
-            "published": (variant.published[0], setting) if variant.published else None,
-        }
-    )
-    return variant, boosted
+INFONCE = _alone("InfoNCE", "infonce", published=("Long-CLIP", "fine-tuned with InfoNCE"))
+L_HN = _alone("L_HN", None, "InfoNCE", published=("Long-CLIP", "with L_HN"))
+MAIN = (
+    *(ZERO_SHOT, INFONCE, FINELIP, GOAL, STRUCTXLIP),
+    _against(HN_CLIP, "InfoNCE", "FineLIP", "GOAL", "StructXLIP"),
+)
 
 
-_COMPARED = ("InfoNCE", "FineLIP", "GOAL", "StructXLIP")
-MAIN = (ZERO_SHOT, INFONCE, FINELIP, GOAL, STRUCTXLIP, _against(HN_CLIP, *_COMPARED))
+def _with_hn(variant: Variant) -> Variant:
+    """A method with L_HN as its global loss."""
+    published = variant.published and (variant.published[0], "with L_HN")
+    name = f"{variant.name} + L_HN"
+    return replace(variant, name=name, global_loss="hn", against=(variant.name,), published=published)
+
 
 _FRACTIONS = (0.05, 0.2, 0.5, 1.0)
 
 
 def _at(variant: Variant, fraction: float, *others: str) -> Variant:
+    """A row trained on a share of the data."""
     percent = f"{100 * fraction:g} %"
-    method = None if variant.published is None else variant.published[0]
-    return Variant(
-        **{
-            **vars(variant),
-            "name": f"{variant.name}, {percent}",
-            "set": {**variant.set, "fraction": fraction},
-            "against": tuple(f"{other}, {percent}" for other in others),
-            "series": variant.name,
-            "x": fraction,
-            "published": None if method is None else (method, f"{percent} of the training data"),
-        }
+    return replace(
+        variant,
+        name=f"{variant.name}, {percent}",
+        set={**variant.set, "fraction": fraction},
+        against=tuple(f"{other}, {percent}" for other in others),
+        series=variant.name,
+        x=fraction,
+        published=variant.published and (variant.published[0], f"{percent} of the training data"),
     )
 
 
 def _gamma(gamma: float) -> Variant:
-    return Variant(
-        f"γ {gamma:g}",
-        method="hn_clip",
+    return replace(
+        HN_CLIP,
+        name=f"γ {gamma:g}",
         set={"objective.gamma": gamma},
-        against=() if gamma == 0 else ("γ 0",),
+        against=("γ 0",) if gamma else (),
         series="HN-CLIP",
         x=gamma,
         published=("HN-CLIP", f"γ = {gamma:g}" if gamma != 1 else "γ = 1.0"),
     )
 
 
-FIXED = _alone("fixed margin γ·mean(Ḡ)", "fixed_margin", matched=True, against=("InfoNCE",))
-
-
 def _fixed_scale(scale: float) -> Variant:
     changes = {"optim.scale": scale, "optim.scale_lr": 0.0}
-    return _alone(f"InfoNCE, scale {scale:g}", "infonce", changes=changes, against=("InfoNCE",))
+    return _alone(f"InfoNCE, scale {scale:g}", "infonce", "InfoNCE", set=changes)
 
 
 def _memory(gamma: float) -> Variant:
     """L_HN with further negatives from a memory; γ 0 is InfoNCE."""
     changes = {"optim.negatives": "memory", "optim.memory": MEMORY, "objective.gamma": gamma}
-    return _alone(
-        f"memory, γ {gamma:g}",
-        changes=changes,
-        against=("memory, γ 0" if gamma else "InfoNCE",),
-        series="memory",
-        x=gamma,
-    )
+    other = "memory, γ 0" if gamma else "InfoNCE"
+    return _alone(f"memory, γ {gamma:g}", None, other, set=changes, series="memory", x=gamma)
 
 
+FIXED = _alone("fixed margin γ·mean(Ḡ)", "fixed_margin", "InfoNCE", matched=True)
 _BATCH = {"optim.negatives": "batch"}  # 127 negatives instead of 15
-# Each comparison answers one question.
-FAMILY = (
-    ZERO_SHOT,
-    _against(INFONCE, published=None),
-    FIXED,  # a margin
-    _alone("adaptive part alone", changes={"objective.center": "mean"}, against=("InfoNCE",)),  # adaptivity, no margin
-    # L_HN is both: the first comparison shows what adaptivity adds to a margin, the second what a margin adds to it.
-    _against(L_HN, FIXED.name, "adaptive part alone", "InfoNCE", published=None),
-    _against(HN_CLIP, "InfoNCE", "L_HN", published=None),  # the token term
-    _fixed_scale(20.0),  # temperature
-    _fixed_scale(50.0),
-    _alone("InfoNCE, batch", "infonce", changes=_BATCH, against=("InfoNCE",)),  # more negatives
-    _alone("L_HN, batch", changes=_BATCH, against=("InfoNCE, batch",)),  # the margin, given more negatives
-    _memory(0.0),  # even more negatives
-    _memory(0.25),
-    _memory(0.5),  # the margin, given even more negatives
-)
+INFONCE_BATCH = _alone("InfoNCE, batch", "infonce", "InfoNCE", set=_BATCH)
+L_HN_BATCH = _alone("L_HN, batch", None, "InfoNCE, batch", set=_BATCH)
 
 _STUDIES = (
     Study(
@@ -134,21 +107,16 @@ _STUDIES = (
         "Plug-and-play",
         "Does a method gain when L_HN replaces its global loss, and nothing else changes?",
         (
-            *(INFONCE, _against(L_HN, "InfoNCE")),
-            *_with_hn(FINELIP),
-            *_with_hn(GOAL),
-            *_with_hn(STRUCTXLIP),
-            *_with_hn(Variant("LoRA", method="lora", published=("LoRA", "with InfoNCE"))),
-            *_with_hn(Variant("DoRA", method="dora", published=("DoRA", "with InfoNCE"))),
+            *(INFONCE, L_HN),
+            *(row for method in (FINELIP, GOAL, STRUCTXLIP, LORA, DORA) for row in (method, _with_hn(method))),
         ),
-        parts=("recalls",),
         tables=("A4",),
     ),
     Study(
         "gamma",
         "Boost strength γ",
         "How sensitive is HN-CLIP to γ?",
-        tuple(_gamma(gamma) for gamma in (0.0, 0.25, 0.5, 0.75, 1.0)),
+        tuple(map(_gamma, (0.0, 0.25, 0.5, 0.75, 1.0))),
         parts=("recalls", "curve"),
         seeds=3,
         tables=("A6",),
@@ -158,18 +126,17 @@ _STUDIES = (
         "Loss components",
         "What does each of the two terms contribute?",
         (
-            _against(INFONCE, published=("HN-CLIP", "InfoNCE alone")),
-            Variant(
-                "InfoNCE + L_tok",
-                method="hn_clip",
+            replace(INFONCE, published=("HN-CLIP", "InfoNCE alone")),
+            _against(
+                HN_CLIP,
+                "InfoNCE",
+                name="InfoNCE + L_tok",
                 set={"objective.gamma": 0.0},
-                against=("InfoNCE",),
                 published=("HN-CLIP", "InfoNCE and L_tok"),
             ),
-            _against(L_HN, "InfoNCE", published=("HN-CLIP", "L_HN alone")),
+            replace(L_HN, published=("HN-CLIP", "L_HN alone")),
             _against(HN_CLIP, "InfoNCE", "L_HN", name="L_HN + L_tok", published=("HN-CLIP", "L_HN and L_tok")),
         ),
-        parts=("recalls",),
         tables=("A5",),
     ),
     Study(
@@ -178,9 +145,9 @@ _STUDIES = (
         "Must caption similarities follow the encoder as it learns?",
         (
             _against(HN_CLIP, "Ḡ frozen", name="Ḡ recomputed", published=("HN-CLIP", "Ḡ recomputed")),
-            Variant(
-                "Ḡ frozen",
-                method="hn_clip",
+            replace(
+                HN_CLIP,
+                name="Ḡ frozen",
                 set={"objective.margin_source": "frozen"},
                 published=("HN-CLIP", "Ḡ frozen at the start"),
             ),
@@ -193,7 +160,6 @@ _STUDIES = (
         "Cross-domain matrix",
         "Does what was learnt on one domain hold for images and captions of another?",
         MAIN,
-        parts=("recalls",),
         columns="all",
         ks=DEEP,
         tables=("A7", "A10"),
@@ -207,7 +173,7 @@ _STUDIES = (
             *(
                 _at(method, fraction, *others)
                 for fraction in _FRACTIONS
-                for method, others in ((INFONCE, ()), (GOAL, ()), (HN_CLIP, ("InfoNCE", "GOAL")))
+                for method, *others in ((INFONCE,), (GOAL,), (HN_CLIP, "InfoNCE", "GOAL"))
             ),
         ),
         parts=("recalls", "samples"),
@@ -253,20 +219,26 @@ _STUDIES = (
         "fixed-margin",
         "Control: the same margin for every negative",
         "Does the adaptivity of the margin matter, or only its size?",
-        (
-            INFONCE,
-            FIXED,
-            _against(L_HN, "InfoNCE", FIXED.name, published=None),
-        ),
-        parts=("recalls",),
+        (INFONCE, FIXED, _against(L_HN, "InfoNCE", FIXED.name)),
         seeds=3,
     ),
     Study(
         "family",
         "Control: margin, adaptivity, temperature, number of negatives",
         "Which of these do the data need?",
-        FAMILY,
-        parts=("recalls",),
+        (  # Each comparison answers one question.
+            ZERO_SHOT,
+            INFONCE,
+            FIXED,  # a margin
+            _alone("adaptive part alone", None, "InfoNCE", set={"objective.center": "mean"}),  # adaptivity, no margin
+            # L_HN is both: the first comparison shows what adaptivity adds to a margin, the second the reverse.
+            _against(L_HN, FIXED.name, "adaptive part alone", "InfoNCE"),
+            _against(HN_CLIP, "InfoNCE", "L_HN"),  # the token term
+            *map(_fixed_scale, (20.0, 50.0)),  # temperature
+            INFONCE_BATCH,  # more negatives
+            L_HN_BATCH,  # the margin, given more negatives
+            *map(_memory, (0.0, 0.25, 0.5)),  # even more negatives, and the margin, given these
+        ),
         seeds=3,
     ),
     Study(
@@ -275,37 +247,34 @@ _STUDIES = (
         "Do other losses that weight negatives do as well?",
         (
             INFONCE,
-            _alone("score margin", "score_margin", against=("L_HN",)),
-            _alone("HN-NCE", "hn_nce", against=("L_HN",)),
-            _alone("HCL", "hcl", against=("L_HN",)),
-            _alone("debiased", "debiased", against=("L_HN",)),
-            _alone("max hinge", "max_hinge", against=("L_HN",)),
-            _alone("sigmoid", "sigmoid", against=("L_HN",)),
-            _against(L_HN, "InfoNCE", published=None),
+            _alone("score margin", "score_margin", "L_HN"),
+            _alone("HN-NCE", "hn_nce", "L_HN"),
+            _alone("HCL", "hcl", "L_HN"),
+            _alone("debiased", "debiased", "L_HN"),
+            _alone("max hinge", "max_hinge", "L_HN"),
+            _alone("sigmoid", "sigmoid", "L_HN"),
+            L_HN,
         ),
-        parts=("recalls",),
     ),
     Study(
         "negatives",
         "Control: negatives of the micro-batch or of the batch",
         "Do more negatives replace the margin?",
         (
-            INFONCE,
-            _alone("InfoNCE, batch", "infonce", changes=_BATCH, against=("InfoNCE",)),
-            _against(L_HN, "InfoNCE", "InfoNCE, batch", published=None),
-            _alone("L_HN, batch", changes=_BATCH, against=("InfoNCE, batch", "L_HN")),
+            *(INFONCE, INFONCE_BATCH),
+            _against(L_HN, "InfoNCE", "InfoNCE, batch"),
+            _against(L_HN_BATCH, "InfoNCE, batch", "L_HN"),
         ),
-        parts=("recalls",),
     ),
     Study(
         "duplicates",
         "Control: masking of duplicates",
         "Does it matter that the same caption or image is a negative of itself?",
         (
-            _alone("InfoNCE, not masked", "infonce", changes={"objective.mask_duplicates": False}),
+            _alone("InfoNCE, not masked", "infonce", set={"objective.mask_duplicates": False}),
             _against(INFONCE, "InfoNCE, not masked"),
-            _alone("L_HN, not masked", changes={"objective.mask_duplicates": False}),
-            _against(L_HN, "L_HN, not masked", published=None),
+            _alone("L_HN, not masked", set={"objective.mask_duplicates": False}),
+            _against(L_HN, "L_HN, not masked"),
         ),
         parts=("duplicates", "recalls"),
     ),

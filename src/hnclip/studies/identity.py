@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import cache
 from hashlib import sha256
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,16 @@ from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.evaluate.retrieval import open_task
 from hnclip.models.adapters import BaseModel
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import BUNDLED, HUB_NAME, load
+from hnclip.models.load import is_hub_name, load
 from hnclip.objectives.registry import build_objective
 from hnclip.studies.spec import Gallery
 from hnclip.train.data import choose_records, needed_views
 
 FORMAT = 1  # raise it when the same configuration, data and model give other results
 UNKNOWN = "unknown-"  # how stand-ins for identities begin
+OPENING = tuple(spec.name for spec in fields(BaseModel))  # fields that determine the initial model
+READING = ("data", "validation", "read", "fraction", "limit")  # and those that determine the records
+OBSERVATIONS: dict[str, Any] = {"watch": None, "probe_gradients": 0}  # they change no weights
 
 Records = tuple[Record, ...]
 
@@ -49,24 +53,22 @@ def run_identity(config: TrainConfig, *, trained: bool = True, matched: bool = F
     if not trained:
         return digest("model", model)
     default = TrainConfig()
-    elsewhere = [spec.name for spec in fields(BaseModel)]  # what these come to is in the model's identity
-    elsewhere += ["data", "validation", "read", "fraction", "limit"]  # and these in that of the records
-    elsewhere += ["watch", "probe_gradients"]  # observations, which change no weights
-    plain = replace(config, **{name: getattr(default, name) for name in elsewhere})
+    plain = replace(config, **{name: getattr(default, name) for name in (*OPENING, *READING)}, **OBSERVATIONS)
+    kinds = frozenset(needed_views(build_objective(config.objective)))
+    records = _training_identity(kinds, *attrgetter(*READING)(config))
     # Only what differs from the defaults: a new field changes no identity.
-    return digest("run", model, _changes(asdict(plain), asdict(default)), matched, _data_identity(config))
+    return digest("run", model, _changes(asdict(plain), asdict(default)), matched, records)
 
 
 def identify(config: TrainConfig, *, trained: bool = True, matched: bool = False) -> str:
     """`run_identity`; if the model or the data are not here, a stand-in that tells the runs of one plan apart."""
     try:
-        if is_here(config.model):
+        if _is_here(config.model):
             return run_identity(config, trained=trained, matched=matched)
     except (ValueError, OSError):
         pass
-    base = [getattr(config, spec.name) for spec in fields(BaseModel)]
-    plain = _changes(asdict(replace(config, watch=None, probe_gradients=0)), asdict(TrainConfig()))
-    return UNKNOWN + digest(base, [plain, matched] if trained else [])
+    content = asdict(replace(config, **OBSERVATIONS)) if trained else attrgetter(*OPENING)(config)
+    return UNKNOWN + digest(content, matched)
 
 
 def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,45 +80,52 @@ def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
     }
 
 
-def is_here(model: str) -> bool:
-    """Whether a model can be opened without a download."""
+def _is_here(model: str) -> bool:
+    """Whether opening a model downloads nothing."""
     from huggingface_hub import try_to_load_from_cache
 
-    def is_part_here(name: str) -> bool:
-        hub_name, _, revision = name.partition("@")
-        known = HUB_NAME.fullmatch(name) and try_to_load_from_cache(hub_name, "config.json", revision=revision or None)
-        return name == BUNDLED or Path(name).exists() or isinstance(known, str)
-
-    return is_part_here(model) or all(map(is_part_here, model.split("+")))
+    parts = [model] if Path(model).exists() else model.split("+")
+    names = [part.partition("@") for part in parts if is_hub_name(part)]
+    found = [try_to_load_from_cache(name, "config.json", revision=revision or None) for name, _, revision in names]
+    return all(isinstance(path, str) for path in found)
 
 
 def model_identity(config: TrainConfig) -> str:
     """Of the model that a run starts from."""
-    return _model_identity(BaseModel(**{spec.name: getattr(config, spec.name) for spec in fields(BaseModel)}))
+    return _model_identity(*attrgetter(*OPENING)(config))
 
 
 @cache
-def _model_identity(base: BaseModel) -> str:
-    return model_fingerprint(load(**vars(base)), base.model)
+def _model_identity(*opening: Any) -> str:
+    return model_fingerprint(load(**dict(zip(OPENING, opening))), opening[0])
 
 
 def open_start(config: TrainConfig, device: str) -> DualEncoder:
     """The model that a run starts from."""
-    return load(**{spec.name: getattr(config, spec.name) for spec in fields(BaseModel)}, device=device)
+    return load(**{name: getattr(config, name) for name in OPENING}, device=device)
 
 
 def training_records(config: TrainConfig) -> tuple[Records, Records]:
     """The records that a run trains on, and those that it validates on."""
-    return _training_records(config.data, config.validation, config.read, config.fraction, config.limit)
+    return _training_records(*attrgetter(*READING)(config))
 
 
 @cache
-def _training_records(
-    data: str, validation: str | None, read: ReadConfig, fraction: float, limit: int | None
-) -> tuple[Records, Records]:
-    config = TrainConfig(data=data, validation=validation, read=read, fraction=fraction, limit=limit)
-    train, held_out, _ = choose_records(config, open_data(data, read, splits={"train", "validation"}))
+def _training_records(*reading: Any) -> tuple[Records, Records]:
+    config = TrainConfig(**dict(zip(READING, reading)))
+    train, held_out, _ = choose_records(config, open_data(config.data, config.read, splits={"train", "validation"}))
     return train, held_out
+
+
+@cache
+def _training_identity(kinds: frozenset[Kind], *reading: Any) -> tuple[str, str]:
+    """Of the training records, with what `hnclip prepare` made for them, and of the validation records."""
+    config = TrainConfig(**dict(zip(READING, reading)))
+    train, held_out = training_records(config)
+    for kind in KINDS:
+        if kind in kinds and (path := manifest_path(config.read, config.data, kind)).exists():
+            train = tuple(apply_manifest(train, read_manifest(path, kind))[0])
+    return records_identity(train, config.read.cache), records_identity(held_out, config.read.cache)
 
 
 def pair_count(config: TrainConfig) -> int | None:
@@ -126,29 +135,6 @@ def pair_count(config: TrainConfig) -> int | None:
     except (ValueError, OSError):
         benchmark = BENCHMARKS.get(config.data.partition("=")[0])
         return None if benchmark is None else round(benchmark.counts.get("train", 0) * config.fraction)
-
-
-def _data_identity(config: TrainConfig) -> tuple[str, str]:
-    needs = frozenset(needed_views(build_objective(config.objective)))
-    paths = tuple((kind, manifest_path(config.read, config.data, kind)) for kind in KINDS if kind in needs)
-    return _prepared_identity(config.data, config.validation, config.read, config.fraction, config.limit, paths)
-
-
-@cache
-def _prepared_identity(
-    data: str,
-    validation: str | None,
-    read: ReadConfig,
-    fraction: float,
-    limit: int | None,
-    manifests: tuple[tuple[Kind, Path], ...],
-) -> tuple[str, str]:
-    """Of the training records, with what `hnclip prepare` made for them, and of the validation records."""
-    train, held_out = _training_records(data, validation, read, fraction, limit)
-    for kind, path in manifests:
-        if path.exists():
-            train = tuple(apply_manifest(train, read_manifest(path, kind))[0])
-    return records_identity(train, read.cache), records_identity(held_out, read.cache)
 
 
 @cache

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
-from hnclip.studies.identity import UNKNOWN, digest, gallery_identity, identify
+from hnclip.config import TrainConfig
+from hnclip.studies.identity import OPENING, READING, UNKNOWN, digest, gallery_identity, identify
 from hnclip.studies.spec import Domain, Gallery, Setting, Study, Variant, galleries_of
 
 # Parts of reports that show a measurement, and its kind. Those of `COMPARING` measure the runs of the study's rows.
@@ -47,7 +46,7 @@ class RunJob:
 
     @property
     def title(self) -> str:
-        place = _first(self.places)
+        place = next(iter(self.places.values()))[0]
         return f"{place.row}, {place.domain}, seed {place.seed}" if self.trained else place.row
 
 
@@ -118,9 +117,9 @@ def plan(entries: Iterable[tuple[Study, Setting]]) -> Plan:
     for study, setting in entries:
         for kind in [MEASURED[part] for part in study.parts if part in MEASURED]:
             for domain in setting.domains:
-                job_of = _measure_job(study, kind, domain, setting, tuple(runs.values()))
-                known = measures.get(job_of.identity)
-                measures[job_of.identity] = replace(job_of, places={**(known.places if known else {}), **job_of.places})
+                measure = _measure_job(study, kind, domain, setting, runs.values())
+                known = measures.get(measure.identity, measure)
+                measures[measure.identity] = replace(measure, places={**known.places, **measure.places})
     return Plan(tuple(runs.values()), tuple(measures.values()))
 
 
@@ -134,13 +133,11 @@ def _run_job(study: Study, row: Variant, domain: Domain, seed: int, setting: Set
 
 def _merged(one: RunJob, other: RunJob) -> RunJob:
     """The same run for all places, with the galleries and observations of both."""
-    watched = {config.watch for config in (one.config, other.config)} - {None}
-    if len(watched) > 1:
-        raise ValueError(f"{one.title} would be evaluated after every epoch on {' and '.join(map(str, watched))}")
-    probe = math.gcd(one.config.probe_gradients, other.config.probe_gradients)  # of 0 and N it is N
+    watch = one.config.watch or other.config.watch
+    probe = max(one.config.probe_gradients, other.config.probe_gradients)
     return replace(
         one,
-        config=replace(one.config, watch=next(iter(watched), None), probe_gradients=probe),
+        config=replace(one.config, watch=watch, probe_gradients=probe),
         galleries=tuple(dict.fromkeys((*one.galleries, *other.galleries))),
         places={
             study: (*one.places.get(study, ()), *other.places.get(study, ()))
@@ -149,27 +146,21 @@ def _merged(one: RunJob, other: RunJob) -> RunJob:
     )
 
 
-def _measure_job(study: Study, kind: str, domain: Domain, setting: Setting, runs: tuple[RunJob, ...]) -> MeasureJob:
+def _measure_job(study: Study, kind: str, domain: Domain, setting: Setting, runs: Iterable[RunJob]) -> MeasureJob:
     seed = setting.seeds_of(study)[0]
     config = replace(setting.base, data=domain.data, seed=seed)
-    places = [Place(row.name, domain.name, seed) for row in study.rows if kind in COMPARING]
-    needed = tuple(next(job for job in runs if place in job.places.get(study.name, ())) for place in places)
-    if needed:
-        tests = domain.galleries if kind == "retrievals" else ()
-        subjects = [*(job.identity for job in needed), *(_gallery_identity(one, config) for one in tests)]
+    if kind in COMPARING:
+        places = [Place(row.name, domain.name, seed) for row in study.rows]
+        measured = tuple(next(job for job in runs if place in job.places.get(study.name, ())) for place in places)
+        subjects = [job.identity for job in measured]
+        if kind == "retrievals":
+            try:
+                subjects += [gallery_identity(Gallery(source), config.read) for source in domain.galleries]
+            except (ValueError, OSError):  # they are not here
+                subjects += [UNKNOWN]
     else:  # the model and the data alone, whatever is trained
-        subject = replace(config, objective=ObjectiveConfig(), optim=OptimConfig(), adapt=AdaptConfig(), cluster=0)
-        subjects = [identify(replace(subject, seed=0))]
+        measured = ()
+        kept = {name: getattr(config, name) for name in (*OPENING, *READING)}
+        subjects = [identify(TrainConfig(**kept, seed=0))]
     identity = UNKNOWN * any(one.startswith(UNKNOWN) for one in subjects) + digest(kind, *subjects)
-    return MeasureJob(identity, kind, config, domain, needed, {study.name: (Place(kind, domain.name, seed),)})
-
-
-def _gallery_identity(source: str, config: TrainConfig) -> str:
-    try:
-        return gallery_identity(Gallery(source), config.read)
-    except (ValueError, OSError):
-        return UNKNOWN + source
-
-
-def _first(places: Places) -> Place:
-    return next(iter(places.values()))[0]
+    return MeasureJob(identity, kind, config, domain, measured, {study.name: (Place(kind, domain.name, seed),)})

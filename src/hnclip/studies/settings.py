@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
-from pydantic import ValidationError
-
-from hnclip.config import ReadConfig, RunOptions, one_line, with_fields
+from hnclip.config import ReadConfig, RunOptions, with_fields
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.data.sources import open_data
 from hnclip.objectives.registry import MethodChoice
@@ -32,43 +30,26 @@ OPTIONS_OF_THEIR_OWN = ("model", "data", "read", "seed", "watch", "out", "device
 RUN_FIELDS = ("speed", "save_minutes", "evaluate_batch", "tensorboard")
 
 
-def studies_named(names: str) -> list[Study]:
-    """`main`, `main,gamma`, or `all`: those of the catalogue, each once."""
-    if names == ALL:
-        return list(STUDIES.values())
-    found = []
-    for name in dict.fromkeys(part.strip() for part in names.split(",")):
-        if name not in STUDIES:
-            close = get_close_matches(name, STUDIES, 1)
-            meant = f" Did you mean {close[0]}?" if close else ""
-            raise ValueError(f"there is no study {name!r}.{meant} There are {', '.join(STUDIES)}; or all, or list")
-        found.append(STUDIES[name])
-    return found
-
-
 def entries_of(options: Options) -> list[Entry]:
     """The studies, each with its setting. Of `all`, those that need two domains are left out if there is one."""
     recipe = options.recipe or ("demo" if options.model in (None, "bundled") else "paper")
-    base = RECIPES[recipe]()
-    base = replace(base, read=options.read, model=options.model or base.model)
-    fields, _ = _split_fields(options.set)
-    base = _with_fields(base, fields)
-    # "auto" is another number format on another device, and so another run.
-    precision = choose_precision(base.optim.precision, find_device(options.device))
-    base = replace(base, optim=replace(base.optim, precision=precision))
     is_paper, is_results = recipe.partition("/")[0] == "paper", recipe == "results"
+    recipe_config = RECIPES[recipe]()
+    recipe_config = replace(recipe_config, read=options.read, model=options.model or recipe_config.model)
+    fields, _ = _split_fields(options.set)
     rates: Mapping[MethodChoice, float] = PAPER_RATES if is_paper else RESULTS_RATES if is_results else {}
     if "optim.lr" in fields:  # then one rate for all was asked for
         rates = {}
     entries = []
-    for study in studies_named(options.name):
+    for study in _studies_named(options.name):
+        base = with_fields(recipe_config, {**(RESULTS_FIELDS.get(study.name, {}) if is_results else {}), **fields})
+        # "auto" is another number format on another device, and so another run.
+        precision = choose_precision(base.optim.precision, find_device(options.device))
+        base = replace(base, optim=replace(base.optim, precision=precision))
         data = options.data or (is_results and RESULTS_DATA.get(study.name, RESULTS_DATA[ALL])) or (base.data,)
         domains = domains_of(data, options.tests, options.read, paper=is_paper)
-        changes = RESULTS_FIELDS.get(study.name, {}) if is_results else {}
-        changes = {name: value for name, value in changes.items() if name not in fields}
         if len(domains) > 1 or study.columns == "own":
-            setting = Setting(with_fields(base, changes), domains, options.seeds or None, rates)
-            entries.append((study, setting))
+            entries.append((study, Setting(base, domains, options.seeds or None, rates)))
         elif options.name == ALL:
             log.info(f"{study.name} is left out: it needs two domains in --data")
         else:
@@ -76,10 +57,18 @@ def entries_of(options: Options) -> list[Entry]:
     return entries
 
 
+def _studies_named(names: str) -> list[Study]:
+    """`main`, `main,gamma`, or `all`: those of the catalogue, each once."""
+    found = [*STUDIES] if names == ALL else list(dict.fromkeys(names.split(",")))
+    if unknown := [name for name in found if name not in STUDIES]:
+        raise ValueError(f"there is no study {unknown[0]!r}: there are {', '.join(STUDIES)}; or all, or list")
+    return [STUDIES[name] for name in found]
+
+
 def run_options_of(options: Options) -> RunOptions:
     """Where and how the runs of a study are executed."""
     _, fields = _split_fields(options.set)
-    return _with_fields(RunOptions(device=options.device, threads=options.threads), fields)
+    return with_fields(RunOptions(device=options.device, threads=options.threads), fields)
 
 
 def _split_fields(given: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -92,30 +81,20 @@ def _split_fields(given: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]
     run: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        name = name.strip().removeprefix("--").replace("-", "_")
+        name = name.removeprefix("--").replace("-", "_")
         group, _, field = name.partition(".")
-        if not (equals and name):
+        if not equals:
             raise ValueError(f"--set takes KEY=VALUE, for example optim.epochs=2, got {text!r}")
-        if group in OPTIONS_OF_THEIR_OWN:
-            raise ValueError(f"--set {name}: it is not a field that rows share; see the options of hnclip study")
-        if group == "objective" and field not in OPEN:
+        if group in OPTIONS_OF_THEIR_OWN or (group == "objective" and field not in OPEN):
             raise ValueError(
-                f"--set {name}: rows of a study differ in it; of the objective, {', '.join(OPEN)} can be set"
+                f"--set {name}: rows differ in it, or it is an option of hnclip study; of the objective, "
+                f"{', '.join(OPEN)} can be set"
             )
-        try:
-            (run if group in RUN_FIELDS else config)[name] = json.loads(value)
-        except json.JSONDecodeError:
-            (run if group in RUN_FIELDS else config)[name] = value
+        found = run if group in RUN_FIELDS else config
+        found[name] = value
+        with suppress(json.JSONDecodeError):
+            found[name] = json.loads(value)
     return config, run
-
-
-def _with_fields(config: Any, values: Mapping[str, Any]) -> Any:
-    try:
-        return with_fields(config, values)
-    except ValidationError as error:
-        raise ValueError(f"--set: {one_line(error)}") from error
-    except ValueError as error:
-        raise ValueError(f"--set: {error}") from error
 
 
 def domains_of(data: Sequence[str], tests: Sequence[str], read: ReadConfig, *, paper: bool) -> tuple[Domain, ...]:
@@ -126,20 +105,19 @@ def domains_of(data: Sequence[str], tests: Sequence[str], read: ReadConfig, *, p
         tests: further galleries. One that the paper has for a domain belongs to that domain, any other to all.
         paper: the paper's galleries for its domains, instead of their test splits.
     """
-    names = [source.partition("=")[0] for source in data]
-    if len({*names}) < len(names):
-        raise ValueError(f"--data names a source twice: {' '.join(names)}")
-    galleries = {name: _own_galleries(source, read, paper=paper) for name, source in zip(names, data)}
+    galleries = {source.partition("=")[0]: _own_galleries(source, read, paper=paper) for source in data}
+    if len(galleries) < len(data):
+        raise ValueError(f"--data names a source twice: {' '.join(data)}")
     for test in tests:
         name = test.partition("=")[0]
-        owners = [owner for owner, known in PAPER_GALLERIES.items() if name in known and owner in names]
-        for owner in owners or names:  # one that is named with its folder replaces the same without
+        owners = [owner for owner in galleries if name in PAPER_GALLERIES.get(owner, ())]
+        for owner in owners or galleries:  # one that is named with its folder replaces the same without
             others = [gallery for gallery in galleries[owner] if gallery.partition("=")[0] != name]
             galleries[owner] = (*others, test)
     for name, found in galleries.items():
         if not found:
             raise ValueError(f"{name} has no test split: name data to test on with --tests")
-    return tuple(Domain(source, galleries[name]) for name, source in zip(names, data))
+    return tuple(map(Domain, data, galleries.values()))
 
 
 def _own_galleries(source: str, read: ReadConfig, *, paper: bool) -> tuple[str, ...]:
@@ -147,7 +125,7 @@ def _own_galleries(source: str, read: ReadConfig, *, paper: bool) -> tuple[str, 
     name, _, folder = source.partition("=")
     if paper and name in PAPER_GALLERIES:
         # In the folder of the domain, if both are read from the same files.
-        shares = {gallery: {*BENCHMARKS[gallery].folders} & {*BENCHMARKS[name].folders} for gallery in BENCHMARKS}
-        return tuple(f"{one}={folder}" if folder and shares[one] else one for one in PAPER_GALLERIES[name])
+        sharing = [one for one in BENCHMARKS if {*BENCHMARKS[one].folders} & {*BENCHMARKS[name].folders}]
+        return tuple(f"{one}={folder}" if folder and one in sharing else one for one in PAPER_GALLERIES[name])
     splits = BENCHMARKS[name].splits if name in BENCHMARKS else open_data(source, read).splits()
     return (source,) if "test" in splits else ()

@@ -76,7 +76,7 @@ class Study:
     title: str
     question: str
     rows: tuple[Variant, ...]
-    parts: tuple[str, ...]
+    parts: tuple[str, ...] = ("recalls",)
     columns: Columns = "own"
     ks: tuple[int, ...] = (1, 5, 10)
     seeds: int = 1

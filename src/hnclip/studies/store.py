@@ -6,7 +6,8 @@
         evaluations/GALLERY-ID.safetensors  ranks and metrics on a gallery, with a checksum
     runs/measures/KIND-IDENTITY.json        a measurement, with a checksum
 
-A run that is observed along the way has `-watched-…` or `-probed-N` at the end of its name.
+A run that is observed along the way has `-watched-…` or `-probed-N` at the end of its name. A file that has changed
+since it was written is never taken for a result.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ import json
 import logging
 import platform
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from hnclip import __version__
 from hnclip.analysis.captions import mean_similarity
-from hnclip.config import RunOptions, TrainConfig, to_json
+from hnclip.config import RunOptions, TrainConfig
 from hnclip.encode.loop import encode_captions
+from hnclip.evaluate.ranks import Ranks
 from hnclip.evaluate.retrieval import EvaluationResult, drop_unusable, evaluate_task, open_task
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import RUN_CONFIG, RUN_RESULT, load
+from hnclip.models.load import RUN_RESULT, load
 from hnclip.studies.identity import (
-    UNKNOWN,
     digest,
     gallery_identity,
     model_identity,
@@ -40,11 +42,10 @@ from hnclip.studies.identity import (
     training_records,
 )
 from hnclip.studies.plan import Job, MeasureJob, RunJob
-from hnclip.studies.sealed import file_hash, read_result, read_sealed, write_result, write_sealed
 from hnclip.studies.spec import Gallery
-from hnclip.train.checkpoint import CHECKPOINT, load_checkpoint, save_checkpoint
+from hnclip.train.checkpoint import CHECKPOINT
 from hnclip.train.log import METRICS, read_metrics
-from hnclip.train.runs import saved_config, train_or_continue
+from hnclip.train.runs import train_or_continue
 from hnclip.util.files import exclusive_lock, read_json, replace_file
 from hnclip.util.text import slugify
 
@@ -53,10 +54,9 @@ log = logging.getLogger(__name__)
 RESULT_FORMAT = 1  # raise it when an evaluation of the same model on the same gallery gives another result
 ABOUT, SEAL = "about.json", "seal.json"
 LIBRARIES = ("torch", "transformers", "numpy", "pillow")
-
-
-class Busy(Exception):
-    """Another process is doing the job."""
+_CHECKSUM = re.compile(rb'"sha256":"([0-9a-f]{64})"')
+_ZEROS = "0" * 64  # in the place of a checksum while it is computed
+_TENSORS = ("ranks", "groups", "image", "text", "held_out")  # fields of a result that are not JSON, or not stored
 
 
 class Store:
@@ -70,31 +70,31 @@ class Store:
         self.directory, self.options = directory, options or RunOptions()
 
     def home(self, job: RunJob) -> Path:
-        """The directory of a run, finished or not. The same data at another path have another label."""
-        name = f"{job.identity}{_observations(job.config)}"
-        own = self.directory / f"{_label(job.config, job.trained)}-{name}"
-        homes = [own, *sorted(self.directory.glob(f"*-{job.identity}*"))]
-        finished = [home for home in homes if _observes(home, job) and self._is_finished(home, job)]
-        begun = [home for home in homes if home.name.endswith(f"-{name}") and (home / RUN_CONFIG).exists()]
-        return next(iter([*finished, *begun]), own)
+        """Where a run is, or is to be trained. The label is for people: a finished run is found by its identity."""
+        config = job.config
+        if not job.trained:
+            return self.directory / f"zero-shot-{job.identity}"
+        watched = f"-watched-{gallery_identity(Gallery(config.watch), config.read)[:8]}" if config.watch else ""
+        probed = f"-probed-{config.probe_gradients}" if config.probe_gradients else ""
+        for home in sorted(self.directory.glob(f"*-{job.identity}*")):  # one that observes more will do
+            if watched in home.name and home.name.endswith(probed) and _is_finished(home):
+                return home
+        data = config.data.partition("=")[0].split("/")[-2:]
+        label = slugify(config.objective.method, config.objective.global_loss, *data, str(config.seed))
+        return self.directory / f"{label}-{job.identity}{watched}{probed}"
 
     def is_trained(self, job: RunJob) -> bool:
-        return not job.identity.startswith(UNKNOWN) and self._is_finished(self.home(job), job)
-
-    def _is_finished(self, home: Path, job: RunJob) -> bool:
-        return (home / RUN_RESULT).exists() if job.trained else home.is_dir()
-
-    def is_begun(self, job: Job) -> bool:
-        return isinstance(job, RunJob) and (self.home(job) / RUN_CONFIG).exists()
+        home = self.home(job)
+        return _is_finished(home) if job.trained else home.is_dir()
 
     def is_done(self, job: Job) -> bool:
         if isinstance(job, MeasureJob):
             return self._measurement_path(job).exists()
-        return self.is_trained(job) and not self.missing(job)
+        return self.is_trained(job) and not self._missing(job)
 
-    def missing(self, job: RunJob) -> list[Gallery]:
+    def _missing(self, job: RunJob) -> list[Gallery]:
         """The galleries that the run was not evaluated on."""
-        return [gallery for gallery in job.galleries if not self.result_path(job, gallery).exists()]
+        return [gallery for gallery in job.galleries if not self._result_path(job, gallery).exists()]
 
     def do(self, job: Job) -> None:
         """Do what is missing of a job: train or continue a run and evaluate its best epoch, or measure.
@@ -102,7 +102,7 @@ class Store:
         Raises:
             Busy: another process is doing it.
         """
-        with self._held(job):
+        with exclusive_lock(self.directory / ".locks" / job.identity, f"another process is doing {job.title}"):
             if isinstance(job, RunJob):
                 self._run(job)
             else:
@@ -118,7 +118,7 @@ class Store:
 
     def result(self, job: RunJob, gallery: Gallery) -> EvaluationResult | None:
         """The evaluation of a run on a gallery; None if there is none. ValueError if its file is damaged."""
-        path = self.result_path(job, gallery)
+        path = self._result_path(job, gallery)
         return read_result(path) if path.exists() else None
 
     def training(self, job: RunJob) -> dict[str, Any] | None:
@@ -136,53 +136,34 @@ class Store:
         path = self._measurement_path(job)
         return read_sealed(path) if path.exists() else None
 
-    def versions(self, job: RunJob) -> dict[str, str]:
-        """The versions of the libraries that a run was trained with; empty if it was not begun."""
-        path = self.home(job) / ABOUT
-        return read_json(path)["versions"] if path.exists() else {}
-
-    def result_path(self, job: RunJob, gallery: Gallery) -> Path:
+    def _result_path(self, job: RunJob, gallery: Gallery) -> Path:
         place = self.home(job) / "evaluations"
         identity = digest("evaluation", RESULT_FORMAT, gallery_identity(gallery, job.config.read))
-        own = place / f"{slugify(gallery.name)}-{identity}.safetensors"
         # The same records at another path have another name.
-        return own if own.exists() else next(iter(sorted(place.glob(f"*-{identity}.safetensors"))), own)
+        found = sorted(place.glob(f"*-{identity}.safetensors"))
+        return next(iter(found), place / f"{slugify(gallery.name)}-{identity}.safetensors")
 
     def _measurement_path(self, job: MeasureJob) -> Path:
         return self.directory / "measures" / f"{slugify(job.kind)}-{job.identity}.json"
 
-    @contextmanager
-    def _held(self, job: Job) -> Iterator[None]:
-        """The job for this process alone."""
-        busy = f"another process is doing {job.title}"
-        try:
-            with exclusive_lock(self.directory / ".locks" / job.identity, busy):
-                yield
-        except ValueError as error:
-            if str(error) == busy:
-                raise Busy(busy) from error
-            raise
-
     def _run(self, job: RunJob) -> None:
-        if job.identity.startswith(UNKNOWN):
-            run_identity(job.config, trained=job.trained)  # says what is wrong with the model or the data
-            raise ValueError("its model and data could not be opened when it was planned: give the command again")
+        # For a stand-in this says what is wrong with the model or the data.
+        if run_identity(job.config, trained=job.trained, matched=job.matched) != job.identity:
+            raise ValueError("its model or data have changed since it was planned: give the command again")
         home = self.home(job)
-        if job.trained and not self.is_trained(job):
+        self._write_about(job, home)
+        if job.trained and not _is_finished(home):
             config = self._with_matched_margin(job.config) if job.matched else job.config
-            _follow_moved_data(home, config)
-            self._write_about(job, home)
             train_or_continue(config, replace(self.options, out=home))
         if job.trained and not (home / SEAL).exists():
-            write_sealed(home / SEAL, {name: file_hash(home / name) for name in (RUN_RESULT, METRICS)})
+            write_sealed(home / SEAL, {name: _file_hash(home / name) for name in (RUN_RESULT, METRICS)})
             (home / CHECKPOINT).unlink(missing_ok=True)  # three times the weights, which nothing needs any more
-        self._write_about(job, home)
-        if missing := self.missing(job):
+        if missing := self._missing(job):
             model = self.open_model(job)
             for gallery in missing:
                 log.info(f"evaluating on {gallery.name}")
                 result = _evaluate(model, gallery, job.config, self.options.evaluate_batch)
-                write_result(self.result_path(job, gallery), result)
+                write_result(self._result_path(job, gallery), result)
 
     def _with_matched_margin(self, config: TrainConfig) -> TrainConfig:
         """The run with the fixed margin m = γ·mean(Ḡ)."""
@@ -206,10 +187,8 @@ class Store:
     def _sealed_file(self, job: RunJob, name: str) -> Path:
         """A file of a finished run, if it has not changed since."""
         home = self.home(job)
-        if (home / SEAL).exists() and read_sealed(home / SEAL)[name] != file_hash(home / name):
-            raise ValueError(
-                f"{home / name} has changed since the run ended: restore it, or delete {home} to train it again"
-            )
+        if (home / SEAL).exists() and read_sealed(home / SEAL)[name] != _file_hash(home / name):
+            raise ValueError(f"{home / name} has changed since the run ended: delete {home} to train it again")
         return home / name
 
     def _write_about(self, job: RunJob, home: Path) -> None:
@@ -223,39 +202,9 @@ class Store:
             partial.write_text(content + "\n", encoding="utf-8")
 
 
-def _label(config: TrainConfig, trained: bool) -> str:
-    """What the name of a directory begins with, for people."""
-    data = config.data.partition("=")[0].split("/")[-2:]
-    parts = (config.objective.method, config.objective.global_loss, *data, str(config.seed))
-    return slugify("-".join(parts)) if trained else "zero-shot"
-
-
-def _observations(config: TrainConfig) -> str:
-    watched = f"-watched-{gallery_identity(Gallery(config.watch), config.read)[:8]}" if config.watch else ""
-    return watched + (f"-probed-{config.probe_gradients}" if config.probe_gradients else "")
-
-
-def _observes(home: Path, job: RunJob) -> bool:
-    """Whether the run in a directory has the identity of the job and observes all that the job asks for."""
-    found = re.search(rf"-{job.identity}(-watched-\w+)?(-probed-(\d+))?$", home.name)
-    if found is None:
-        return False
-    wanted, every = _observations(replace(job.config, probe_gradients=0)), job.config.probe_gradients
-    watches = not wanted or found[1] == wanted
-    return not job.trained or (watches and (not every or (found[3] is not None and every % int(found[3]) == 0)))
-
-
-def _follow_moved_data(home: Path, config: TrainConfig) -> None:
-    """Let a stopped run continue with data and model at other paths: by its identity it is the same run."""
-    if not (home / RUN_CONFIG).exists():
-        return
-    saved = saved_config(home)
-    config = replace(config, optim=replace(config.optim, precision=saved.optim.precision))  # "auto" is resolved there
-    if saved != config:
-        if (state := load_checkpoint(home)) is not None:
-            save_checkpoint(home, replace(state, config=to_json(config)))
-        with replace_file(home / RUN_CONFIG) as partial:
-            partial.write_text(to_json(config), encoding="utf-8")
+def _is_finished(home: Path) -> bool:
+    """Whether a directory holds a finished training run."""
+    return (home / RUN_RESULT).exists()
 
 
 def _evaluate(model: DualEncoder, gallery: Gallery, config: TrainConfig, batch: int) -> EvaluationResult:
@@ -265,3 +214,69 @@ def _evaluate(model: DualEncoder, gallery: Gallery, config: TrainConfig, batch: 
     task = open_task(gallery.source, "all" if gallery.whole else None, config.read)
     task = drop_unusable(task, model, config.read)
     return evaluate_task("", model, task, config.read, batch=batch, held_out=held_out)
+
+
+def write_result(path: Path, result: EvaluationResult) -> None:
+    """Write a result with its ranks, without its vectors, as one file of JSON and tensors with a checksum."""
+    from safetensors.torch import save
+
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for prefix, part in (("", result), ("held_out_", result.held_out)):
+        if part is not None:
+            found = {**vars(part.ranks), "groups": part.groups}
+            tensors |= {f"{prefix}{name}": value.contiguous() for name, value in found.items()}
+            values[prefix] = {name: value for name, value in vars(part).items() if name not in _TENSORS}
+    content = save(tensors, metadata={"result": json.dumps(values), "sha256": _ZEROS})
+    sealed = _CHECKSUM.sub(f'"sha256":"{sha256(content).hexdigest()}"'.encode(), content, count=1)
+    with replace_file(path) as partial:
+        partial.write_bytes(sealed)
+
+
+def read_result(path: Path) -> EvaluationResult:
+    """Read a result of `write_result`. ValueError if any byte of it has changed."""
+    from safetensors.torch import load as load_tensors
+
+    content = path.read_bytes()
+    saved = _CHECKSUM.search(content)
+    if saved is None or sha256(content.replace(saved[1], _ZEROS.encode(), 1)).hexdigest().encode() != saved[1]:
+        raise _damaged(path)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    tensors, parts = load_tensors(content), {}
+    for prefix, part in json.loads(header["__metadata__"]["result"]).items():
+        ranks = Ranks(*(tensors[f"{prefix}{name}"] for name in ("text_to_image", "image_to_text", "owner")))
+        part["ids"] = tuple(part["ids"])
+        parts[prefix] = EvaluationResult(ranks=ranks, groups=tensors[f"{prefix}groups"], **part)
+    return replace(parts[""], held_out=parts.get("held_out_"))
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Write JSON with its checksum."""
+    content = json.loads(json.dumps(content))  # as it is read again
+    with replace_file(path) as partial:
+        sealed = {"sha256": _json_hash(content), "content": content}
+        partial.write_text(json.dumps(sealed, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read what `write_sealed` wrote. ValueError if it has changed."""
+    try:
+        sealed = read_json(path)
+        content: dict[str, Any] = sealed["content"]
+        if sealed["sha256"] == _json_hash(content):
+            return content
+    except (ValueError, KeyError):
+        pass
+    raise _damaged(path)
+
+
+def _damaged(path: Path) -> ValueError:
+    return ValueError(f"{path} is damaged: delete it and give the command again, which measures it anew")
+
+
+def _json_hash(content: Any) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _file_hash(path: Path) -> str:
+    return sha256(path.read_bytes()).hexdigest()

@@ -76,15 +76,19 @@ def recover_directory(path: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
+class Busy(ValueError):
+    """Another process holds a lock."""
+
+
 @contextmanager
 def exclusive_lock(path: Path, busy: str) -> Iterator[None]:
-    """Hold a lock file, or raise ValueError with the message `busy`. The lock ends with the process, even if killed."""
+    """Hold a lock file, or raise `Busy` with the message `busy`. The lock ends with the process, even if killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=0)
     try:
         lock.acquire()
     except Timeout as error:
-        raise ValueError(busy) from error
+        raise Busy(busy) from error
     except (NotImplementedError, OSError) as error:  # some network file systems have no locks
         raise ValueError(
             f"{path} cannot be locked ({error}), and without a lock two processes could write at once: use a directory "
