@@ -47,8 +47,8 @@ def resume(out: Path, options: RunOptions | None = None, **others: Any) -> Train
         options: where and how it continues; as it was started if not given.
         others: `data` and `on_step`, as in `train`.
     """
-    options = replace(options or saved_options(out), out=out)
     config = saved_config(out)
+    options = replace(options or saved_options(out), out=out)
     if (out / RUN_RESULT).exists():
         log.info(f"{out} is finished already")
         return _read_result(out)
@@ -79,9 +79,7 @@ def saved_config(out: Path) -> TrainConfig:
 
 def saved_options(out: Path) -> RunOptions:
     """The options with which the run in a directory was started or last resumed; the directory may have moved."""
-    path = out / OPTIONS
-    found = read_config(RunOptions, path) if path.exists() else RunOptions()
-    return replace(found, out=out)
+    return replace(read_config(RunOptions, out / OPTIONS), out=out)
 
 
 def _read_result(out: Path) -> TrainResult:
