@@ -187,7 +187,15 @@ def test_truncated_files_are_refused(good: Path):
 
 @pytest.mark.parametrize(
     "changed",
-    [{"direction": "sideways"}, {"rank": 0}, {"rank": 3}, {"rank": "1"}, {"caption": None}, {"score": None}, {"top": 1}],
+    [
+        {"direction": "sideways"},
+        {"rank": 0},
+        {"rank": 3},
+        {"rank": "1"},
+        {"caption": None},
+        {"score": None},
+        {"top": 1},
+    ],
     ids=str,
 )
 def test_changed_files_are_refused(good: Path, changed: dict[str, object]):

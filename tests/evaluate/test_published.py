@@ -145,12 +145,6 @@ def test_deviations_belong_to_the_means_of_three_seeds():
     assert found.deviation["image_to_text"] == {1: 0.83, 5: 0.35, 10: 0.06}
 
 
-def test_best_epochs():
-    found = {benchmark: tuple(row.epoch for row in rows("A2", benchmark)) for benchmark in BENCHMARKS}
-    assert found == {"DOCCI": (6, 5), "DCI": (5, 1), "Long-DCI": (10, 10), "Urban-1K": (4, 1)}
-    assert {row.epoch for row in everything() if row.table != "A2"} == {None}
-
-
 def test_names_say_where_a_number_is_from():
     names = [(result.name, result.benchmark) for result in everything()]
     assert len(names) == len(set(names))

@@ -97,12 +97,6 @@ def test_the_kinds_of_negatives_differ(model, batch):
     assert F.cosine_similarity(*flat, dim=0) < 0.999
 
 
-def test_gradients_are_added_to_existing_ones(model, batch):
-    once, _ = gradients(model, lambda: backward(model, batch, FULL, optim(4)))
-    backward(model, batch, FULL, optim(4))
-    assert_same({n: p.grad for n, p in model.named_parameters()}, {n: 2 * grad for n, grad in once.items()})
-
-
 @pytest.mark.parametrize("negatives", ["micro", "batch"])
 @pytest.mark.parametrize("frozen", ["vision", "text", "both"])
 def test_frozen_towers(model, batch, frozen, negatives):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from small import Stop, assert_same_weights, config_for, options_for, scenes, stop_at, train_until, weights
@@ -96,32 +94,21 @@ def test_a_stopped_run_continues_to_the_same_weights(name: str, model_directory:
     assert trained == len(state.model)  # what is frozen is not saved
 
 
+def train_or_resume(model: Path, out: Path) -> None:
+    torch.set_num_threads(1)
+    train_or_continue(config_for(model), options_for(out), data=scenes())
+
+
 def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, whole: Path, tmp_path: Path) -> None:
     """SIGKILL a real process at several moments, until the run is finished."""
-    script = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
-        "from small import config_for, options_for, scenes; from hnclip.train.runs import resume, train;"
-        "out = Path(sys.argv[3]); data = scenes(); print('go', flush=True);"
-        "resume(out, data=data) if (out / 'config.json').exists() else "
-        "train(config_for(Path(sys.argv[2])), options_for(out), data=data)"
-    )
-    killed = tmp_path / "killed"
-    command = [sys.executable, "-c", script, str(Path(__file__).parent), str(model_directory), str(killed)]
-    kills = 0
-    for delay in (0.1, 0.4, 0.7, 1.0, 300):
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-        )
-        assert process.stdout is not None
-        process.stdout.readline()  # imports are done; the delay counts from here
-        deadline = time.monotonic() + delay
-        while time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.01)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.stdout.close()
-        process.wait()
+    killed, kills = tmp_path / "killed", 0
+    for delay in (0.2, 0.5, 0.8, 1.1, 300):
+        process = processes.FORKSERVER.Process(target=train_or_resume, args=(model_directory, killed))
+        process.start()
+        process.join(delay)
+        kills += process.exitcode is None
+        process.kill()
+        process.join()
     assert kills >= 1
     assert (killed / "result.json").exists()
     assert_same_weights(whole, killed)
@@ -229,8 +216,6 @@ def trapped(content: bytes) -> bytes:
 DAMAGES = {
     "a checkpoint with code": ("checkpoint.pt", trapped),
     "truncated checkpoint": ("checkpoint.pt", lambda content: content[: len(content) // 2]),
-    "empty checkpoint": ("checkpoint.pt", lambda content: b""),
-    "text as checkpoint": ("checkpoint.pt", lambda content: b"not a checkpoint"),
     "a flipped bit of a tensor": (
         "checkpoint.pt",
         lambda content: (
@@ -239,7 +224,6 @@ DAMAGES = {
     ),
     "truncated configuration": ("config.json", lambda content: content[:50]),
     "another configuration": ("config.json", lambda content: content.replace(b'"lr": 0.001', b'"lr": 0.002')),
-    "binary configuration": ("config.json", lambda content: b"\xff" + content),
     "truncated options": ("options.json", lambda content: content[:20]),
 }
 

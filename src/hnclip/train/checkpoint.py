@@ -58,7 +58,7 @@ class TrainState:
 
 @contextmanager
 def report_failure(path: Path, run: Path) -> Iterator[None]:
-    """Raise OSError for any error in writing `path`; torch and safetensors report a full disk by errors of their own."""
+    """Raise OSError for any error in writing `path`: torch and safetensors have their own for a full disk."""
     try:
         yield
     except Exception as error:
