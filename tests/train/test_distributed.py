@@ -10,7 +10,6 @@ from pathlib import Path
 import processes
 import pytest
 import torch
-import torch.nn.functional as F
 from small import (
     ExactTrainer,
     Stop,
@@ -20,6 +19,7 @@ from small import (
     scenes,
     small_batch,
     small_encoder,
+    small_memory,
     stop_at,
     train_exactly,
     weights,
@@ -48,7 +48,6 @@ from hnclip.train.distributed import (
     world_size,
 )
 from hnclip.train.log import read_metrics
-from hnclip.train.memory import PairMemory
 from hnclip.train.runs import resume, train
 from hnclip.train.step import backward, split_batch
 
@@ -67,21 +66,12 @@ def optim(micro: int, negatives: str) -> OptimConfig:
     return OptimConfig(micro_batch=micro, negatives=negatives, precision="fp32")  # type: ignore[arg-type]
 
 
-def memory_of(batch) -> PairMemory:
-    g = torch.Generator().manual_seed(9)
-    vectors = [ViewEmbeddings(F.normalize(torch.randn(5, 16, generator=g).double(), dim=1)) for _ in range(2)]
-    ids, margins = batch.ids[:5], batch.margin_text[:5]
-    return PairMemory(
-        7, Embeddings({"full": vectors[0]}, {"caption": vectors[1]}, torch.tensor(1.0), ids, margins), torch.arange(5)
-    )
-
-
 def one_step(batch, tokenizer, mode, negatives, pairs, micro):
     """Gradients and losses of the first pairs of a batch, of which this process encodes its share."""
     model = small_encoder(tokenizer)
     distribute(model, mode)
     rows, groups = split_batch(range(pairs), optim(micro, negatives), rank=rank(), world=world_size())
-    memory = memory_of(batch) if negatives == "memory" else None
+    memory = small_memory(batch, 7, 5)[0] if negatives == "memory" else None
     result = backward(model, rows_of(batch, rows), OBJECTIVE, optim(micro, negatives), groups, memory)
 
     def collect():
