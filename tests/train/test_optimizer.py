@@ -16,7 +16,6 @@ from hnclip.train.optimizer import (
     clamp_scale,
     keep_positions,
     learning_rate_factor,
-    parameter_groups,
     schedule_factor,
     set_learning_rate,
     wrapped_factor,
@@ -41,7 +40,8 @@ class ToyWithReadouts(Toy):
 
 def test_readouts_have_a_rate_of_their_own() -> None:
     model = ToyWithReadouts()
-    groups = parameter_groups(model, OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7))
+    optim = OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7)
+    groups = build_optimizer(model, optim).param_groups
     found = {id(p): (group["lr"], group["peak_lr"], group["weight_decay"]) for group in groups for p in group["params"]}
     added = model.readouts["full"]
     assert found == {
@@ -60,7 +60,8 @@ def test_everything_can_decay(scale_trains: bool) -> None:
     """As in Long-CLIP's and FineLIP's trainers, biases, norms and the scale too; frozen parameters are left out."""
     model = ToyWithReadouts()
     model.logit_scale.requires_grad_(scale_trains)
-    groups = parameter_groups(model, OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7, decay="all"))
+    optim = OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7, decay="all")
+    groups = build_optimizer(model, optim).param_groups
     assert [group["weight_decay"] for group in groups] == [0.3] * len(groups)
     assert [group["lr"] for group in groups] == [0.1, 0.7] + [0.2] * scale_trains
     trained = [p for p in model.parameters() if p.requires_grad]
