@@ -284,7 +284,8 @@ class Trainer:
         self._read()  # so that entries are in order
         self.optimizer.zero_grad(set_to_none=True)  # gradients of the last step only take memory
         found = self.probe.probe(batch, groups, self.train_step.memory)
-        self._write({"kind": "gradients", "epoch": epoch + 1, "step": self.step, **found})
+        if math.isfinite(found["infonce_norm"] + found["hn_norm"]):  # else the step ends the run
+            self._write({"kind": "gradients", "epoch": epoch + 1, "step": self.step, **found})
 
     def _evaluate(self, epoch: int) -> None:
         self.metrics = self._retrieval(self.data.validation)
