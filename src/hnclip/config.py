@@ -358,11 +358,14 @@ def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
     content = json.loads(to_json(config))
     for name, value in values.items():
         *groups, last = name.split(".")
-        place = content
+        place: Any = content
+        kind: Any = config
         for group in groups:
-            place = place.setdefault(group, {})  # an unknown one is refused below
-            if not isinstance(place, dict):
+            if not (isinstance(place, dict) and group in place):
                 raise ValueError(f"there is no field {name}")
+            place, kind = place[group], getattr(kind, group, None)
+        if not isinstance(place, dict) or (is_dataclass(kind) and last not in place):
+            raise ValueError(f"there is no field {name}")
         place[last] = value
     return from_json(type(config), json.dumps(content))
 
@@ -388,7 +391,7 @@ def one_line(error: ValidationError) -> str:
     for found in error.errors(include_url=False):
         name, message = ".".join(map(str, found["loc"])), found["msg"].removeprefix("Value error, ")
         if found["type"] == "unexpected_keyword_argument":
-            name, message = "", f"there is no field {name}"
+            message = "there is no such field"
         elif isinstance(found["input"], str | int | float) and found["type"] != "json_invalid":
             message += f", got {found['input']!r}"
         problems.append(f"{name}: {message}" if name else message)

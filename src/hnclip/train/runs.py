@@ -79,7 +79,9 @@ def saved_config(out: Path) -> TrainConfig:
 
 def saved_options(out: Path) -> RunOptions:
     """The options with which the run in a directory was started or last resumed; the directory may have moved."""
-    return replace(read_config(RunOptions, out / OPTIONS), out=out)
+    path = out / OPTIONS
+    found = read_config(RunOptions, path) if path.exists() else RunOptions()
+    return replace(found, out=out)
 
 
 def _read_result(out: Path) -> TrainResult:
