@@ -61,7 +61,7 @@ def test_means_are_those_of_the_drawn_values():
 def test_memory_is_bounded_by_blocks_that_use_every_resample(monkeypatch):
     values = bernoulli(300, 0.5, 8)
     whole = interval(values, resamples=10)
-    monkeypatch.setattr(bootstrap, "_DRAWS_AT_ONCE", 1000)
+    monkeypatch.setattr(bootstrap, "DRAWS_AT_ONCE", 1000)
     assert interval(values, resamples=10) == whole
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hnclip.evaluate import Ranks, compare_queries, compare_ranks, read_queries
 from hnclip.evaluate.bootstrap import paired_difference
-from hnclip.evaluate.compare import Query, query_results, write_queries
+from hnclip.evaluate.compare import query_results, write_queries
 from hnclip.evaluate.retrieval import group_numbers, rank_gallery
 
 OWNER = torch.arange(60).repeat_interleave(2)  # 60 images with two captions
@@ -159,21 +159,11 @@ def test_files_say_the_same_as_ranks(good: Path, bad: Path):
     assert list(first["top"][0]) == ["record", "caption", "score"]
 
 
-def test_a_failed_write_leaves_the_old_file(good: Path):
-    before = good.read_bytes()
-    broken = gallery_of(OWNER)
-    broken.records[3] = object()  # no id
-    with pytest.raises(AttributeError):
-        write_queries(good, broken, BAD)
-    assert good.read_bytes() == before
-    assert list(good.parent.iterdir()) == [good]
-
-
 @pytest.mark.parametrize(
     "change",
     [
         lambda queries: [query for query in queries if (query.record, query.caption) != ("r2", 1)],
-        lambda queries: [replace(query, record="new") if query.record == "r7" else query for query in queries],
+        lambda queries: [replace(query, record="new", top=()) if query.record == "r7" else query for query in queries],
         lambda queries: [replace(query, group="elsewhere") if query.record == "r0" else query for query in queries],
     ],
 )
@@ -185,57 +175,33 @@ def test_other_queries_cannot_be_compared(good: Path, bad: Path, change):
 
 
 def test_truncated_files_are_refused(good: Path):
+    """And those with a query twice."""
     content = good.read_bytes()
     lines = content.splitlines(keepends=True)
-    for length in (
-        0,
-        1,
-        len(lines[0]) - 1,
-        len(lines[0]),
-        len(content) // 2,
-        len(content) - 9,
-        len(content) - len(lines[-1]),
-    ):
-        good.write_bytes(content[:length])
+    some = [b"", content[: len(lines[0]) - 1], lines[0], content[:-9], content[: -len(lines[-1])], content + lines[0]]
+    for changed in some:
+        good.write_bytes(changed)
         with pytest.raises(ValueError, match=r"good\.jsonl is damaged.*evaluate the model again"):
             read_queries(good)
 
 
-def first_line(changed: dict[str, object]):
-    def change(queries: list[Query]) -> list[dict]:
-        lines = [asdict(query) for query in queries]
-        return [lines[0] | changed, *lines[1:]]
-
-    return change
-
-
 @pytest.mark.parametrize(
-    "change",
+    "changed",
     [
-        *map(
-            first_line,
-            [
-                {"direction": "sideways"},
-                {"rank": 0},
-                {"rank": 3},  # the list says 1
-                {"rank": "1"},
-                {"record": 3},
-                {"group": 3},
-                {"caption": None},
-                {"score": None},
-                {"top": None},
-                {"top": [{"record": "b"}]},
-            ],
-        ),
-        lambda queries: [asdict(query) for query in [*queries, queries[0]]],
-        lambda queries: [asdict(query) for query in queries if query.direction == "text_to_image"],
-        lambda queries: [[1], 3, None, {}],
+        {"direction": "sideways"},
+        {"rank": 0},
+        {"rank": 3},
+        {"rank": "1"},
+        {"caption": None},
+        {"score": None},
+        {"top": 1},
     ],
+    ids=str,
 )
-def test_changed_files_are_refused(good: Path, change):
-    queries = read_queries(good)
-    assert queries[0].rank == 1
-    good.write_text("".join(json.dumps(line) + "\n" for line in change(queries)))
+def test_changed_files_are_refused(good: Path, changed: dict[str, object]):
+    first, *others = good.read_text().splitlines()
+    assert json.loads(first)["rank"] == 1
+    good.write_text("\n".join([json.dumps(json.loads(first) | changed), *others]))
     with pytest.raises(ValueError, match=r"good\.jsonl is damaged"):
         read_queries(good)
 

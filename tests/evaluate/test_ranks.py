@@ -65,24 +65,6 @@ def test_top_candidates_are_the_highest_wrong_scores(gallery, k, chunk):
         assert all(len(set(row[mask].tolist())) == int(mask.sum()) for row, mask in zip(rows, there))
 
 
-def test_without_ties_equals_the_place_in_a_descending_sort():
-    image, text = random_vectors(61, 16, 0), random_vectors(61, 16, 1)
-    ranks = retrieval_ranks(image, text, torch.arange(61), chunk=8)
-    scores = text @ image.T  # [T, I]
-    right = torch.arange(61)[:, None]
-    assert torch.equal(ranks.text_to_image, (scores.argsort(1, descending=True) == right).nonzero()[:, 1] + 1)
-    assert torch.equal(ranks.image_to_text, (scores.T.argsort(1, descending=True) == right).nonzero()[:, 1] + 1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_tiles_do_not_change_the_ranks(dtype):
-    order = torch.randperm(67, generator=torch.Generator().manual_seed(2))
-    owner = torch.cat([torch.arange(41), torch.arange(26)])[order]
-    image, text = random_vectors(41, 24, 3, dtype), random_vectors(67, 24, 4, dtype)
-    whole = retrieval_ranks(image, text, owner)
-    assert all(same(retrieval_ranks(image, text, owner, chunk=chunk), whole) for chunk in (1, 3, 7, 64))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("width", [33, 512, 4096])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 16, None])

@@ -185,15 +185,6 @@ def test_the_default_split_is_the_test_split_or_everything(table: Path) -> None:
     assert open_task(str(table), None, ReadConfig(splits=False)).split == "all"
 
 
-def test_a_table_of_files_gives_the_numbers_of_its_records(
-    model: DualEncoder, records: list[Record], table: Path
-) -> None:
-    """The same images through PNG files, the CSV reader and the cache."""
-    ungrouped = [replace(record, group=None, captions=record.captions[:1]) for record in records[:10]]
-    from_files = evaluate_task("m", model, open_task(str(table), None, READ), READ)
-    assert from_files.metrics == evaluate_task("m", model, task_of(ungrouped), READ).metrics
-
-
 def test_invalid_records_and_rows_are_skipped_counted_and_limited(model: DualEncoder, table: Path) -> None:
     (table.parent / "3.png").write_bytes(b"damaged")
     task, lenient = open_task(str(table), None, READ), ReadConfig(max_bad=0.1)

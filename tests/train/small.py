@@ -24,6 +24,7 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, wrap
 from hnclip.models.preprocessing import train_tokenizer
 from hnclip.train.distributed import process_group
+from hnclip.train.memory import PairMemory
 from hnclip.train.runs import train
 from hnclip.train.trainer import Trainer, TrainResult
 
@@ -65,6 +66,15 @@ def small_encoder(tokenizer, *, dropout=0.0, dtype=torch.float64):
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=0.2)
     return wrap(clip, tokenizer, ImageTransform(16, mean=(0.5,) * 3, std=(0.3,) * 3)).to(dtype).train()
+
+
+def small_memory(batch, size, count):
+    """A memory with the first `count` pairs of the batch, as another encoder sees them, and its vectors."""
+    g = torch.Generator().manual_seed(9)
+    image, text = (F.normalize(torch.randn(count, 16, generator=g).double(), dim=1) for _ in range(2))
+    views = {"full": ViewEmbeddings(image)}, {"caption": ViewEmbeddings(text)}
+    embeddings = Embeddings(*views, torch.tensor(1.0), batch.ids[:count], batch.margin_text[:count])
+    return PairMemory(size, embeddings, torch.arange(count)), image, text
 
 
 class Toy(nn.Module):

@@ -19,7 +19,7 @@ from hnclip.data.records import DataSet, fraction_of
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.objectives.registry import apply_method, build_objective
-from hnclip.train.data import RunData, batch_sizes, open_run_data, too_small
+from hnclip.train.data import RunData, batch_sizes, open_run_data
 from hnclip.train.runs import train
 
 RECORDS = scenes().records  # 32 for training, 20 for validation
@@ -188,8 +188,8 @@ def test_validation_images_that_are_training_images_are_counted(
         )
         copies.append(long)
     opened(replace(config, validation="other"), [*files, *RECORDS[3:32]], other=copies)
-    assert any("3 of 3 validation images are training images too" in line for line in caplog.messages)
-    assert any("3 of 3 validation captions are truncated at 248" in line for line in caplog.messages)
+    for words in ("3 of 3 validation images are", "3 of 3 validation captions are truncated", "4 optimiser steps"):
+        assert any(words in line for line in caplog.messages)
 
 
 def test_the_fingerprint_covers_views(model: DualEncoder, config: TrainConfig, opened: Callable) -> None:
@@ -200,18 +200,3 @@ def test_the_fingerprint_covers_views(model: DualEncoder, config: TrainConfig, o
         for change in ({}, {"short": "another"}, {"filtered": ("other words",)})
     }
     assert len(marks) == 3
-
-
-@pytest.mark.parametrize(
-    ("steps", "images", "named"),
-    [
-        (9, 50, ["9 optimiser steps"]),
-        (10, 49, ["49 validation"]),
-        (1, 2, ["1 optimiser", "2 validation"]),
-        (10, 50, []),
-    ],
-)
-def test_data_that_are_too_small_to_compare_runs_on(steps: int, images: int, named: list[str]) -> None:
-    reason = too_small(steps, images)
-    assert (reason is not None) == bool(named)
-    assert all(part in reason for part in named)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from small import DUPLICATES, PAIRS, Toy, assert_same, gradients, small_batch, small_encoder, toy_batch
+from small import DUPLICATES, PAIRS, Toy, assert_same, gradients, small_batch, small_encoder, small_memory, toy_batch
 from torch import nn
 
 from hnclip.config import OptimConfig
@@ -95,12 +95,6 @@ def test_the_kinds_of_negatives_differ(model, batch):
     found = [gradients(model, lambda n=n: backward(model, batch, FULL, optim(4, n)))[0] for n in ("batch", "micro")]
     flat = [torch.cat([grad.flatten() for grad in grads.values()]) for grads in found]
     assert F.cosine_similarity(*flat, dim=0) < 0.999
-
-
-def test_gradients_are_added_to_existing_ones(model, batch):
-    once, _ = gradients(model, lambda: backward(model, batch, FULL, optim(4)))
-    backward(model, batch, FULL, optim(4))
-    assert_same({n: p.grad for n, p in model.named_parameters()}, {n: 2 * grad for n, grad in once.items()})
 
 
 @pytest.mark.parametrize("negatives", ["micro", "batch"])
@@ -279,20 +273,6 @@ def test_ranks_share_a_batch(count, micro, world, negatives):
 # Memory -------------------------------------------------------------------------------------------------------
 
 
-def filled(model, batch, size, count):
-    """A memory with the first `count` pairs of the batch, as another encoder sees them."""
-    g = torch.Generator().manual_seed(9)
-    vectors = [F.normalize(torch.randn(count, 16, generator=g).double(), dim=1) for _ in range(2)]
-    embeddings = Embeddings(
-        {"full": ViewEmbeddings(vectors[0])},
-        {"caption": ViewEmbeddings(vectors[1])},
-        model.scale.detach(),
-        batch.ids[:count],
-        None if batch.margin_text is None else batch.margin_text[:count],
-    )
-    return PairMemory(size, embeddings, torch.arange(count)), vectors
-
-
 @pytest.mark.parametrize("name", [*GLOBAL_LOSSES, "frozen"])
 @pytest.mark.parametrize("count", [3, PAIRS])
 def test_memory_negatives_are_more_columns(model, batch, name, count):
@@ -301,7 +281,7 @@ def test_memory_negatives_are_more_columns(model, batch, name, count):
     frozen = name == "frozen"
     loss = GLOBAL_LOSSES["hn" if frozen else name]
     objective = HNClip(GlobalTerm(loss, frozen=frozen), {"token": 0.5})
-    memory, (image, text) = filled(model, batch, PAIRS, count)
+    memory, image, text = small_memory(batch, PAIRS, count)
 
     def twin():
         e = model(batch, tokens=True)
@@ -331,7 +311,7 @@ def test_an_empty_memory_is_none(model, batch):
 
 
 def test_later_micro_batches_see_earlier_ones(model, batch):
-    memory, _ = filled(model, batch, 4, 2)
+    memory, _, _ = small_memory(batch, 4, 2)
     found = backward(model, batch, FULL, optim(4, "memory"), memory=memory)
     kept = memory.negatives()
     encoded = model(batch, tokens=False)

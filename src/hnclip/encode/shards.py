@@ -220,13 +220,10 @@ class Encoder:
 
     def _create_directory(self) -> None:
         """Create the directory; ValueError if it holds anything else or embeddings of another job."""
-        try:
-            known = (self.out / MANIFEST).is_dir()
-            if not known and self.out.is_dir() and any(not file.name.startswith(".") for file in self.out.iterdir()):
-                raise ValueError(f"{self.out} holds other files: choose another directory with --out")
-            (self.out / MANIFEST).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"{self.out} cannot be written ({error}): choose another directory with --out") from error
+        known = (self.out / MANIFEST).is_dir()
+        if not known and self.out.is_dir() and any(not file.name.startswith(".") for file in self.out.iterdir()):
+            raise ValueError(f"{self.out} holds other files: choose another directory with --out")
+        (self.out / MANIFEST).mkdir(parents=True, exist_ok=True)
         for file in stored.manifest_files(self.out):
             with suppress(FileNotFoundError):
                 self._check_job(stored.read_manifest(file))

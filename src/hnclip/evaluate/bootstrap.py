@@ -11,7 +11,7 @@ from torch import Tensor
 from hnclip.evaluate.ranks import ARROWS, Ranks
 from hnclip.util.tables import Mark
 
-_DRAWS_AT_ONCE = 1 << 21  # 16 MB of indices: bounds the memory for any number of queries and resamples
+DRAWS_AT_ONCE = 1 << 21  # 16 MB of indices: bounds the memory for any number of queries and resamples
 
 Row = TypeVar("Row")
 
@@ -209,7 +209,7 @@ def _resampled_totals(table: Tensor, resamples: int, seed: int) -> Tensor:
         raise ValueError(f"resamples must be at least 1, got {resamples}")
     generator = torch.Generator().manual_seed(seed)
     groups = len(table)
-    block = max(1, _DRAWS_AT_ONCE // groups)
+    block = max(1, DRAWS_AT_ONCE // groups)
     totals = []
     for start in range(0, resamples, block):
         rows = min(block, resamples - start)

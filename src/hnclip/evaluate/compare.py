@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import pydantic
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from hnclip.evaluate.retrieval import EvaluationResult, Gallery
 
 _DECIMALS = 6  # about what fp32 knows of a cosine
+_STRICT = pydantic.ConfigDict(strict=True)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def compare_ranks(a: Ranks, b: Ranks, *, groups: Tensor | None = None, ks: Seque
     return comparisons
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
 class Candidate:
     """An entry of a result list: an image, or a caption by its record and its number there. It is right if its record
     is the query's."""
@@ -93,7 +95,7 @@ class Candidate:
     score: float
 
 
-@dataclass(frozen=True)
+@pydantic.dataclasses.dataclass(frozen=True, config=_STRICT)
 class Query:
     """A caption searching its image ("text_to_image") or an image searching one of its captions ("image_to_text").
 
@@ -104,13 +106,19 @@ class Query:
         top: the first candidates, best first.
     """
 
-    direction: str
+    direction: Literal["text_to_image", "image_to_text"]
     record: str
     caption: int | None
     group: str | None
     rank: int
     score: float
     top: tuple[Candidate, ...]
+
+    def __post_init__(self) -> None:
+        places = [place for place, candidate in enumerate(self.top, start=1) if candidate.record == self.record]
+        agrees = places[0] == self.rank if places else self.rank > len(self.top)
+        if not agrees or (self.caption is None) != (self.direction == "image_to_text"):
+            raise ValueError("the rank does not agree with the list, or the caption with the direction")
 
 
 def query_results(gallery: Gallery, result: EvaluationResult, k: int = 10) -> Iterator[Query]:
@@ -165,18 +173,17 @@ def read_queries(path: Path) -> list[Query]:
     Raises:
         ValueError: the file is truncated, was changed, or is no query file. The message names it.
     """
+    read = pydantic.TypeAdapter(Query).validate_json
     try:
-        with path.open(encoding="utf-8") as file:
-            queries = [_query(json.loads(line)) for line in file]
-        keys = [(query.direction, query.record, query.caption) for query in queries]
+        with path.open("rb") as file:
+            queries = [read(line) for line in file]
+        keys = {(query.direction, query.record, query.caption) for query in queries}
         captions, images = ({query.record for query in queries if query.direction == way} for way in ARROWS)
-        if not queries or len(set(keys)) < len(keys) or images != captions:
+        if len(keys) < len(queries) or images != captions or max(query.rank for query in queries) > len(queries):
             raise ValueError("queries are missing or repeated")
-        if max(query.rank for query in queries) > len(queries):
-            raise ValueError("a rank is larger than the gallery")
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+    except ValueError as error:
         raise ValueError(
-            f"{path} is damaged, or not written by hnclip eval --queries ({error}): evaluate the model again"
+            f"{path} is damaged, or not written by hnclip eval --queries: evaluate the model again"
         ) from error
     return queries
 
@@ -209,17 +216,3 @@ def compare_queries(a: Sequence[Query], b: Sequence[Query], *, ks: Sequence[int]
         return Ranks(forward, backward, owner)
 
     return compare_ranks(ranks(first), ranks(second), groups=torch.tensor(groups), ks=ks)
-
-
-def _query(values: dict[str, Any]) -> Query:
-    """A line of a query file; its rank must agree with its list."""
-    top = tuple(Candidate(found["record"], found["caption"], float(found["score"])) for found in values["top"])
-    fields = {name: values[name] for name in ("direction", "record", "caption", "group", "rank")}
-    query = Query(**fields, score=float(values["score"]), top=top)
-    places = [place for place, candidate in enumerate(top, start=1) if candidate.record == query.record]
-    agrees = places[0] == query.rank if places else query.rank > len(top)
-    typed = isinstance(query.record, str) and isinstance(query.group, str | None) and type(query.rank) is int
-    caption = {"text_to_image": int, "image_to_text": type(None)}[query.direction]
-    if not (typed and agrees and type(query.caption) is caption):
-        raise ValueError(f"the query {query.direction} of {query.record!r} has rank {query.rank!r}")
-    return query

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hnclip.models.parameters import restore_trained_tensors, trained_tensors
-from hnclip.train.distributed import gather_rows, gather_tensors, like_parameter, rank, world_size
-from hnclip.util.device import random_state
+from hnclip.train.distributed import gather_tensors, like_parameter, rank
 from hnclip.util.files import exclusive_lock, replace_file
 
 CHECKPOINT = "checkpoint.pt"
@@ -57,17 +56,22 @@ class TrainState:
     memory: dict[str, Any] = field(default_factory=dict)
 
 
-def save_checkpoint(run: Path, state: TrainState) -> None:
-    """Replace the checkpoint of a run. If that fails, the previous one is intact."""
-    path = run / CHECKPOINT
+@contextmanager
+def report_failure(path: Path, run: Path) -> Iterator[None]:
+    """Raise OSError for any error in writing `path`: torch and safetensors have their own for a full disk."""
     try:
-        with replace_file(path) as partial:
-            torch.save({"format": FORMAT, **vars(state)}, partial)
-    except (OSError, RuntimeError) as error:  # torch reports a failed write as RuntimeError
+        yield
+    except Exception as error:
         raise OSError(
-            f"could not write {path} ({error}); the previous checkpoint is intact: free some space and continue with "
+            f"could not write {path} ({error}); the previous files are intact: free some space and continue with "
             f"hnclip train --resume {run}"
         ) from error
+
+
+def save_checkpoint(run: Path, state: TrainState) -> None:
+    """Replace the checkpoint of a run. If that fails, the previous one is intact."""
+    with report_failure(run / CHECKPOINT, run), replace_file(run / CHECKPOINT) as partial:
+        torch.save({"format": FORMAT, **vars(state)}, partial)
 
 
 def load_checkpoint(run: Path) -> TrainState | None:
@@ -111,12 +115,6 @@ def restore_tensors(state: TrainState, model: nn.Module, optimizer: torch.optim.
         for number, found in state.optimizer["state"].items()
     }
     optimizer.load_state_dict({**state.optimizer, "state": moments})
-
-
-def random_states(device: torch.device) -> list[dict[str, Tensor]]:
-    """The random states of every rank."""
-    gathered = {name: gather_rows(state[None]) for name, state in random_state(device).items()}  # [W, bytes] each
-    return [{name: states[number].clone() for name, states in gathered.items()} for number in range(world_size())]
 
 
 @contextmanager

@@ -116,8 +116,8 @@ def open_run_data(
             for part in (records, validation)
         )
     problems = (*train.problems, *held_out.problems)
-    total, left = len(records) + len(validation), len(train.records) + len(held_out.records)
-    check_share(total - left, total, problems, what="records", largest=config.read.max_bad, name=config.data)
+    total, kept = len(records) + len(validation), len(train.records) + len(held_out.records)
+    check_share(total - kept, total, problems, what="records", largest=config.read.max_bad, name=config.data)
     with progress("preparing views") as bar:
         pairs = prepare(
             train.records,
@@ -130,106 +130,85 @@ def open_run_data(
             cache=cache,
             progress=bar.iterate,
         )
-    _log_absent_views(pairs)
     if not config.objective.mask_duplicates:
         pairs = pairs.all_different()
     gallery = prepare_gallery(held_out.records, model, cache=cache)
     _log_data(config, pairs, gallery, model.context)
+    watched = None
+    if config.watch is not None:  # as `hnclip eval` takes it
+        with progress("reading images") as bar:
+            task = drop_unusable(open_task(config.watch, None, config.read), model, config.read, progress=bar.iterate)
+        watched = prepare_gallery(task.records, model, cache=cache)
+    pairs, neighbours = _add_similarities(pairs, config, model, batch)
     has_test = "test" in {*data.splits(), *data.absent}
-    watched = None if config.watch is None else _open_watched(config, config.watch, model, cache)
-    found = RunData(pairs, gallery, (*unread, *problems), has_test, watched=watched)
-    return _add_similarities(found, config, model, batch)
+    return RunData(pairs, gallery, (*unread, *problems), has_test, neighbours, watched)
 
 
-def _open_watched(config: TrainConfig, source: str, model: DualEncoder, cache: Path) -> Gallery:
-    """The records of the watched source that the model can use, as `hnclip eval` takes them."""
-    with progress("reading images") as bar:
-        task = drop_unusable(open_task(source, None, config.read), model, config.read, progress=bar.iterate)
-    return prepare_gallery(task.records, model, cache=cache)
-
-
-def _add_similarities(data: RunData, config: TrainConfig, model: DualEncoder, batch: int) -> RunData:
+def _add_similarities(
+    pairs: PairData, config: TrainConfig, model: DualEncoder, batch: int
+) -> tuple[PairData, Tensor | None]:
     """Caption embeddings for frozen margins, and neighbours for clusters; both of the initial encoder, also if the run
     is resumed."""
     frozen = config.objective.margin_source == "frozen"
     if not (config.cluster or frozen):
-        return data
-    pairs, neighbours = data.pairs, None
-    captions = pairs.texts["caption"]
+        return pairs, None
+    captions, neighbours = pairs.texts["caption"], None
     with progress("encoding captions, batches") as bar:
         text = encode_shared(
             lambda rows: encode_captions(model, [captions[row] for row in rows], batch=batch, progress=bar.iterate),
             len(captions),
         ).cpu()  # [T, D]
-    if frozen:
-        pairs = pairs.with_margin_text(text)
     if config.cluster:
         if rank() == 0:  # rounding differs between machines, and all ranks must use the same batches
             mean = torch.zeros(len(pairs), text.shape[1]).index_add(0, pairs.owner, text)  # [N, D] directions
             neighbours = nearest_captions(mean, REACH * config.cluster)
         neighbours = broadcast_object(neighbours)
-    return replace(data, pairs=pairs, neighbours=neighbours)
+    return pairs.with_margin_text(text) if frozen else pairs, neighbours
 
 
 def choose_records(
     config: TrainConfig, data: DataSet
 ) -> tuple[tuple[Record, ...], tuple[Record, ...], tuple[Problem, ...]]:
     """Records to train and to validate on, and the problems of rows that could not be read."""
-    read = config.read
+    read, other, share = config.read, data, config.read.validation_share
     check_rows(data, largest=read.max_bad)
-    if config.validation is None:
-        train = data.part("train", validation_share=read.validation_share)
-        validation = data.part("validation", validation_share=read.validation_share)
-        if not validation:
-            raise ValueError(f"{config.data} has no validation records: name some with --validation")
-        return fraction_of(train, config.fraction)[: config.limit], validation, data.problems
-    other = open_data(config.validation, read, splits={"validation"})
-    check_rows(other, largest=read.max_bad)
-    return (
-        fraction_of(data.part("train", validation_share=0.0), config.fraction)[: config.limit],
-        other.part("validation" if other.splits() else "all", validation_share=0.0),
-        (*data.problems, *other.problems),
-    )
+    if config.validation is not None:
+        other, share = open_data(config.validation, read, splits={"validation"}), 0.0
+        check_rows(other, largest=read.max_bad)
+    train = fraction_of(data.part("train", validation_share=share), config.fraction)[: config.limit]
+    validation = other.part("validation" if other is data or other.splits() else "all", validation_share=share)
+    if not validation:
+        raise ValueError(f"{other.name} has no validation records: name some with --validation")
+    return train, validation, data.problems if other is data else (*data.problems, *other.problems)
 
 
 def _log_data(config: TrainConfig, pairs: PairData, gallery: Gallery, context: int) -> None:
-    captions = len(pairs.owner)
+    captions, steps, images = len(pairs.owner), len(batch_sizes(len(pairs), config)), len(gallery.records)
     several = f" with {captions} captions, one of each image in an epoch," if captions > len(pairs) else ""
     source = config.data if config.validation is None else f"{config.data} and {config.validation}"
-    first = "the first " if config.limit is not None and len(pairs) >= config.limit else ""
-    first += f"{100 * config.fraction:g} % by their ids: " if config.fraction < 1 else ""
-    log.info(f"{first}{len(pairs)} training pairs{several} and {len(gallery.records)} validation images from {source}")
-    for view, texts in pairs.texts.items():
-        if texts.truncated:
-            log.warning(f"{texts.truncated} of {len(texts)} training texts ({view}) are truncated at {context} tokens")
-    if reason := too_small(len(batch_sizes(len(pairs), config)), len(gallery.records)):
-        log.warning(reason)
-    if shared := _count_shared(pairs, gallery):
-        log.warning(f"{shared} of {len(gallery.records)} validation images are training images too")
-    if gallery.truncated:
-        cut = f"{gallery.truncated} of {len(gallery.captions)}"
-        log.warning(f"{cut} validation captions are truncated at {context} tokens")
-
-
-def too_small(steps: int, validation: int) -> str | None:
-    """Why differences between runs will be noise: too few optimiser steps an epoch, or too few validation images."""
-    reasons = [f"{steps} optimiser steps an epoch"] * (steps < FEW_STEPS)
-    reasons += [f"{validation} validation images"] * (validation < FEW_IMAGES)
-    found = " and ".join(reasons)
-    return f"with only {found}, differences between runs will mostly be noise: use more data" if reasons else None
-
-
-def _count_shared(pairs: PairData, gallery: Gallery) -> int:
-    """Validation images that are training images too, under any name: they have the same row in the cache."""
-    return int(np.isin(gallery.pixels.rows, pairs.images["full"].rows).sum())
+    log.info(f"{len(pairs)} training pairs{several} and {images} validation images from {source}")
+    for view, present in pairs.present.items():  # terms are averaged over the pairs that have their views
+        log.info(f"view {view}: {int(present.sum())} of {len(present)} have it")
+    truncated = {f"training texts ({view})": (texts.truncated, len(texts)) for view, texts in pairs.texts.items()}
+    truncated["validation captions"] = gallery.truncated, len(gallery.captions)
+    for name, (count, total) in truncated.items():
+        if count:
+            log.warning(f"{count} of {total} {name} are truncated at {context} tokens")
+    if steps < FEW_STEPS or images < FEW_IMAGES:
+        log.warning(
+            f"only {steps} optimiser steps an epoch and {images} validation images: differences between runs will "
+            "mostly be noise"
+        )
+    # Under any name: equal images have the same row in the cache.
+    if shared := int(np.isin(gallery.pixels.rows, pairs.images["full"].rows).sum()):
+        log.warning(f"{shared} of {images} validation images are training images too")
 
 
 def needed_views(objective: Objective) -> set[Kind]:
     """What an objective needs of a record in addition to its image and captions: regions, text."""
     views = {*objective.image_views, *objective.text_views}
     needs = set[Kind]()
-    found_in_regions = ("crop", "sentence", "edge_crop", "region")
-    if any(name.startswith(found_in_regions) for name in (*views, *objective.parts)):
+    if any(name.startswith(("crop", "sentence", "edge_crop", "region")) for name in (*views, *objective.parts)):
         needs.add("regions")
     if "filtered" in views or any(part.startswith("chunk") for part in objective.parts):
         needs.add("text")
@@ -257,10 +236,7 @@ def add_views(config: TrainConfig, records: Sequence[Record], objective: Objecti
 
         name = "blunt:structxlip_colours" if config.objective.fidelity == "official" else "lexicon"
         change = load_filter(name)
-        found = [
-            record if record.filtered else replace(record, filtered=tuple(map(change, record.captions)))
-            for record in found
-        ]
+        found = [replace(one, filtered=one.filtered or tuple(map(change, one.captions))) for one in found]
         log.info(f"captions of {lacking} of {len(found)} records are filtered by {name}")
     if "regions" in needs:
         count = sum(bool(record.regions) for record in found)
@@ -283,21 +259,8 @@ def _apply_prepared(config: TrainConfig, kind: Kind, records: list[Record]) -> l
     found, applied, changed = apply_manifest(records, manifest)
     log.info(f"{kind} of {applied} of {len(records)} records prepared by {manifest.by} ({path})")
     if changed:
-        message = (
-            f"{changed} of {len(records)} records have changed since hnclip prepare {kind} {config.data}: run it again"
-        )
+        message = f"{changed} of {len(records)} records have changed since hnclip prepare {kind} {config.data}"
         if not applied:  # a default would replace all that was prepared
-            raise ValueError(f"{message}, or delete {path}")
+            raise ValueError(f"{message}: run it again, or delete {path}")
         log.warning(message)
     return found
-
-
-def _log_absent_views(pairs: PairData) -> None:
-    """Log which views and parts some pairs lack: their terms are averaged over the pairs that have them."""
-    for view, present in pairs.present.items():
-        log.info(f"view {view}: {int(present.sum())} of {len(present)} have it")
-    for view, parts in pairs.parts.items():
-        # Patches are marked, tokens counted from and to.
-        there = (parts.any(-1) if parts.dtype == torch.bool else parts[..., 1] > parts[..., 0]).any(1)  # [rows]
-        if not there.all():
-            log.info(f"parts of view {view}: {int(there.sum())} of {len(there)} have them")

@@ -11,8 +11,8 @@ from hnclip.config import OptimConfig
 from hnclip.models.dual_encoder import DualEncoder
 
 
-def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
-    """The trained parameters by learning rate and weight decay.
+def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
+    """AdamW over the trained parameters, fused where the device supports it: one pass over the weights, not a dozen.
 
     Matrices decay; biases, norms and the scale do not, unless `optim.decay` is "all". The scale and the readouts of a
     method have learning rates of their own.
@@ -23,31 +23,22 @@ def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict]:
         "scale": optim.lr if optim.scale_lr is None else optim.scale_lr,
     }
     groups: dict[tuple[str, bool], list[nn.Parameter]] = {
-        (kind, decayed): [] for kind in rates for decayed in (True, False)
+        (kind, decays): [] for kind in rates for decays in (True, False)
     }
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             is_scale = name.endswith("logit_scale")
             kind = "scale" if is_scale else "readouts" if name.startswith("readouts.") else "model"
-            decayed = optim.decay == "all" or (parameter.ndim >= 2 and not is_scale)
-            groups[kind, decayed].append(parameter)
-    return [
-        {
-            "params": parameters,
-            "lr": rates[kind],
-            "weight_decay": optim.weight_decay if decayed else 0.0,
-            "peak_lr": rates[kind],
-        }
-        for (kind, decayed), parameters in groups.items()
+            decays = optim.decay == "all" or (parameter.ndim >= 2 and not is_scale)
+            groups[kind, decays].append(parameter)
+    found = [
+        {"params": parameters, "lr": rates[kind], "weight_decay": optim.weight_decay * decays, "peak_lr": rates[kind]}
+        for (kind, decays), parameters in groups.items()
         if parameters
     ]
-
-
-def build_optimizer(model: nn.Module, optim: OptimConfig) -> torch.optim.AdamW:
-    """AdamW, fused where the device supports it: one pass over the weights instead of a dozen."""
-    groups = parameter_groups(model, optim)
-    kinds = {parameter.device.type for group in groups for parameter in group["params"]}
-    return torch.optim.AdamW(groups, betas=(optim.beta1, optim.beta2), fused=kinds <= {"cpu", "cuda"} or None)
+    devices = {parameter.device.type for parameters in groups.values() for parameter in parameters}
+    fused = devices <= {"cpu", "cuda"} or None
+    return torch.optim.AdamW(found, betas=(optim.beta1, optim.beta2), fused=fused)
 
 
 def keep_positions(optimizer: torch.optim.Optimizer, model: DualEncoder, count: int) -> None:

@@ -47,8 +47,8 @@ def resume(out: Path, options: RunOptions | None = None, **others: Any) -> Train
         options: where and how it continues; as it was started if not given.
         others: `data` and `on_step`, as in `train`.
     """
-    options = replace(options or saved_options(out), out=out)
     config = saved_config(out)
+    options = replace(options or saved_options(out), out=out)
     if (out / RUN_RESULT).exists():
         log.info(f"{out} is finished already")
         return _read_result(out)

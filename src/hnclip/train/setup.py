@@ -87,11 +87,6 @@ def recompute_activations(model: DualEncoder) -> None:
     Memory: activations of one block instead of all. Time: about one more forward pass. In `eval()` nothing changes.
     """
     backbone: Any = model.backbone
-    if not backbone.supports_gradient_checkpointing:
-        raise ValueError(
-            f"the blocks of a {type(backbone).__name__} do not support recomputation: omit --speed.recompute, "
-            "or reduce --optim.micro-batch"
-        )
     # Reentrant checkpointing requires inputs with gradients, which the first block of a tower does not have.
     backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     # transformers makes inputs require gradients for it, which would include frozen towers in the graph.

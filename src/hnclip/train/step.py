@@ -267,6 +267,7 @@ class StepMetrics:
         return {"loss": sum(values[: self.terms]), **dict(zip(self.names, values))}
 
 
+@dataclass(frozen=True)
 class TrainStep:
     """The optimiser steps of a run.
 
@@ -276,18 +277,12 @@ class TrainStep:
         memory: further negatives, for `negatives memory`.
     """
 
-    def __init__(
-        self,
-        model: DualEncoder,
-        objective: Objective,
-        optimizer: torch.optim.Optimizer,
-        optim: OptimConfig,
-        *,
-        total: int,
-        memory: PairMemory | None = None,
-    ) -> None:
-        self.model, self.objective, self.optimizer, self.optim = model, objective, optimizer, optim
-        self.total, self.memory = total, memory
+    model: DualEncoder
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    optim: OptimConfig
+    total: int
+    memory: PairMemory | None = None
 
     def __call__(self, batch: Batch, step: int, groups: Sequence[Group] | None = None) -> StepMetrics:
         """Do the optimiser step that follows `step` others; `batch` and `groups` as in `backward`."""

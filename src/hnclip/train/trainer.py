@@ -6,17 +6,17 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig, to_json, train_command
 from hnclip.core import Batch
+from hnclip.data.decoding import in_order
 from hnclip.data.records import DataSet
 from hnclip.data.sampler import epoch_order
 from hnclip.data.validate import write_problems
@@ -27,7 +27,7 @@ from hnclip.evaluate.retrieval import Gallery
 from hnclip.models.adapters import BaseModel, save_adapter
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import RUN_CONFIG, RUN_RESULT, load, save
-from hnclip.models.model_card import Training, read_training
+from hnclip.models.model_card import Training
 from hnclip.models.parameters import train_mode
 from hnclip.objectives.registry import build_objective, build_readouts
 from hnclip.train.checkpoint import (
@@ -36,7 +36,7 @@ from hnclip.train.checkpoint import (
     capture_tensors,
     load_checkpoint,
     only_writer,
-    random_states,
+    report_failure,
     restore_tensors,
     save_checkpoint,
 )
@@ -66,15 +66,13 @@ from hnclip.train.setup import (
 )
 from hnclip.train.step import Group, StepMetrics, TrainStep, split_batch
 from hnclip.util.console import progress
-from hnclip.util.device import find_device, restore_random_state
+from hnclip.util.device import find_device, random_state, restore_random_state
 from hnclip.util.files import recover_directory, replace_file
 from hnclip.util.optional import import_extra
 
 log = logging.getLogger(__name__)
 
 OPTIONS, LEFT_OUT = "options.json", "left_out.jsonl"
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class TrainingDiverged(RuntimeError):
@@ -223,9 +221,11 @@ class Trainer:
             batch = pairs.batch(rows)
             return batch.pinned() if self.device.type == "cuda" else batch
 
-        with progress(f"epoch {epoch + 1}/{optim.epochs}, steps", self.epoch_steps, first) as bar:
+        title = f"epoch {epoch + 1}/{optim.epochs}, steps"
+        # One batch ahead, in a thread: reading images leaves the interpreter free for the current step.
+        with progress(title, self.epoch_steps, first) as bar, ThreadPoolExecutor(1) as thread:
             started = time.monotonic()
-            for batch, (_, groups) in zip(_prefetch(make, (rows for rows, _ in splits)), splits):
+            for batch, (_, groups) in zip(in_order(thread, make, (rows for rows, _ in splits), 2), splits):
                 waited = time.monotonic() - started
                 self._probe(epoch, batch, groups)
                 self._step(epoch, batch, groups, waited)
@@ -284,7 +284,7 @@ class Trainer:
         self._read()  # so that entries are in order
         self.optimizer.zero_grad(set_to_none=True)  # gradients of the last step only take memory
         found = self.probe.probe(batch, groups, self.train_step.memory)
-        if math.isfinite(found["infonce_norm"]) and math.isfinite(found["hn_norm"]):  # else the step ends the run
+        if math.isfinite(found["infonce_norm"] + found["hn_norm"]):  # else the step ends the run
             self._write({"kind": "gradients", "epoch": epoch + 1, "step": self.step, **found})
 
     def _evaluate(self, epoch: int) -> None:
@@ -327,17 +327,12 @@ class Trainer:
         return fill_memory(self.model, pairs.draw(seed, 0), rows, self._encode)
 
     def _save_is_due(self) -> bool:
-        due = time.monotonic() - self.saved >= 60 * self.options.save_minutes
-        if not is_distributed():
-            return due
-        flag = torch.tensor(due and rank() == 0, dtype=torch.uint8)  # in the host's memory: no accelerator waits
-        dist.broadcast(flag, src=0)
-        return bool(flag)
+        return broadcast_object(time.monotonic() - self.saved >= 60 * self.options.save_minutes)
 
     def _save(self) -> None:
         self._read()
         model, optimizer = capture_tensors(self.model, self.optimizer)
-        memory, random = self.train_step.memory, random_states(self.device)
+        memory, random = self.train_step.memory, gather_objects(random_state(self.device))  # of every rank
         if rank() == 0:
             state = TrainState(
                 step=self.step,
@@ -382,22 +377,15 @@ class Trainer:
         log.info(f"resuming at step {self.step} of {self.total}")
 
     def _save_models(self) -> None:
-        """Write `best` and `last` if they are models of the epoch that was just evaluated and not on disk yet."""
-        if self.step % self.epoch_steps:
-            return
-        epoch = self.step // self.epoch_steps
-        due = [
-            name
-            for name, found in (("best", self.best), ("last", self.last))
-            if found["epoch"] == epoch and _saved_epoch(self.out / name) != epoch and (epoch or name == "best")
-        ]
-        due = broadcast_object(due)
-        if not due:
+        """Write `best` and `last` if they are models of the epoch that was just evaluated."""
+        epoch, unfinished = divmod(self.step, self.epoch_steps)
+        found = {"best": self.best} if epoch == 0 else {"best": self.best, "last": self.last}
+        names = [name for name, entry in found.items() if entry["epoch"] == epoch]
+        if unfinished or not names:
             return
         weights = gather_tensors(self.model.backbone.state_dict())
-        if rank() == 0:
-            for name in due:
-                self._save_model(self.out / name, epoch, weights)
+        for name in names if rank() == 0 else ():
+            self._save_model(self.out / name, epoch, weights)
 
     def _save_model(self, directory: Path, epoch: int, weights: dict[str, torch.Tensor]) -> None:
         """A model directory with a card; of an adapted model the adapters alone."""
@@ -410,16 +398,11 @@ class Trainer:
             metrics={f"validation of {config.data}, epoch {epoch}": self.metrics},
             epoch=epoch,
         )
-        try:
+        with report_failure(directory, self.out):
             if config.adapt.method == "full":
                 save(self.model, directory, weights=weights)
             else:
                 save_adapter(self.model, directory, self.base, weights=weights)
-        except Exception as error:  # safetensors has error types of its own
-            raise OSError(
-                f"could not write {directory} ({error}); the previous files and the checkpoint are intact: free some "
-                f"space and continue with hnclip train --resume {self.out}"
-            ) from error
 
     def _write(self, entry: dict[str, Any]) -> None:
         if self.log is not None:
@@ -432,21 +415,3 @@ class Trainer:
 
     def _elapsed(self) -> float:
         return self.seconds + time.monotonic() - self.started
-
-
-def _saved_epoch(directory: Path) -> int | None:
-    """The epoch of the model in a directory; None if there is none."""
-    training = read_training(directory) if directory.is_dir() else None
-    return None if training is None else training.epoch
-
-
-def _prefetch(make: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """`map(make, items)`, one ahead in a thread: reading images leaves the interpreter free for the current step."""
-    with ThreadPoolExecutor(1) as thread:
-        upcoming = None
-        for item in items:
-            present, upcoming = upcoming, thread.submit(make, item)
-            if present is not None:
-                yield present.result()
-        if upcoming is not None:
-            yield upcoming.result()
