@@ -175,6 +175,8 @@ def _open_checkpoint(file: Path, tokenizer: Any, activation: Activation | None) 
 
 
 def _read_family(directory: Path) -> Family:
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{directory} is no directory of a model: it has no config.json")
     settings = read_json(directory / "config.json")
     if "optim" in settings:
         raise ValueError(f"{directory} is a training run: use one of its models, {directory / 'best'} or last")
