@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hnclip.analysis.batches import (
     Epoch,
-    Group,
+    QueryGroup,
     batch_losses,
     batch_negatives,
     batch_similarity,
@@ -41,10 +41,14 @@ def vectors(count: int, seed: int = 0) -> Tensor:
 
 IMAGE, TEXT = vectors(40, 1), vectors(40, 2)
 IDS = torch.stack([torch.arange(40), torch.arange(40) % 13], dim=1)  # captions 0, 13, 26 and 39 are equal, and so on
-GROUPS = [Group(torch.arange(0, 16), 16), Group(torch.arange(16, 40), 8), Group(torch.tensor([5, 18]), 2)]
+GROUPS = [
+    QueryGroup(torch.arange(0, 16), 16),
+    QueryGroup(torch.arange(16, 40), 8),
+    QueryGroup(torch.tensor([5, 18]), 2),
+]
 
 
-def real_negatives(group: Group) -> list[list[float]]:
+def real_negatives(group: QueryGroup) -> list[list[float]]:
     """Cosines of each query with its negatives, by a plain loop."""
     return [
         [float(TEXT[a] @ TEXT[b]) for b in group.rows.tolist() if not (IDS[a] == IDS[b]).any()]

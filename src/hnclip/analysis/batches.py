@@ -25,7 +25,7 @@ PAPER_EDGES = (0.8, 0.9)
 NO_NEGATIVES = "no batch holds two pairs that differ, so there are no negatives"
 
 
-class Group(NamedTuple):
+class QueryGroup(NamedTuple):
     """Pairs that one evaluation of the loss compares: all are columns, the first `queries` are queries too.
 
     Shape:
@@ -50,19 +50,19 @@ class Epoch:
     micro_batch: int
     memory: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
-    def groups(self, negatives: str) -> list[Group]:
+    def groups(self, negatives: str) -> list[QueryGroup]:
         """The groups of the epoch with negatives "micro", "batch" or "memory" (at its start); with "all", some pairs
         against all. Of the last two, the groups of at most `SAMPLE` queries."""
         if negatives == "batch":
-            return [Group(torch.tensor(rows), len(rows)) for rows in self.batches]
+            return [QueryGroup(torch.tensor(rows), len(rows)) for rows in self.batches]
         micro = [
             torch.tensor(rows[part]) for rows in self.batches for part in chunk_slices(len(rows), self.micro_batch)
         ]
         if negatives == "micro":
-            return [Group(rows, len(rows)) for rows in micro]
+            return [QueryGroup(rows, len(rows)) for rows in micro]
         columns = self.memory if negatives == "memory" else torch.arange(len(self.ids))
         most = SAMPLE // self.micro_batch
-        return [Group(torch.cat([rows, columns]), len(rows)) for rows in micro[:most]]
+        return [QueryGroup(torch.cat([rows, columns]), len(rows)) for rows in micro[:most]]
 
 
 def first_epoch(pairs: PairData, config: TrainConfig) -> Epoch:
@@ -105,7 +105,7 @@ class BatchNegatives:
 
 
 @torch.no_grad()
-def batch_negatives(text: Tensor, groups: Iterable[Group], ids: Tensor) -> BatchNegatives:
+def batch_negatives(text: Tensor, groups: Iterable[QueryGroup], ids: Tensor) -> BatchNegatives:
     """Caption similarity of each query with its negatives: the entries of Ḡ that carry a margin, of one direction.
 
     Args:
@@ -139,7 +139,7 @@ def batch_negatives(text: Tensor, groups: Iterable[Group], ids: Tensor) -> Batch
     )
 
 
-def _negatives(text: Tensor, groups: Iterable[Group], ids: Tensor) -> Iterator[Tensor]:
+def _negatives(text: Tensor, groups: Iterable[QueryGroup], ids: Tensor) -> Iterator[Tensor]:
     """Similarities [q, R] of the queries that have a negative, -inf where there is none."""
     for rows, queries in groups:
         vectors, names = text[rows].float(), ids[rows]
@@ -151,7 +151,7 @@ def _negatives(text: Tensor, groups: Iterable[Group], ids: Tensor) -> Iterator[T
 
 
 @torch.no_grad()
-def hardest_weight(text: Tensor, groups: Iterable[Group], ids: Tensor, strengths: Sequence[float]) -> list[float]:
+def hardest_weight(text: Tensor, groups: Iterable[QueryGroup], ids: Tensor, strengths: Sequence[float]) -> list[float]:
     """For each strength s·γ, how much of a query's weight its hardest negative would have if only margins counted: the
     largest entry of softmax(s·γ·Ḡ), mean over queries. At strength 0 it is 1 / negatives."""
     found = []
@@ -215,7 +215,7 @@ class BatchLosses:
 
 @torch.no_grad()
 def batch_losses(
-    image: Tensor, text: Tensor, ids: Tensor, groups: Iterable[Group], *, scale: float, gamma: float
+    image: Tensor, text: Tensor, ids: Tensor, groups: Iterable[QueryGroup], *, scale: float, gamma: float
 ) -> BatchLosses:
     """Both losses of each group that has negatives, in float64: in float32 a loss below 1e-7 is 0.
 
