@@ -367,35 +367,63 @@ def _convert(arguments: Sequence[str]) -> None:
 
 
 def _index(arguments: Sequence[str]) -> None:
-    from hnclip.search.options import IndexOptions
+    from hnclip.search_options import Index
 
-    options = _parse(IndexOptions, "index", arguments)
+    options = _parse(Index, "index", arguments)
 
-    from hnclip.search.build import build_index
+    with large_import():
+        from hnclip.search.indexer import build_index
 
-    result = build_index(options)
+    result = build_index(**_settings(options))
     print(json.dumps(result.to_dict()) if options.output.json else result.to_text())
 
 
 def _search(arguments: Sequence[str]) -> None:
-    from hnclip.search.options import SearchOptions
+    from hnclip.search_options import Search
 
-    options = _parse(SearchOptions, "search", arguments)
+    options = _parse(Search, "search", arguments)
 
-    from hnclip.search.ask import ask
+    from hnclip.search.searcher import open_index
 
-    answer = ask(options)
-    print(json.dumps(answer.to_dict()) if options.output.json else answer.to_text())
+    text = _standard_input() if options.text == "-" else options.text
+    image = None
+    if options.image is not None:
+        from hnclip.data.image_sources import FileImage
+
+        image = FileImage(options.image).load()
+    with open_index(options.index, engine=options.engine, model=options.model, device=options.device) as index:
+        result = index.search(
+            text,
+            image=image,
+            k=options.k,
+            find=options.find,
+            rerank=options.rerank,
+            explain=options.explain,
+            name=str(options.image),
+        )
+    print(json.dumps(result.to_dict()) if options.output.json else result.to_text())
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is no text in {(sys.stdin.encoding or '').upper()}: {error}") from error
 
 
 def _serve(arguments: Sequence[str]) -> None:
-    from hnclip.search.options import ServeOptions
+    from hnclip.search_options import Serve
 
-    options = _parse(ServeOptions, "serve", arguments)
+    options = _parse(Serve, "serve", arguments)
 
     from hnclip.search.serve.run import serve
 
-    serve(options)
+    serve(**_settings(options))
+
+
+def _settings(options: Any) -> dict[str, Any]:
+    """The options of a command as arguments of the function that it calls."""
+    return {name: value for name, value in vars(options).items() if name != "output"}
 
 
 def _interpolate(arguments: Sequence[str]) -> None:

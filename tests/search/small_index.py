@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-
-import torch
 
 from hnclip.config import Opening
 from hnclip.core import ImageSource, Record, upright_shape
@@ -14,12 +13,9 @@ from hnclip.data.image_sources import FileImage
 from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.search.index.catalogue import content_hash
-from hnclip.search.index.changes import Change, NewItem, NewPicture
-from hnclip.search.index.layout import About
-from hnclip.search.index.opening import open_writer
-from hnclip.search.index.places import place_of
-from hnclip.search.index.thumbnails import thumbnail
+from hnclip.search.indexer import make_thumbnail
+from hnclip.search.store import About, content_hash, place_of
+from hnclip.search.writer import Change, NewFile, NewImage, open_writer
 
 
 @cache
@@ -30,75 +26,63 @@ def bundled() -> DualEncoder:
 
 def small_index(
     path: Path,
-    model: DualEncoder,
     records: Sequence[Record],
     *,
-    tokens: bool = False,
+    model: DualEncoder | None = None,
     files: Path | None = None,
     name: str = "bundled",
-    engine: str = "exact",
 ) -> None:
-    """Index records, captions too, under their ids; run again it adds to what is there.
+    """Index records with their captions under their ids; called again it adds to what there is. It has no text encoder:
+    torch encodes queries.
 
     Args:
-        tokens: keep the vectors of all patches.
-        files: write the pictures there as PNG files and let the items point to these; without it they stay where they
-            are, and generated scenes have no place of their own.
-        name: of the model, as `hnclip index --model` would take it.
-        engine: the index's own, which is not made here.
+        model: the bundled one if not given; `name` is what `hnclip index --model` would take.
+        files: directory to write the images to as PNG files; without it they stay where they are, and generated scenes
+            have no place of their own.
     """
-    images = [record.image if files is None else _written(record, files) for record in records]
-    pictures = [image.load() for image in images]
-    contents = [content_hash(image.read()) for image in images]
+    model = model or bundled()
+    images = [record.image if files is None else _write(record, files) for record in records]
     texts = list(dict.fromkeys(text for record in records for text in record.captions))
-    with torch.no_grad():
-        seen = model.encode_images(model.preprocess_images(pictures), tokens=tokens) if records else None
-        said = model.encode_texts(model.tokenize(texts)).vectors.cpu().numpy() if texts else []  # [T, D]
-    patches = seen.tokens.cpu().numpy() if seen is not None and seen.tokens is not None else None  # [N, P, D]
+    decoded = [image.load() for image in images]
+    root = None if files is None else files.absolute()
     about = About(
         model=name,
         source=model.source,
         fingerprint=model_fingerprint(model),
-        opening=vars(Opening()),
+        opening={key: value for key, value in vars(Opening()).items()},
         width=model.width,
-        storage="bf16",
-        patches=0 if patches is None else patches.shape[1],
         data="records of a test" if files is None else str(files),
-        root=None if files is None else str(files.absolute()),
-        engine=engine,
+        root=None if root is None else str(root),
     )
-    root = None if files is None else files.absolute()
     with open_writer(path, about) as writer:
-        if seen is None:
+        if root is not None and writer.about.root is None:
+            writer.set_about(replace(writer.about, root=str(root)))
+        if not records:
             return
+        hashes = [content_hash(image.read()) for image in images]
+        vectors = model.encode(decoded)  # [N, D]
         writer.commit(
             Change(
-                pictures=[
-                    NewPicture(
-                        content=content,
-                        vector=vector.cpu().numpy(),
-                        shape=upright_shape(picture),
-                        thumbnail=thumbnail(picture),
-                        tokens=None if patches is None else patches[number],
-                    )
-                    for number, (content, vector, picture) in enumerate(zip(contents, seen.vectors, pictures))
+                images=[
+                    NewImage(digest, vector, upright_shape(image), make_thumbnail(image))
+                    for digest, vector, image in zip(hashes, vectors, decoded)
                 ],
-                items=[
-                    NewItem(
+                captions=dict(zip(texts, model.encode(texts))) if texts else {},
+                files=[
+                    NewFile(
                         name=image.path.name if isinstance(image, FileImage) and files else record.id,
-                        content=content,
+                        hash=digest,
                         place=place_of(image, root),
                         stamp=image.stamp(),
                         captions=record.captions,
                     )
-                    for record, image, content in zip(records, images, contents)
+                    for record, image, digest in zip(records, images, hashes)
                 ],
-                captions=dict(zip(texts, said)),
             )
         )
 
 
-def _written(record: Record, files: Path) -> ImageSource:
+def _write(record: Record, files: Path) -> ImageSource:
     files.mkdir(parents=True, exist_ok=True)
     path = files / f"{record.id.replace('/', '-')}.png"
     record.image.load().save(path)

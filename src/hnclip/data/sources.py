@@ -77,6 +77,15 @@ def open_data(source: str, read: ReadConfig = _DEFAULT, *, splits: Collection[st
     return data
 
 
+def local_path(source: str) -> Path | None:
+    """The absolute path of a file or directory, or None if the name means generated scenes or a benchmark, or nothing
+    exists there."""
+    if source in SCENES or source.partition("=")[0] in BENCHMARKS:
+        return None
+    path = Path(os.path.abspath(Path(source).expanduser()))
+    return path if path.exists() else None
+
+
 def open_records(source: str, split: str, read: ReadConfig = _DEFAULT) -> list[Record]:
     """The records of one split; "all" is every record."""
     return list(open_data(source, read, splits={split}).part(split, validation_share=read.validation_share))

@@ -24,13 +24,12 @@ import torch
 
 from hnclip.config import option_words
 from hnclip.core import Problem, Record
-from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.data.image_sources import FileImage, is_image_name
 from hnclip.data.readers.columns import invalid_text
 from hnclip.data.readers.folders import count_captioned
 from hnclip.data.readers.locate import files_below
 from hnclip.data.records import DataSet
-from hnclip.data.sources import SCENES, is_data_name, open_data
+from hnclip.data.sources import is_data_name, local_path, open_data
 from hnclip.data.validate import check_rows, check_share, drop_unreadable, write_problems
 from hnclip.encode import embeddings as stored
 from hnclip.encode.embeddings import IMAGES, MANIFEST, METADATA, SKIPPED, TEXTS, Manifest
@@ -308,14 +307,13 @@ def open_records(options: EncodeOptions) -> tuple[DataSet, str]:
     A directory of images has a record for each of them with --only images, and also if there are no captions.
     """
     source, read, only = options.data, options.read, options.only
-    named = source in SCENES or source.partition("=")[0] in BENCHMARKS
-    folder = Path(source).expanduser()
-    files = list(files_below(folder)) if not named and folder.is_dir() else []
+    folder = local_path(source)
+    files = list(files_below(folder)) if folder is not None and folder.is_dir() else []
     images, captioned = count_captioned(files)
     if images and only == "both" and not captioned and not any(map(is_data_name, files)):
         log.info(f"{source} has no captions: only its images are encoded")
         only = "images"
-    if images and only == "images":
+    if folder is not None and images and only == "images":
         names = [file for file in files if is_image_name(file)]
         invalid = {file: reason for file in names if (reason := invalid_text(file))}
         problems = [Problem("bad text", ascii(file), reason) for file, reason in invalid.items()]

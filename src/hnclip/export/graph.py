@@ -84,7 +84,7 @@ def _strip(model: Any) -> None:
 
 def compare(which: str, file: Path, feeds: Sequence[dict[str, Tensor]], expected: Sequence[Tensor]) -> float:
     """The largest difference between what the file computes and what torch has computed; an error if it is large."""
-    import onnxruntime  # type: ignore[import-untyped]
+    import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors

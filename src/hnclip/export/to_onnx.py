@@ -19,6 +19,7 @@ from hnclip.data.batching import pad_texts
 from hnclip.data.texts import TextTransform
 from hnclip.export import graph
 from hnclip.export.layouts import Contract, Layout, contract_of, immich_advice, write_immich_settings, write_settings
+from hnclip.export.tokenizer_files import write_tokenizer
 from hnclip.models.adapters import merge_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.preprocessing import silence_transformers
@@ -54,9 +55,7 @@ def export_onnx(model: DualEncoder, directory: str | Path, *, layout: Layout = "
     """
     if layout not in get_args(Layout):
         raise ValueError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}")
-    for package in _PACKAGES:
-        if find_spec(package) is None:
-            raise ValueError(f"ONNX export needs the package {package}: pip install 'hnclip[onnx]'")
+    _check_packages()
     model.require_trained("an ONNX export")
     contract = contract_of(model, layout)
     twin = _twin(model)
@@ -81,14 +80,38 @@ def export_onnx(model: DualEncoder, directory: str | Path, *, layout: Layout = "
         log.info(f"image tower: differs from torch by at most {image_error:.1e}")
 
         file = partial / contract.text_file
-        length = None if contract.fixed else twin.context
-        graph.write_graph("text", _TextTower(twin.backbone), text_feeds[-1], file, length=length)
+        graph.write_graph("text", _TextTower(twin.backbone), text_feeds[-1], file, length=_length(twin, contract))
         text_error = graph.compare("text", file, text_feeds, text_vectors)
         log.info(f"text tower: differs from torch by at most {text_error:.1e}")
     if layout == "immich":
         for line in immich_advice(model, dimension):
             log.info(line)
     return ExportCheck(image_error, text_error)
+
+
+def export_text_tower(model: DualEncoder, directory: Path) -> dict[str, Any]:
+    """Write the text tower of a model in the layout onnx: text.onnx and the tokenizer. The directory exists.
+
+    Returns:
+        what `hnclip.json` says about texts, and the names of the inputs.
+
+    Raises:
+        ValueError: the tower or its tokenizer cannot be exported, or packages are missing.
+    """
+    _check_packages()
+    contract, twin = contract_of(model, "onnx"), _twin(model)
+    texts = _sample_texts(twin.text_transform)
+    with torch.no_grad():
+        vectors = [twin.encode_texts(batch).vectors for batch in texts]  # [B, D]
+    feeds = [_text_feed(twin.text_transform, batch, contract) for batch in texts]
+    with silence_transformers():
+        write_tokenizer(twin.text_transform, directory)
+        if not (directory / "tokenizer.json").is_file():
+            raise ValueError(f"a {type(model.tokenizer).__name__} cannot be written as tokenizer.json")
+        file = directory / contract.text_file
+        graph.write_graph("text", _TextTower(twin.backbone), feeds[-1], file, length=_length(twin, contract))
+        graph.compare("text", file, feeds, vectors)
+    return {"inputs": list(contract.text), "fixed": contract.fixed, "left": contract.left}
 
 
 class _ImageTower(nn.Module):
@@ -111,6 +134,17 @@ class _TextTower(nn.Module):
         mask = None if mask is None else mask.long()
         output = self.backbone.get_text_features(input_ids=ids.long(), attention_mask=mask)
         return F.normalize(output.pooler_output, dim=-1)
+
+
+def _check_packages() -> None:
+    for package in _PACKAGES:
+        if find_spec(package) is None:
+            raise ValueError(f"ONNX export needs the package {package}: pip install 'hnclip[onnx]'")
+
+
+def _length(model: DualEncoder, contract: Contract) -> int | None:
+    """The longest text, if texts may be shorter."""
+    return None if contract.fixed else model.context
 
 
 def _twin(model: DualEncoder) -> DualEncoder:

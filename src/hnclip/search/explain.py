@@ -1,102 +1,201 @@
-"""Which words of a description matched which patches of a picture: late interaction, word by word."""
+"""Which words of a query match which parts of an image: late interaction, word by word; and re-ranking by it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from math import isqrt
-from typing import TYPE_CHECKING
+from typing import Any
 
-from hnclip.search.description import read_description, word_vectors
-from hnclip.search.index.reader import Item
-from hnclip.search.patches import patch_batches
+import torch
+from PIL import Image
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from hnclip.models.dual_encoder import DualEncoder
-    from hnclip.search.find import Finder
+from hnclip.core import InvalidImage
+from hnclip.data.image_sources import decode_image
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.search.near_duplicates import Hit, Separation, Separator
+from hnclip.search.query_encoder import Query, check_words, read_query
+from hnclip.search.store import IndexedImage, Store
+from hnclip.util.text import STOP_WORDS, comparison_key
 
-Shares = tuple[float, float, float, float]  # left, top, right, bottom as shares of a picture's width and height
+BATCH = 16  # images at once: large ones have hundreds of patches
+MOST = 100  # hits that are re-ranked
+WEIGHT = 0.05
+"""Of the token score in re-ranking, added to the cosine (docs/performance.md says what it is worth)."""
+SEPARATORS = 8
+LEAST_SPREAD = 0.001  # of scores that separate images; equal images in two files differ by rounding
 
 
 @dataclass(frozen=True)
 class WordMatch:
-    """A word at text[start:stop], its cosine with every patch, row by row, and that with its best patch, the score."""
+    """A word at text[start:stop], its cosine with every patch, row by row, and with the best one, its score. `content`
+    is False for function words."""
 
     text: str
     start: int
     stop: int
     score: float
     patches: tuple[float, ...]
+    content: bool
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """How the words of a description match a picture.
+    """How the words of a query match an image.
 
     Args:
-        text: the description as the model reads it.
-        words: those that it read, in order; a word of several tokens has the mean of their cosines.
+        text: the query as the model reads it.
+        words: those that it reads, in order; a word of several tokens has the mean of their cosines.
         rows, columns: of patches.
-        box: the part of the upright picture that the patches cover.
-        approximate: the thumbnail was looked at, since the picture itself cannot be read any more.
+        box: the part of the upright image that the patches cover: left, top, right, bottom as shares of its size.
+        approximate: the thumbnail was used, since the image cannot be read any more.
     """
 
-    item: Item
+    file: IndexedImage
     text: str
     words: tuple[WordMatch, ...]
     rows: int
     columns: int
-    box: Shares
-    approximate: bool = False
+    box: tuple[float, float, float, float]
+    approximate: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if name not in ("file", "words")}
+        return {"id": self.file.id, **own, "words": [asdict(word) for word in self.words]}
 
 
-def explain(finder: Finder, text: str, items: Sequence[Item]) -> list[Explanation]:
-    """How the words of a text match each of some pictures.
-
-    Raises:
-        ValueError: the text has no word, or the patches of this model do not form a rectangle.
+def explain(model: DualEncoder, store: Store, text: str, files: Sequence[IndexedImage]) -> list[Explanation]:
+    """How the words of a text match each of some images. ValueError for a text without words, or a model whose patches
+    form no square.
 
     Relations:
-        Where each word is one token, the mean of the scores is the text → image score of `token_loss` (losses/token.py)
-        over these words.
+        Where each word is one token, the mean of the scores is the text → image score of `token_loss` over these words.
     """
-    description = read_description(finder.model, text)
-    words = word_vectors(finder.model, description)  # [W, D]
+    query = read_query(model.text_transform, text)
+    words = word_vectors(model, query)  # [W, D]
     explained = []
-    for patches in patch_batches(finder, items):
-        side = patch_side(finder.model, patches.vectors.shape[1])
-        scores = (words @ patches.vectors.transpose(1, 2)).cpu()  # [n, W, P]
-        for item, found, approximate in zip(patches.items, scores, patches.approximate):
+    for some, patches, approximate in patch_batches(model, store, files):
+        side = patch_side(model, patches.shape[1])
+        scores = (words @ patches.transpose(1, 2)).cpu()  # [n, W, P]
+        for file, found, by_thumbnail in zip(some, scores, approximate):
             matches = tuple(
-                WordMatch(word.text, word.start, word.stop, float(row.max()), tuple(row.tolist()))
-                for word, row in zip(description.words, found)
+                WordMatch(
+                    word.text,
+                    word.start,
+                    word.stop,
+                    float(row.max()),
+                    tuple(row.tolist()),
+                    comparison_key(word.text) not in STOP_WORDS,
+                )
+                for word, row in zip(query.words, found)
             )
-            box = seen_box(finder.model, item.shape, side)
-            explained.append(Explanation(item, description.text, matches, side, side, box, approximate))
+            box = visible_box(model, (file.width, file.height), side)
+            explained.append(Explanation(file, query.text, matches, side, side, box, by_thumbnail))
     return explained
+
+
+def separate(model: DualEncoder, store: Store, text: str, files: Sequence[IndexedImage]) -> Separation:
+    """The words of a text that some images show most unequally, the most unequal first. Function words, and words that
+    all images show equally, are left out; a word that occurs more than once counts where it separates best."""
+    different = {file.image: file for file in files}  # equal images in several files are encoded once
+    if len(different) < 2:
+        return Separation()
+    explained = dict(zip(different, explain(model, store, text, list(different.values()))))
+    best: dict[str, Separator] = {}
+    for matches in zip(*(explained[file.image].words for file in files)):
+        word, found = comparison_key(matches[0].text), Separator(matches[0].text, tuple(one.score for one in matches))
+        if matches[0].content and (word not in best or _spread(found) > _spread(best[word])):
+            best[word] = found
+    separating = sorted((one for one in best.values() if _spread(one) >= LEAST_SPREAD), key=_spread, reverse=True)
+    approximate = any(explanation.approximate for explanation in explained.values())
+    return Separation(tuple(file.id for file in files), tuple(separating[:SEPARATORS]), approximate)
+
+
+def rerank(model: DualEncoder, store: Store, text: str, hits: Sequence[Hit], *, weight: float = WEIGHT) -> list[Hit]:
+    """The best `MOST` hits in the order of cosine + weight · token score, equal ones by row; then the others."""
+    check_words(model.text_transform, text)
+    words = token_vectors(model, text)  # [T, D]
+    chosen, rest = hits[:MOST], hits[MOST:]
+    files = {hit.row: hit.file for hit in chosen}  # equal images in several files are encoded once
+    scores: dict[int, tuple[float, bool]] = {}
+    for some, patches, approximate in patch_batches(model, store, list(files.values())):
+        for file, score, by_thumbnail in zip(some, token_scores(words, patches).tolist(), approximate):
+            scores[file.image] = score, by_thumbnail
+    scored = [
+        replace(hit, token_score=scores[hit.file.image][0], approximate=scores[hit.file.image][1]) for hit in chosen
+    ]
+    scored.sort(key=lambda hit: (-(hit.score + weight * scores[hit.file.image][0]), hit.row))
+    return [*scored, *rest]
+
+
+def token_scores(words: Tensor, patches: Tensor) -> Tensor:
+    """The mean over a text's tokens of the best patch's cosine: the text → image score of FILIP (losses/token.py).
+
+    Shape:
+        words: [T, D]; patches: [n, P, D]; returns [n]
+    """
+    return (words @ patches.transpose(1, 2)).amax(dim=2).mean(dim=1)
+
+
+def token_vectors(model: DualEncoder, text: str) -> Tensor:
+    """[T, D], of length 1: the tokens that were read, without special ones, on the model's device."""
+    with model.inference():
+        encoded = model.encode_texts(model.tokenize([text]), tokens=True)
+    assert encoded.tokens is not None
+    assert encoded.mask is not None
+    return encoded.tokens[0][encoded.mask[0]].float()
+
+
+def word_vectors(model: DualEncoder, query: Query) -> Tensor:
+    """[W, D]: the mean of each word's token vectors; its product with a patch is the mean of their cosines."""
+    tokens = token_vectors(model, query.given)  # [T, D]
+    if not query.words:
+        return tokens[:0]
+    return torch.stack([tokens[list(word.tokens)].mean(dim=0) for word in query.words])
+
+
+def patch_batches(
+    model: DualEncoder, store: Store, files: Sequence[IndexedImage]
+) -> Iterator[tuple[Sequence[IndexedImage], Tensor, tuple[bool, ...]]]:
+    """Files, their patch vectors [n, P, D], and whether each is that of the thumbnail, a few at a time, in order."""
+    for start in range(0, len(files), BATCH):
+        some = files[start : start + BATCH]
+        images, approximate = zip(*(_load(store, file) for file in some))
+        with model.inference():
+            encoded = model.encode_images(model.preprocess_images(images), tokens=True)
+        assert encoded.tokens is not None
+        yield some, encoded.tokens.float(), approximate
+
+
+def _load(store: Store, file: IndexedImage) -> tuple[Image.Image, bool]:
+    """The image of a file, or its thumbnail and True if it is gone, has changed, or is not a file of its own."""
+    try:
+        return decode_image(store.content(file), file.name), False
+    except InvalidImage:
+        return decode_image(store.thumbnail(file.image), f"the thumbnail of {file.name}"), True
 
 
 def patch_side(model: DualEncoder, patches: int) -> int:
     """Patches along each side of the square that a model sees."""
     side = model.family.grid(model.backbone, model.image_size) or isqrt(patches)
     if side**2 != patches:
-        raise ValueError(
-            f"{model.source or 'this model'} makes {patches} vectors of a picture, which form no rectangle: it cannot "
-            "be said where in the picture they lie"
-        )
+        name = model.source or "this model"
+        raise ValueError(f"{name} has {patches} vectors for an image, which form no square: their places are not known")
     return side
 
 
-def seen_box(model: DualEncoder, shape: tuple[int, int], side: int) -> Shares:
-    """The part of an upright picture of this width and height that `side` × `side` patches cover.
-
-    That is the centre crop of `ImageTransform`, without a margin at the right and the bottom where the patches do not
-    fill the square.
-    """
+def visible_box(model: DualEncoder, shape: tuple[int, int], side: int) -> tuple[float, float, float, float]:
+    """The part of an upright image of this width and height that `side` × `side` patches cover: the centre crop of
+    `ImageTransform`, without a margin at the right and the bottom where the patches do not fill the square."""
     transform = model.image_transform
     columns, rows = transform.resized(*shape)
     left, top = (columns - transform.size) // 2, (rows - transform.size) // 2
     patch = getattr(model.backbone.config.vision_config, "patch_size", None)
-    named = isinstance(patch, int) and model.family.grid(model.backbone, transform.size) == side
-    covered = side * int(patch or 0) if named else transform.size
+    known = isinstance(patch, int) and model.family.grid(model.backbone, transform.size) == side
+    covered = side * int(patch or 0) if known else transform.size
     return left / columns, top / rows, (left + covered) / columns, (top + covered) / rows
+
+
+def _spread(separator: Separator) -> float:
+    return max(separator.scores) - min(separator.scores)

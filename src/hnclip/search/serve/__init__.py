@@ -1,1 +1,1 @@
-"""`hnclip serve`: an index behind HTTP, and a page to search it."""
+"""`hnclip serve`: an index behind an HTTP API, and a web page to search it."""

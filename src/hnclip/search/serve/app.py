@@ -1,257 +1,250 @@
-"""The HTTP API: what is asked where, how it is checked, who answers it."""
+"""The HTTP API and the web page."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from typing import Annotated, Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BeforeValidator
-from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPBearer
+from fastapi.staticfiles import StaticFiles
+from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from hnclip import __version__
-from hnclip.search.index.layout import Kind
-from hnclip.search.options import ServeOptions
-from hnclip.search.serve.decoding import Decoders, when_ended
-from hnclip.search.serve.failures import Refused, busy, documented, failure, invalid
-from hnclip.search.serve.guard import SESSION, UPLOAD, Door, Guard
-from hnclip.search.serve.openapi import describe, picture_answer, picture_body
-from hnclip.search.serve.page_files import page_files
-from hnclip.search.serve.pictures import SHOWN, Shown, converted, decode_upload, original, original_size, thumbnail
-from hnclip.search.serve.questions import Explain, Search, Separate
+from hnclip.search.serve.images import decode_upload, find, original, original_tag, thumbnail, thumbnail_tag
 from hnclip.search.serve.schema import (
+    ErrorResponse,
     ExplainRequest,
-    Explanation,
-    Health,
     Id,
-    Info,
-    SearchAnswer,
+    K,
+    Kind,
     SearchRequest,
-    SeparateAnswer,
     SeparateRequest,
     SessionRequest,
-    plain,
+    Settings,
 )
-from hnclip.search.serve.service import Service
-from hnclip.search.serve.waiting import answered, ready
+from hnclip.search.serve.security import Auth, SecurityMiddleware, error_response, unauthorized
+from hnclip.search.serve.service import Queue, Service
+from hnclip.search.store import IndexedImage, Store
 
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    from hnclip.search.searcher import Searcher
 
-UPLOADS = 8  # pictures that are in memory at once as they were sent
-ORIGINALS = 8  # pictures of the index that are in memory while clients take them,
-LARGE = 16_000_000  # and one more of those with more bytes than this
-THUMBNAILS = 4  # that are read at once
+UPLOADS = 8  # uploaded images in memory at once
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+IMAGE_BODY = {"requestBody": {"required": True, "content": {"image/*": BINARY}}}
+IMAGE: dict[int | str, dict[str, Any]] = {200: {"description": "The image", "content": {"image/*": BINARY}}}
 
 
-def make_app(
-    service: Service, options: ServeOptions, *, token: str | None = None, hosts: Collection[str] | None = None
-) -> FastAPI:
+def make_app(service: Service, settings: Settings, *, token: str | None, hosts: Collection[str] | None) -> FastAPI:
     """
     Args:
-        token: that clients have to know; none when left out.
-        hosts: names that the server answers to, any when left out (`Guard`).
+        token: that clients must present, if there is one.
+        hosts: names that the server answers to besides IP addresses; None for any.
     """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
     app = FastAPI(
         title="hnclip",
         version=__version__,
-        description="Find pictures by a long description.",
+        description="Search images by long descriptions.",
+        lifespan=lifespan,
         redirect_slashes=False,
-        openapi_url=None,  # a route below has it; the pages that show it would load scripts from elsewhere
+        docs_url=None,  # these pages would load scripts from elsewhere
+        redoc_url=None,
+        responses={status: {"model": ErrorResponse, "description": "Error"} for status in ("4XX", "5XX")},
     )
-    door, page = Door(token), page_files()
-    app.add_middleware(Guard, options=options, door=door, hosts=hosts, page=page)
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    _add_information(app, service, door)
-    decoders = Decoders(options.timeout)
-    _add_searches(app, service, options, decoders)
-    _add_details(app, service, options)
-    _add_pictures(app, service, options, decoders)
-    described = describe(app, options, locked=door.locked)
-    app.openapi = lambda: described  # type: ignore[method-assign]  # FastAPI would describe it anew
-    app.add_api_route("/openapi.json", app.openapi, include_in_schema=False)
-
-    async def give(request: Request) -> Response:
-        return _given(request, page[request.url.path])
-
-    for path in page:
-        app.add_api_route(path, give, include_in_schema=False)
+    auth = Auth(token)
+    app.add_middleware(SecurityMiddleware, auth=auth, hosts=hosts, settings=settings)
+    app.add_exception_handler(StarletteHTTPException, _http_error)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
+    _add_public_routes(app, auth)
+    # The middleware checks the token. The dependency documents it in the OpenAPI schema.
+    api = APIRouter(prefix="/api", dependencies=[Depends(HTTPBearer(auto_error=False))] if token else [])
+    _add_index_routes(api, service, settings)
+    _add_search_routes(api, service, settings)
+    _add_image_routes(api, service, settings)
+    app.include_router(api)
     return app
 
 
-def _add_information(app: FastAPI, service: Service, door: Door) -> None:
-    counting = asyncio.Semaphore(1)  # a large catalogue takes a while, and is counted once
+def _add_public_routes(app: FastAPI, auth: Auth) -> None:
+    page = StaticFiles(packages=[("hnclip.search.serve", "page")])
+    app.mount("/page", page)
 
-    @app.get("/healthz", responses=documented(421, 500))
-    async def health() -> Health:
-        """Whether the server is there, and ready to search."""
-        return service.health()
+    @app.get("/", include_in_schema=False)
+    async def index_page(request: Request) -> Response:
+        return await page.get_response("index.html", request.scope)
 
-    @app.get("/api/index", responses=documented(401, 421, 500))
-    async def index() -> Info:
-        """What is served, and how large requests may be."""
-        async with counting:
-            return await run_in_threadpool(service.info)
+    @app.get("/healthz")
+    async def health() -> dict[str, str]:
+        """Whether the server runs."""
+        return {"status": "ok"}
 
-    @app.post(
-        SESSION,
-        status_code=204,
-        response_class=Response,
-        responses=documented(400, 401, 408, 413, 415, 421, 422, 500),
-    )
-    async def session(request: Request, asked: SessionRequest) -> Response:
-        """A cookie for the token, for pages: their pictures cannot send a header."""
-        if not door.knows(asked.token.encode()):
-            raise Refused(401, "this is not the token", {"WWW-Authenticate": 'Bearer realm="hnclip"'})
-        return Response(status_code=204, headers={"Set-Cookie": door.cookie(request.scope)} if door.locked else {})
+    @app.post("/api/session", status_code=204, response_class=Response)
+    async def session(request: Request, query: SessionRequest) -> Response:
+        """Exchange the token for a cookie."""
+        if not auth.accepts(query.token.encode()):
+            raise unauthorized("this is not the token")
+        response = Response(status_code=204)
+        if auth.token is not None:
+            auth.set_cookie(request, response)
+        return response
 
 
-def _add_searches(app: FastAPI, service: Service, options: ServeOptions, decoders: Decoders) -> None:
-    failures = documented(400, 401, 408, 413, 415, 421, 422, 500, 503, 504)
+def _add_index_routes(api: APIRouter, service: Service, settings: Settings) -> None:
+    @api.get("/index")
+    async def index(request: Request) -> dict[str, Any]:
+        """What is served, and the limits of requests."""
+
+        def read(searcher: Searcher) -> dict[str, Any]:
+            store = searcher.store
+            return {
+                "name": store.path.absolute().stem,
+                "images": store.count("images"),
+                "captions": store.count("captions"),
+                "problems": store.problem_count(),
+                "model": store.about.source,
+                "engine": searcher.engine_of("images"),
+                "limits": {
+                    "k": settings.max_k,
+                    "text": settings.max_text,
+                    "upload": settings.max_upload,
+                    "pixels": settings.max_pixels,
+                },
+            }
+
+        return await service.run(service.reading, request, read)
+
+    @api.get("/problems")
+    async def problems(request: Request) -> dict[str, list[dict[str, str]]]:
+        """The files that could not be indexed."""
+        found = await service.run(service.reading, request, lambda searcher: searcher.store.problems())
+        return {"problems": [{"kind": one.kind, "where": one.where, "detail": one.detail} for one in found]}
+
+
+def _add_search_routes(api: APIRouter, service: Service, settings: Settings) -> None:
     uploads = asyncio.Semaphore(UPLOADS)
 
-    @app.post("/api/search", responses=failures)
-    async def search(request: Request, asked: SearchRequest) -> SearchAnswer:
-        """Find pictures or captions by a description."""
-        _check(options, text=asked.text, k=asked.k)
-        rerank = asked.rerank and asked.find == "images"
-        question = Search(k=asked.k, find=asked.find, text=asked.text, rerank=rerank)
-        return await answered(service, request, service.details if rerank else service.searches, question)
+    async def answer(
+        request: Request, compute: Callable[[Searcher], dict[str, Any]], *, model: bool = False
+    ) -> Response:
+        def call(searcher: Searcher) -> Response:
+            with _query_errors(searcher):
+                found = compute(searcher)
+            return JSONResponse(found)  # here and not in the event loop: explanations are large
 
-    @app.post(UPLOAD, responses=failures, openapi_extra=picture_body())
-    async def search_image(
-        request: Request,
-        k: Annotated[int, Query(ge=1, description="How many results."), BeforeValidator(plain)] = 24,
-        find: Kind = "images",
-    ) -> SearchAnswer:
-        """Find pictures or captions by a picture: the body of the request."""
-        _check(options, k=k)
+        return await service.run(service.computing, request, call, model=model)
+
+    @api.post("/search")
+    async def search(request: Request, query: SearchRequest) -> Response:
+        """Find images or captions by a description."""
+        _check_limits(settings, text=query.text, k=query.k)
+
+        def compute(searcher: Searcher) -> dict[str, Any]:
+            found = searcher.search(query.text, k=query.k, find=query.find, rerank=query.rerank)
+            return found.to_dict(paths=False)
+
+        return await answer(request, compute, model=query.rerank)
+
+    @api.post("/search/image", openapi_extra=IMAGE_BODY)
+    async def search_by_image(request: Request, k: Annotated[int, Query(ge=1)] = K, find: Kind = "images") -> Response:
+        """Find images or captions by an image, the body of the request."""
+        _check_limits(settings, k=k)
+        if not request.headers.get("content-type", "").lower().startswith("image/"):
+            raise HTTPException(415, "the Content-Type must be that of an image: image/…")
         if uploads.locked():
-            raise busy("others are sending pictures: try again soon")
-        await uploads.acquire()
-        work = None
-        try:
-            content = b"".join([part async for part in request.stream()])
-            await ready(service)
-            work = await decoders.start(_pixels, service, content, options.max_pixels)
-            del content
-            pixels = await decoders.result(work)
-        finally:
-            when_ended(work, uploads.release)
-        return await answered(service, request, service.searches, Search(k=k, find=find, pixels=pixels))
+            raise HTTPException(503, "too many images are being uploaded: try again soon", {"Retry-After": "1"})
+        async with uploads:
+            try:
+                content = await asyncio.wait_for(request.body(), settings.timeout)
+            except asyncio.TimeoutError:
+                raise HTTPException(408, "the upload took too long") from None
+
+            def compute(searcher: Searcher) -> dict[str, Any]:
+                image = decode_upload(content, settings.max_pixels)
+                return searcher.search(image=image, k=k, find=find).to_dict(paths=False)
+
+            return await answer(request, compute, model=True)
+
+    @api.post("/explain")
+    async def explain(request: Request, query: ExplainRequest) -> Response:
+        """Which words of a description match which parts of an image."""
+        _check_limits(settings, text=query.text)
+        return await answer(request, lambda searcher: searcher.explain(query.text, [query.id])[0].to_dict(), model=True)
+
+    @api.post("/separate")
+    async def separate(request: Request, query: SeparateRequest) -> Response:
+        """Which words of a description separate images that are nearly the same."""
+        _check_limits(settings, text=query.text)
+        return await answer(request, lambda searcher: searcher.separate(query.text, query.ids).to_dict(), model=True)
 
 
-def _add_details(app: FastAPI, service: Service, options: ServeOptions) -> None:
-    failures = documented(400, 401, 404, 408, 413, 415, 421, 422, 500, 503, 504)
+def _add_image_routes(api: APIRouter, service: Service, settings: Settings) -> None:
+    async def answer(
+        request: Request,
+        id: int,
+        tag_of: Callable[[IndexedImage], str],
+        queue: Queue,
+        make: Callable[[Store], Response],
+    ) -> Response:
+        # The tag follows from the stored hash: a client that has the image already costs no reading of files.
+        tag = await service.run(service.reading, request, lambda searcher: tag_of(find(searcher.store, id)))
+        known = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
+        if tag in known or "*" in known:
+            return Response(status_code=304, headers={"ETag": tag})
+        return await service.run(queue, request, lambda searcher: make(searcher.store))
 
-    @app.post("/api/explain", responses=failures)
-    async def explain(request: Request, asked: ExplainRequest) -> Explanation:
-        """Which words of a description match which parts of a picture."""
-        _check(options, text=asked.text)
-        return await answered(service, request, service.details, Explain(asked.text, asked.id))
+    @api.get("/images/{id}", response_class=Response, responses=IMAGE)
+    async def image(request: Request, id: Id) -> Response:
+        """An image as it was indexed, or a JPEG of it if browsers do not show its format."""
+        make = partial(original, id=id, max_pixels=settings.max_pixels)
+        return await answer(request, id, original_tag, service.converting, make)
 
-    @app.post("/api/separate", responses=failures)
-    async def separate(request: Request, asked: SeparateRequest) -> SeparateAnswer:
-        """Which words of a description separate pictures that are nearly the same."""
-        _check(options, text=asked.text)
-        return await answered(service, request, service.details, Separate(asked.text, tuple(asked.ids)))
-
-
-def _add_pictures(app: FastAPI, service: Service, options: ServeOptions, decoders: Decoders) -> None:
-    small, originals, large = asyncio.Semaphore(THUMBNAILS), asyncio.Semaphore(ORIGINALS), asyncio.Semaphore(1)
-
-    def look(get: Callable[..., Result], *given: Any) -> Result:
-        with service.keeper.borrow() as view:
-            return get(view.index, *given)
-
-    @app.get(
-        "/api/pictures/{id:int}",
-        response_class=Response,
-        responses={
-            **picture_answer(*dict.fromkeys(SHOWN.values())),
-            **documented(401, 404, 410, 421, 422, 500, 503, 504),
-        },
-    )
-    async def picture(request: Request, id: Annotated[Id, Path()]) -> Response:
-        """A picture as it was indexed; as JPEG if browsers do not show its format."""
-        place = originals if await run_in_threadpool(look, original_size, id) <= LARGE else large
-        try:
-            await asyncio.wait_for(place.acquire(), options.timeout)
-        except asyncio.TimeoutError:
-            raise busy() from None
-        work = None
-        try:
-            shown = await run_in_threadpool(look, original, id)
-            if not shown.type:
-                work = await decoders.start(look, converted, id, shown.content, options.max_pixels)
-                shown = await decoders.result(work)
-            return _given(request, shown, release=place.release)
-        except BaseException:
-            when_ended(work, place.release)
-            raise
-
-    @app.get(
-        "/api/pictures/{id:int}/thumbnail",
-        response_class=Response,
-        responses={**picture_answer("image/jpeg"), **documented(401, 404, 421, 422, 500)},
-    )
-    async def small_picture(request: Request, id: Annotated[Id, Path()]) -> Response:
-        """A small JPEG of a picture."""
-        async with small:
-            return _given(request, await run_in_threadpool(look, thumbnail, id))
+    @api.get("/images/{id}/thumbnail", response_class=Response, responses=IMAGE)
+    async def small_image(request: Request, id: Id) -> Response:
+        """A small JPEG of an image."""
+        return await answer(request, id, thumbnail_tag, service.reading, partial(thumbnail, id=id))
 
 
-class _Given(Response):
-    """An answer that is in memory until the client has taken it, and gives its place free then."""
-
-    release: Callable[[], object] = staticmethod(lambda: None)
-
-    async def __call__(self, *given: Any) -> None:
-        try:
-            await super().__call__(*given)
-        finally:
-            self.release()
+def _check_limits(settings: Settings, *, text: str = "", k: int = 1) -> None:
+    if len(text) > settings.max_text:
+        raise HTTPException(422, f"text: it has {len(text):,} characters, at most {settings.max_text:,} are accepted")
+    if k > settings.max_k:
+        raise HTTPException(422, f"k: at most {settings.max_k:,} hits are given, not {k:,}")
 
 
-def _given(request: Request, shown: Shown, release: Callable[[], object] | None = None) -> Response:
-    """What a client gets, or nothing new if it has that already."""
-    headers = {"ETag": shown.tag, "Cache-Control": "private, no-cache"}  # keep it, and ask whether it is still that
-    known = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
-    if shown.tag in known or "*" in known:
-        response = _Given(status_code=304, headers=headers)
-    else:
-        response = _Given(shown.content, headers={**headers, "Content-Type": shown.type})
-    if release is not None:
-        response.release = release
-    return response
-
-
-def _pixels(service: Service, content: bytes, most: int) -> Any:
-    """What the model sees of a picture that was sent."""
-    picture = decode_upload(content, most)
+@contextmanager
+def _query_errors(searcher: Searcher) -> Iterator[None]:
+    """What is wrong with a query, for the client. An error that names the index is about the index: it is not for the
+    client, and its message contains paths of this machine."""
     try:
-        return service.pixels(picture)
+        yield
+    except KeyError as error:
+        raise HTTPException(404, "there is no such image") from error
     except ValueError as error:
-        raise Refused(422, str(error)) from error
+        if str(searcher.store.path) in str(error):
+            raise
+        raise HTTPException(422, str(error)) from error
 
 
-def _check(options: ServeOptions, *, text: str = "", k: int = 1) -> None:
-    """Limits that are the server's own."""
-    if len(text) > options.max_text:
-        raise Refused(422, f"text: it has {len(text):,} characters, at most {options.max_text:,} are read")
-    if k > options.max_k:
-        raise Refused(422, f"k: at most {options.max_k} results are given, not {k:,}")
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StarletteHTTPException)
+    return error_response(error.status_code, error.detail, error.headers)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    own = isinstance(error, Refused)  # others have sentences of their own, and not always the same
-    return failure(error.status_code, error.detail if own else None, error.headers)
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
+async def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return failure(*invalid(error.errors()))
+    if isinstance(error.body, bytes):  # FastAPI parses nothing else
+        return error_response(415, "the Content-Type must be application/json")
+    places = [(".".join(map(str, one["loc"][1:])) or "body", one["msg"]) for one in error.errors()[:3]]
+    return error_response(422, "; ".join(f"{place}: {message}" for place, message in places))

@@ -1,173 +1,87 @@
-"""What the API takes and gives, as it stands in its OpenAPI description."""
+"""What requests to the server may contain. Responses are the dictionaries of the library."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-
-def _whole(value: Any) -> Any:
-    """To JSON 24.0 is a whole number."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def plain(value: Any) -> Any:
-    """A number in an address has digits and nothing else: pydantic would read "1_0" and " 10" too."""
-    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
-        raise ValueError("it must be a whole number")
-    return value
+Kind = Literal["images", "captions"]
+Id = Annotated[int, Field(ge=0, le=2**53 - 1)]  # JavaScript does not distinguish larger ones
+K = 24  # hits, if a request does not say how many
 
 
-Piece = tuple[str, bool]  # a piece of a text, and whether it is highlighted
-Whole = Annotated[int, BeforeValidator(_whole)]
-# Of a picture; larger ones JavaScript would not tell apart. The limits stand first, else they are not described.
-Id = Annotated[int, Field(ge=0, le=2**53 - 1), BeforeValidator(_whole)]
+@dataclass(frozen=True)
+class Settings:
+    """Where the server listens and how much it accepts.
+
+    Args:
+        waiting: searches that wait for a thread; further ones get status 503.
+        timeout: seconds after which a request is given up.
+        max_k: hits of a search.
+        max_text: characters of a description.
+        max_upload, max_pixels: bytes and pixels of an uploaded image.
+        threads: CPU threads of the model; 0 leaves the choice to torch.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8765
+    waiting: int = 32
+    timeout: float = 30.0
+    max_k: int = 200
+    max_text: int = 20_000
+    max_upload: int = 20_000_000
+    max_pixels: int = 50_000_000
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.host.strip():
+            raise ValueError("--host must be an address; 0.0.0.0 is for all interfaces")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"--port must be between 0 and 65535, got {self.port}")
+        for name in ("waiting", "max_k", "max_text", "max_upload", "max_pixels"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.timeout < float("inf"):
+            raise ValueError(f"--timeout must be a number of seconds above 0, got {self.timeout}")
+        if self.threads < 0:
+            raise ValueError(f"--threads must not be negative, got {self.threads}")
+
+    @property
+    def max_json(self) -> int:
+        """Bytes of a request that is JSON, in which a character takes at most 12."""
+        return 12 * self.max_text + 10_000
 
 
-class _Strict(BaseModel):
-    """No field that is not known: a misspelt one must not be overlooked."""
+class StrictModel(BaseModel):
+    """Neither unknown fields, of which a misspelt one would be ignored, nor other types, such as "24" for a number."""
 
-    model_config = ConfigDict(extra="forbid")
-
-
-class _Asked(_Strict):
-    """Nor a value of another type, as "24" for a number."""
-
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class SearchRequest(_Asked):
-    text: str = Field(
-        min_length=1,
-        description="The description; what is beyond the model's context is cut, and without a word it finds nothing.",
-    )
-    k: Whole = Field(24, ge=1, description="How many results.")
-    find: Literal["images", "captions"] = "images"
-    rerank: bool = Field(
-        False, description="Put the best 100 pictures into another order, by words and patches; not captions."
-    )
+class SearchRequest(StrictModel):
+    text: str = Field(description="The description; what exceeds the model's context is cut.")
+    k: int = Field(K, ge=1, description="Number of hits.")
+    find: Kind = "images"
+    rerank: bool = Field(False, description="Re-rank the best images by words and patches; not for captions.")
 
 
-class Result(_Strict):
-    """A picture that was found. Its thumbnail is at /api/pictures/ID/thumbnail, itself at /api/pictures/ID."""
-
-    id: int
-    name: str
-    score: float = Field(description="Cosine of picture and query.")
-    tokens: float | None = Field(description="Late interaction of words and patches, if it was re-ranked.")
-    captions: list[str]
-    width: int
-    height: int
-    group: int | None = Field(description="Number of its group of near-twins in `groups`, if it has some.")
-
-
-class CaptionResult(_Strict):
-    """A caption that was found, and the pictures that it belongs to."""
-
+class ExplainRequest(StrictModel):
     text: str
-    score: float
-    pictures: list[Result]
+    id: Id
 
 
-class TwinCaption(_Strict):
-    """A caption of one member, in pieces; highlighted are words that no other member's caption has."""
-
-    id: int
-    pieces: list[Piece]
-
-
-class Separator(_Strict):
-    """A word of the description, and how well each picture shows it."""
-
-    word: str
-    scores: list[float] = Field(description="In the order of the ids.")
-
-
-class TwinGroup(_Strict):
-    """Results that are nearly the same, best first. What of a description separates them is at /api/separate."""
-
-    ids: list[int]
-    similarity: float = Field(description="Smallest cosine of a member with the first one.")
-    captions: list[TwinCaption]
-
-
-class SeparateRequest(_Asked):
-    text: str = Field(min_length=1)
-    ids: list[Id] = Field(min_length=2, max_length=8, description="Members of a group of near-twins.")
-
-
-class SeparateAnswer(_Strict):
-    separators: list[Separator] = Field(description="Most separating first.")
-
-
-class SearchAnswer(_Strict):
-    results: list[Result] = Field(description="Pictures, best first; empty when captions were asked for.")
-    captions: list[CaptionResult] = Field(description="Captions, best first; empty when pictures were asked for.")
-    groups: list[TwinGroup]
-    cut: bool = Field(description="Whether the description was longer than the model's context.")
-    seconds: float
-
-
-class ExplainRequest(_Asked):
-    text: str = Field(min_length=1)
-    id: Id = Field(description="The picture's.")
-
-
-class Word(_Strict):
-    """A word of the description, and how well each patch shows it."""
-
+class SeparateRequest(StrictModel):
     text: str
-    start: int = Field(description="Where it begins in `text` of the explanation.")
-    stop: int
-    score: float = Field(description="Its best patch's.")
-    patches: list[float] = Field(description="Cosines, row by row from the top left.")
+    ids: list[Id] = Field(min_length=2, max_length=8)
 
 
-class Explanation(_Strict):
-    id: int
-    text: str = Field(description="The description as the model reads it.")
-    words: list[Word]
-    rows: int = Field(description="Of patches.")
-    columns: int
-    box: tuple[float, float, float, float] = Field(
-        description="What the model sees of the picture: left, top, right, bottom as shares of its width and height."
-    )
-    approximate: bool = Field(description="The thumbnail was looked at: the picture itself cannot be read any more.")
-
-
-class Limits(_Strict):
-    k: int
-    text: int
-    upload: int
-    pixels: int
-
-
-class Info(_Strict):
-    """The index that is served."""
-
-    name: str
-    pictures: int
-    captions: int
-    left_out: int = Field(description="Files that could not be indexed.")
-    model: str
-    engine: str
-    storage: str
-    ready: bool = Field(description="Whether the model is loaded: searches wait for it.")
-    limits: Limits
-
-
-class Health(_Strict):
-    ready: bool = Field(description="Whether the model is loaded: searches wait for it.")
-
-
-class SessionRequest(_Asked):
-    """For pages, whose pictures cannot send a header: the token, once, for a cookie."""
-
+class SessionRequest(StrictModel):
     token: str
 
 
-class Failure(_Strict):
-    """Why a request was not answered."""
+class ErrorResponse(BaseModel):
+    """Why a request failed, in one sentence."""
 
     error: str

@@ -1,86 +1,80 @@
-/* Requests to the server that this page came from. Whatever goes wrong is a Failure with a sentence for people. */
+/* Requests to the server of this page. Every error is a Failure with a sentence for people. */
 
-const RETRIES = 2; // after "busy", before it is said
+const RETRIES = 2; // of a request to a busy server
 const LONGEST_PAUSE = 10; // seconds, whatever Retry-After says
-const PATIENCE = 90_000; // milliseconds: the server gives up long before, a lost connection never would
-
-const SENTENCES = {
-  401: "A token is needed.",
-  403: "The server does not allow this.",
-  404: "This is not there any more.",
-  413: "This is larger than the server takes.",
-  503: "The server is busy.",
-  504: "The search took too long and was given up.",
-};
+const TIMEOUT = 90_000; // milliseconds: the server gives up much earlier, a lost connection never would
 
 export class Failure extends Error {
   constructor(message, status = 0) {
     super(message);
     this.status = status;
+    /** Whether the same request may succeed later. */
+    this.retryable = status === 0 || status === 408 || status >= 500;
   }
 }
 
 let unlock = async () => {};
-/** What asks for the token when the server wants one; it resolves when the server is content. */
-export const whenLocked = (ask) => { unlock = ask; };
+/** Set what asks for the token; its promise is kept when the server has accepted one. */
+export const onLocked = (ask) => { unlock = ask; };
 
 /**
- * The JSON of an answer. Busy servers are asked again after a pause, locked ones once they are unlocked.
+ * The JSON of an answer.
  * @param {string} path
  * @param {{body?: unknown, signal?: AbortSignal, waiting?: () => void}} options `body` is a Blob or becomes JSON;
- *   `waiting` is called before each pause
+ *   `waiting` is called before each pause for a busy server
  */
-export async function ask(path, options = {}) {
-  const answer = await send(path, options);
-  if (answer.status === 204) return null;
+export async function request(path, options = {}) {
+  const response = await send(path, options);
+  if (response.status === 204) return null;
   try {
-    return await answer.json();
+    return await response.json();
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    throw new Failure("The server’s answer could not be read.", answer.status);
+    throw new Failure("The answer of the server could not be read.");
   }
 }
 
-/** The bytes of a picture of the index: its own, or its thumbnail where these are gone. */
-export async function picture(id, signal) {
-  for (const path of [`/api/pictures/${id}`, `/api/pictures/${id}/thumbnail`]) {
-    try {
-      const answer = await send(path, { signal });
-      return await answer.blob();
-    } catch (error) {
-      if (!(error instanceof Failure) || ![404, 410].includes(error.status) || path.endsWith("thumbnail")) throw error;
-    }
+/** An image of the index as a Blob: the original, or its thumbnail if the original is not there any more. */
+export async function imageBlob(id, signal) {
+  let response;
+  try {
+    response = await send(`/api/images/${id}`, { signal });
+  } catch (error) {
+    if (error.status !== 404 && error.status !== 410) throw error;
+    response = await send(`/api/images/${id}/thumbnail`, { signal });
   }
+  return response.blob();
 }
 
 async function send(path, { body, signal, waiting = () => {} }) {
-  const request = { signal: limited(signal), cache: body === undefined ? "default" : "no-store" };
-  if (body !== undefined) {
-    request.method = "POST";
-    request.headers = { "Content-Type": body instanceof Blob ? body.type : "application/json" };
-    request.body = body instanceof Blob ? body : JSON.stringify(body);
-  }
-  for (let left = RETRIES, unlocked = false; ; ) {
-    const answer = await fetched(path, request, signal);
-    if (answer.ok) return answer;
-    if (answer.status === 401 && path !== "/api/session") {
-      if (unlocked) throw new Failure("The browser does not keep the cookie that opens this index.", 401);
+  let retries = RETRIES, unlocked = false;
+  for (;;) {
+    const response = await fetchOnce(path, body, signal);
+    if (response.ok) return response;
+    if (response.status === 401 && path !== "/api/session") {
+      if (unlocked) throw new Failure("The browser does not store the cookie that unlocks this index.", 401);
       await unlock();
       unlocked = true;
-    } else if (answer.status === 503 && left > 0) {
-      left -= 1;
+    } else if (response.status === 503 && retries > 0) {
+      retries -= 1;
       waiting();
-      await pause(seconds(answer.headers.get("Retry-After")), signal);
+      await pause(Number.parseFloat(response.headers.get("Retry-After")), signal);
     } else {
-      throw new Failure(await sentence(answer), answer.status);
+      throw new Failure(await sentence(response), response.status);
     }
-    request.signal = limited(signal);
   }
 }
 
-async function fetched(path, request, signal) {
+async function fetchOnce(path, body, signal) {
+  const timeout = AbortSignal.timeout(TIMEOUT);
+  const options = { signal: signal ? AbortSignal.any([signal, timeout]) : timeout };
+  if (body !== undefined) {
+    const type = body instanceof Blob ? body.type : "application/json";
+    Object.assign(options, { method: "POST", headers: { "Content-Type": type } });
+    options.body = body instanceof Blob ? body : JSON.stringify(body);
+  }
   try {
-    return await fetch(path, request);
+    return await fetch(path, options);
   } catch (error) {
     if (signal?.aborted) throw error;
     if (error.name === "TimeoutError") throw new Failure("The server does not answer.");
@@ -88,30 +82,15 @@ async function fetched(path, request, signal) {
   }
 }
 
-async function sentence(answer) {
-  let said = "";
-  try {
-    said = (await answer.json()).error;
-  } catch {
-    // Not JSON: something between the page and the server has answered.
-  }
-  if (typeof said === "string" && said !== "") return said[0].toUpperCase() + said.slice(1);
-  return SENTENCES[answer.status] ?? "The server could not answer this.";
+async function sentence(response) {
+  const { error } = (await response.json().catch(() => null)) ?? {}; // a proxy may answer with something else
+  if (typeof error !== "string" || error === "") return `The server could not answer (HTTP status ${response.status}).`;
+  return error[0].toUpperCase() + error.slice(1);
 }
 
-function limited(signal) {
-  const patience = AbortSignal.timeout(PATIENCE);
-  return signal ? AbortSignal.any([signal, patience]) : patience;
-}
-
-function seconds(header) {
-  const asked = Number.parseFloat(header ?? "");
-  return Number.isFinite(asked) && asked >= 0 ? Math.min(asked, LONGEST_PAUSE) : 1;
-}
-
-export function pause(duration, signal) {
+function pause(seconds, signal) {
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, duration * 1000);
-    signal?.addEventListener("abort", () => { clearTimeout(timer); reject(signal.reason); }, { once: true });
+    setTimeout(resolve, 1000 * Math.min(seconds >= 0 ? seconds : 1, LONGEST_PAUSE));
+    signal?.addEventListener("abort", () => reject(signal.reason));
   });
 }

@@ -1,15 +1,15 @@
-/* Elements. Whatever comes from the index is set as text, never as markup: names and captions are anybody's. */
+/* Building the page. Names and captions come from anybody: they are set as text, never as markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
+const RETRY_DELAY = 1500; // milliseconds until a thumbnail that failed is requested once more
 
 export const byId = (id) => document.getElementById(id);
 
-/** An element with attributes, `text` or children, and listeners under `on`. */
+/** An element with attributes (null and false: none), `text`, listeners under `on`, and children (null: none). */
 export function make(tag, { text, on = {}, ...attributes } = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === true) element.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+    if (value !== null && value !== false) element.setAttribute(name, value === true ? "" : value);
   }
   for (const [event, listener] of Object.entries(on)) element.addEventListener(event, listener);
   if (text !== undefined) element.textContent = text;
@@ -25,7 +25,19 @@ export function icon(name) {
   return svg;
 }
 
-/** Give a parent exactly these children, moving only those that are not in their place: what stays keeps its focus. */
+export const button = (text, run) =>
+  make("button", { type: "button", class: "quiet-button", text, on: { click: () => run() } });
+
+export const hint = (text) => make("p", { class: "hint", text });
+
+/** An error as a sentence, with "Try again" where that may help. */
+export function problem(error, again) {
+  if (error.retryable === undefined) console.error(error); // not a failed request: a bug
+  const text = error.retryable === undefined ? "This page has a bug. Reload it to continue." : error.message;
+  return [make("p", { class: "problem", text }), ...(error.retryable ? [button("Try again", again)] : [])];
+}
+
+/** Give a parent exactly these children and move only those that are out of place: the others keep focus and scroll. */
 export function arrange(parent, children) {
   const wanted = new Set(children);
   for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
@@ -34,33 +46,24 @@ export function arrange(parent, children) {
   });
 }
 
-/** A button that says what it does. */
-export const button = (text, run) =>
-  make("button", { type: "button", class: "quiet-button", text, on: { click: () => run() } });
+export const imageUrl = (id) => `/api/images/${id}`;
+export const thumbnailUrl = (id) => `/api/images/${id}/thumbnail`;
 
-export const thumbnailOf = (id) => `/api/pictures/${id}/thumbnail`;
-export const pictureOf = (id) => `/api/pictures/${id}`;
-
-/** A thumbnail; its room is there before. One that fails is asked for once more, since the server may be busy. */
-export function thumbnail(result, { lazy = true } = {}) {
-  const image = make("img", {
-    src: thumbnailOf(result.id), alt: "", width: result.width, height: result.height, decoding: "async",
-    loading: lazy ? "lazy" : "eager",
-  });
-  let tries = 2;
+/** The thumbnail of a hit, which takes its space before it is loaded. */
+export function thumbnail({ id, width, height }) {
+  const image = make("img", { src: thumbnailUrl(id), alt: "", width, height, decoding: "async", loading: "lazy" });
   image.addEventListener("error", () => {
-    tries -= 1;
-    if (tries > 0) setTimeout(() => { image.src = thumbnailOf(result.id); }, 1500);
-    else image.classList.add("missing");
-  });
+    setTimeout(() => { image.src = thumbnailUrl(id); }, RETRY_DELAY); // the server may have been busy
+    image.addEventListener("error", () => image.classList.add("missing"));
+  }, { once: true });
   return image;
 }
 
-export const count = (number) => number.toLocaleString("en").replaceAll(",", "\u202f");
-export const plural = (number, one, many) => `${count(number)} ${number === 1 ? one : many}`;
-export const score = (number) => number.toFixed(2).replace("-", "\u2212");
-export const lastPart = (name) => name.split("/").filter(Boolean).pop() ?? name;
-/** Width by height, kept from extremes that would leave no room for others. */
+/** Width by height, without extremes that would leave no space for others. */
 export const ratio = ({ width, height }) => Math.min(2.4, Math.max(0.5, width / height || 1));
-/** Characters as the server counts them. */
+export const count = (number) => number.toLocaleString("en").replaceAll(",", "\u202f");
+export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+export const score = (number) => number.toFixed(2).replace("-", "\u2212");
+export const baseName = (name) => name.split("/").filter(Boolean).pop() ?? name;
+/** The number of characters as the server counts them: code points. */
 export const length = (text) => [...text].length;

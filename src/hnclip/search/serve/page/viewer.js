@@ -1,269 +1,283 @@
-/* One result, large: what is known of it, and where the model sees each word of the description. */
+/* One hit, large: what is known about it, and for each word of the query a heat map of its similarity to the image. */
 
-import { Failure, ask } from "./api.js";
-import { button, byId, count, lastPart, make, pictureOf, score, thumbnail, thumbnailOf } from "./dom.js";
-import { paintHeat, paintScale, ranges } from "./heat.js";
-import { marked } from "./twins.js";
+import { request } from "./api.js";
+import { baseName, byId, count, hint, imageUrl, make, problem, score, thumbnail, thumbnailUrl } from "./dom.js";
+import { marked } from "./results.js";
 
 const SWIPE = 60; // pixels
-const APPROXIMATE = "The original is gone: its thumbnail was looked at.";
-const HINT = "Choose a word: the picture shows where the model sees it.";
+const SCALE = 8; // pixels of the heat map for each patch; the browser scales them further
+const HINT = "Choose a word for its heat map. It shows which parts of the image the model compares with the word; "
+  + "it may not show where things are.";
+const APPROXIMATE = "The original file is not available; the scores are those of its thumbnail.";
+// Stops of the heat map from low to high, with red, green, blue and alpha; page.css has the same for the legend.
+const COLOURS = [
+  [0, 14, 18, 44, 150],
+  [0.35, 66, 28, 120, 150],
+  [0.62, 200, 58, 88, 128],
+  [0.82, 250, 150, 50, 112],
+  [1, 255, 226, 110, 128],
+];
 
 export class Viewer {
+  #does;
+  #dialog = byId("viewer");
+  #hit = null;
+  #text = "";
+  #word = null; // number of the chosen one, which stays chosen from hit to hit
+  #explanation = null;
+  #ranges = []; // of its words
+  #explanations = new Map(); // of this text, by hit
+
   /**
    * @param {object} does
-   * @param {(by: number) => void} does.step to another result
-   * @param {(id: number) => void} does.open a result
-   * @param {(result: object) => void} does.similar search with a result
+   * @param {(by: number) => void} does.step to another hit
+   * @param {(id: number) => void} does.open
+   * @param {(id: number) => void} does.similar search with an image
    * @param {() => void} does.closed is called when the viewer has been closed
    */
   constructor(does) {
-    this.does = does;
-    this.dialog = byId("viewer");
-    this.result = null;
-    this.text = "";
-    this.word = null; // number of the chosen one: it stays chosen from picture to picture
-    this.explanations = new Map();
-    this.explanation = null;
-    this.#listen();
+    this.#does = does;
+    byId("previous").addEventListener("click", () => does.step(-1));
+    byId("next").addEventListener("click", () => does.step(1));
+    byId("similar").addEventListener("click", () => does.similar(this.#hit.id));
+    byId("stage").addEventListener("click", ({ target }) => { if (target.id === "stage") this.close(); });
+    this.#dialog.addEventListener("close", () => does.closed());
+    document.addEventListener("keydown", (event) => this.#onKey(event));
+    this.#listenToSwipes();
+    this.#listenToWords();
   }
 
-  get isOpen() {
-    return this.dialog.open;
-  }
-
-  /**
-   * @param {object} result
-   * @param {{text: string, at: number, length: number, more: boolean}} among the description, and its place of how many
-   * @param {{group: object | null, byId: Map<number, object>}} among its near-twins, and all results
-   */
-  show(result, { text, at, length, more, group, byId: results }) {
-    byId("viewer-place").textContent = `${at + 1} of ${length}${more ? "+" : ""}`;
-    byId("before").disabled = at === 0;
-    byId("after").disabled = at === length - 1;
-    if (this.isOpen && this.text === text && this.result?.id === result.id) return; // only more was found
-    if (text !== this.text) this.#forget(text);
-    this.result = result;
-    this.explanation = null;
-    byId("viewer-name").textContent = lastPart(result.name);
-    byId("viewer-folder").textContent = result.name.slice(0, -lastPart(result.name).length);
-    this.#facts(result);
-    this.#picture(result);
-    this.#said(result, group);
-    this.#twins(group, results);
-    byId("words-part").hidden = text === "";
-    if (!this.isOpen) {
-      this.dialog.showModal();
-      byId("viewer-name").focus(); // it is read out, and arrows are free for pictures
+  /** @param {{text: string, at: number, count: number, more: boolean, group: object | null}} context the query, the
+   *    place of the hit among how many, and its near-duplicates */
+  show(hit, { text, at, count: number, more, group }) {
+    byId("viewer-place").textContent = `${at + 1} of ${number}${more ? "+" : ""}`;
+    byId("previous").disabled = at === 0;
+    byId("next").disabled = at === number - 1;
+    if (this.#dialog.open && this.#text === text && this.#hit.id === hit.id) return; // only more hits were found
+    if (text !== this.#text) {
+      this.#text = text;
+      this.#word = null;
+      this.#explanations.clear();
+      byId("words").replaceChildren();
     }
-    byId("panel").scrollTop = this.word === null ? 0 : byId("panel").scrollTop;
+    this.#hit = hit;
+    this.#explanation = null;
+    this.#showFacts();
+    this.#showImage();
+    this.#showCaptions(group);
+    this.#showNearDuplicates(group);
+    if (!this.#dialog.open) {
+      this.#dialog.showModal();
+      byId("viewer-name").focus(); // screen readers read it, and arrow keys lead to other hits
+    }
+    if (this.#word === null) byId("panel").scrollTop = 0;
+    byId("words-part").hidden = text === "";
     if (text !== "") this.#explain();
   }
 
   close() {
-    if (this.isOpen) this.dialog.close();
+    this.#dialog.close();
   }
 
-  #forget(text) {
-    this.text = text;
-    this.word = null;
-    this.explanations.clear();
-    byId("words").replaceChildren();
+  #showFacts() {
+    const { name, width, height, score: cosine, token_score: tokens } = this.#hit;
+    const facts = [["Score", score(cosine)], ["Size", `${count(width)} × ${count(height)}`]];
+    if (tokens !== null) facts.splice(1, 0, ["Reranked by", score(tokens)]);
+    byId("viewer-name").textContent = baseName(name);
+    byId("viewer-folder").textContent = name.slice(0, -baseName(name).length);
+    byId("viewer-facts").replaceChildren(...facts.map(([term, value]) =>
+      make("div", {}, make("dt", { text: term }), make("dd", { text: value }))));
   }
 
-  #listen() {
-    byId("before").addEventListener("click", () => this.does.step(-1));
-    byId("after").addEventListener("click", () => this.does.step(1));
-    byId("viewer-close").addEventListener("click", () => this.close());
-    byId("similar").addEventListener("click", () => this.does.similar(this.result));
-    this.dialog.addEventListener("close", () => this.does.closed());
-    this.dialog.addEventListener("click", (event) => {
-      if (event.target === this.dialog || event.target === byId("stage")) this.close();
+  /** The thumbnail at once, and the original as soon as it is loaded. */
+  #showImage() {
+    const hit = this.#hit, image = byId("viewer-image"), frame = byId("frame"), note = byId("viewer-note");
+    frame.style.setProperty("--ratio", hit.width / hit.height || 1);
+    frame.style.setProperty("--width", `${hit.width}px`);
+    image.src = thumbnailUrl(hit.id);
+    image.alt = hit.captions[0] ?? hit.name;
+    byId("original").href = imageUrl(hit.id);
+    byId("original").hidden = false;
+    note.textContent = "";
+    byId("heat").hidden = byId("legend").hidden = true;
+    const original = new Image();
+    original.addEventListener("load", () => { if (this.#hit === hit) image.src = original.src; });
+    original.addEventListener("error", () => {
+      if (this.#hit !== hit) return;
+      byId("original").hidden = true;
+      note.textContent = "The original file cannot be shown. This is its thumbnail.";
     });
-    document.addEventListener("keydown", (event) => this.#key(event));
-    this.#listenToSwipes();
-    const words = byId("words");
-    words.addEventListener("click", (event) => {
-      const at = wordAt(event);
-      if (at !== null) this.#choose(this.word === at && event.detail > 0 && !this.fresh ? null : at);
-      this.fresh = false;
-    });
-    words.addEventListener("focusin", (event) => {
-      const at = wordAt(event);
-      this.fresh = at !== null && this.word !== at; // the click that follows must not take back what the focus chose
-      if (at !== null) this.#choose(at);
-    });
-    words.addEventListener("pointerover", (event) => {
-      if (event.pointerType === "mouse") this.#paint(wordAt(event) ?? this.word);
-    });
-    words.addEventListener("pointerleave", () => this.#paint(this.word));
+    original.src = imageUrl(hit.id);
   }
 
-  #listenToSwipes() {
-    let start = null;
-    const stage = byId("stage");
-    stage.addEventListener("touchstart", ({ touches }) => {
-      start = touches.length === 1 ? touches[0] : null;
-    }, { passive: true });
-    stage.addEventListener("touchend", ({ changedTouches: [end] }) => {
-      if (start === null) return;
-      const across = end.clientX - start.clientX, down = end.clientY - start.clientY;
-      start = null;
-      if (Math.abs(across) > SWIPE && Math.abs(across) > 2 * Math.abs(down)) this.does.step(across < 0 ? 1 : -1);
-    });
+  #showCaptions(group) {
+    const pieces = group?.captions.find(({ id }) => id === this.#hit.id)?.pieces ?? [];
+    const own = pieces.map(([text]) => text).join("");
+    const others = this.#hit.captions.filter((caption) => caption !== own);
+    const captions = [...(own === "" ? [] : [marked(pieces)]), ...others.map((caption) => [caption])];
+    byId("captions-part").hidden = captions.length === 0;
+    byId("viewer-captions").replaceChildren(...captions.map((nodes) => make("p", { dir: "auto" }, ...nodes)));
   }
 
-  #key(event) {
-    if (!this.isOpen || document.querySelector(".small[open]")) return;
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const at = wordAt(event);
-    const along = { ArrowLeft: -1, ArrowRight: 1 }[event.key], down = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (at !== null && along) {
-      const words = [...byId("words").querySelectorAll(".word")];
-      words[at + along]?.focus();
-    } else if (along ?? (at !== null && down)) {
-      this.does.step(along ?? down);
-    } else {
-      return;
-    }
-    event.preventDefault();
-  }
-
-  #facts(result) {
-    const facts = [["Score", score(result.score)], ["Size", `${count(result.width)} × ${count(result.height)}`]];
-    if (result.tokens !== null) facts.splice(1, 0, ["Word by word", score(result.tokens)]);
-    byId("viewer-facts").replaceChildren(...facts.map(([name, value]) =>
-      make("div", {}, make("dt", { text: name }), make("dd", { text: value }))));
-  }
-
-  /** The thumbnail at once, the picture itself as soon as it is there. */
-  #picture(result) {
-    const image = byId("viewer-picture"), frame = byId("frame"), original = byId("original");
-    frame.style.setProperty("--ratio", result.width / result.height || 1);
-    frame.style.setProperty("--width", `${result.width}px`);
-    frame.classList.remove("only-thumbnail");
-    image.src = thumbnailOf(result.id);
-    image.alt = result.captions[0] ?? result.name;
-    original.href = pictureOf(result.id);
-    original.hidden = false;
-    byId("heat").hidden = true;
-    const whole = new Image();
-    whole.addEventListener("load", () => { if (this.result === result) image.src = whole.src; });
-    whole.addEventListener("error", () => {
-      if (this.result !== result) return;
-      original.hidden = true; // moved, gone, or of a kind that browsers do not show
-      frame.classList.add("only-thumbnail");
-    });
-    whole.src = pictureOf(result.id);
-  }
-
-  #said(result, group) {
-    const differing = group?.captions.find(({ id }) => id === result.id);
-    const plain = differing?.pieces.map(([text]) => text).join("");
-    const others = result.captions.filter((caption) => caption !== plain);
-    byId("captions-part").hidden = result.captions.length === 0 && !differing;
-    byId("viewer-captions").replaceChildren(
-      ...(differing ? [make("p", { dir: "auto" }, ...marked(differing.pieces))] : []),
-      ...others.map((caption) => make("p", { dir: "auto", text: caption })),
-    );
-  }
-
-  #twins(group, results) {
-    byId("twins-part").hidden = group === null;
-    byId("twins-strip").replaceChildren(...(group?.ids ?? []).map((id, at) => {
-      const own = id === this.result.id;
-      return make("button", {
-        type: "button", class: "twin", "aria-label": `Picture ${at + 1} of these`, "aria-current": own ? "true" : null,
-        on: { click: () => this.does.open(id) },
-      }, thumbnail(results.get(id), { lazy: false }));
-    }));
+  #showNearDuplicates(group) {
+    byId("group-part").hidden = group === null;
+    byId("group").replaceChildren(...(group?.hits ?? []).map((hit, at) => make("button", {
+      type: "button", class: "member-button", "aria-label": `Near-duplicate ${at + 1}`,
+      "aria-current": hit.id === this.#hit.id ? "true" : null, on: { click: () => this.#does.open(hit.id) },
+    }, thumbnail(hit))));
   }
 
   async #explain() {
-    const { result, text } = this;
-    const known = this.explanations.get(result.id);
-    if (known === undefined && byId("words").childElementCount === 0) {
-      byId("words").replaceChildren(make("p", { class: "hint", text: "Looking at the words …" }));
-    }
-    byId("words").setAttribute("aria-busy", "true");
+    const hit = this.#hit, text = this.#text, place = byId("words");
+    if (place.querySelector(".word") === null) place.replaceChildren(hint("Comparing words …"));
+    place.setAttribute("aria-busy", "true");
     try {
-      const explanation = known ?? await ask("/api/explain", { body: { text, id: result.id } });
-      this.explanations.set(result.id, explanation);
-      if (this.result === result && this.text === text) this.#words(explanation);
+      const explanation = this.#explanations.get(hit.id) ?? await request("/api/explain", { body: { text, id: hit.id } });
+      this.#explanations.set(hit.id, explanation);
+      if (this.#hit === hit && this.#text === text) this.#showWords(explanation);
     } catch (error) {
-      if (!(error instanceof Failure)) throw error;
-      if (this.result !== result || this.text !== text) return;
-      const again = button("Try again", () => this.#explain());
-      byId("words").replaceChildren(make("p", { class: "problem-line", text: error.message }), again);
-      byId("legend").hidden = true;
+      if (this.#hit === hit && this.#text === text) place.replaceChildren(...problem(error, () => this.#explain()));
     }
-    byId("words").removeAttribute("aria-busy");
+    place.removeAttribute("aria-busy");
   }
 
-  /** The description, its words to be chosen. Those that are shown already stay, and with them the focus. */
-  #words(explanation) {
-    const { words, text } = explanation, place = byId("words");
-    this.explanation = explanation;
-    byId("words-hint").textContent = explanation.approximate ? `${HINT} ${APPROXIMATE}` : HINT;
-    this.ranges = ranges(words);
-    let chips = [...place.querySelectorAll(".word")];
+  /** The query with its words as buttons. Those that are shown already stay, and keep the focus. */
+  #showWords(explanation) {
+    const { words, text, approximate } = explanation;
+    let chips = this.#chips();
+    this.#explanation = explanation;
+    this.#ranges = rangesOf(words);
+    byId("words-hint").textContent = approximate ? `${HINT} ${APPROXIMATE}` : HINT;
     if (chips.length !== words.length || chips.some((chip, at) => chip.textContent !== words[at].text)) {
-      const characters = [...text]; // the server counts characters, not the units that JavaScript counts
-      let end = 0;
-      const between = (stop) => characters.slice(end, stop).join("").trim();
-      const nodes = words.flatMap(({ text: word, start, stop }, at) => {
-        const before = between(start);
-        end = stop;
-        return [...(before === "" ? [] : [make("span", { class: "between", text: before })]),
-          make("button", { type: "button", class: "word", text: word, "data-at": at, tabindex: "-1" })];
-      });
-      place.replaceChildren(...nodes, make("span", { class: "between", text: between() }));
-      chips = [...place.querySelectorAll(".word")];
+      byId("words").replaceChildren(...wordNodes(text, words));
+      chips = this.#chips();
     }
-    const scores = words.map((word) => word.score), low = Math.min(...scores), span = Math.max(...scores) - low || 1;
-    chips.forEach((chip, at) => {
-      chip.style.setProperty("--share", `${Math.round(((words[at].score - low) / span) * 100)}%`);
-      chip.title = `Best part of the picture: ${score(words[at].score)}`;
+    const scores = words.filter(({ content }) => content).map((word) => word.score);
+    const low = Math.min(...scores), span = Math.max(...scores) - low || 1;
+    words.forEach((word, at) => {
+      const share = word.content ? (word.score - low) / span : 0; // function words match anything
+      chips[at].style.setProperty("--share", `${Math.round(100 * share)}%`);
+      chips[at].title = `Highest score of a part of the image: ${score(word.score)}`;
     });
-    if (words.length > 0) this.#choose(this.word !== null && this.word < words.length ? this.word : null);
+    this.#choose(this.#word);
   }
+
+  #chips = () => [...byId("words").querySelectorAll(".word")];
 
   #choose(at) {
-    this.word = at;
-    byId("words").querySelectorAll(".word").forEach((chip, number) => {
+    this.#word = at;
+    this.#chips().forEach((chip, number) => {
       chip.setAttribute("aria-pressed", number === at);
       chip.tabIndex = number === (at ?? 0) ? 0 : -1;
     });
     this.#paint(at);
   }
 
+  /** Show the heat map of a word; null hides it. */
   #paint(at) {
-    const canvas = byId("heat"), legend = byId("legend");
-    const shown = at !== null && this.explanation !== null;
-    canvas.hidden = legend.hidden = !shown;
-    if (!shown) return;
-    const { words, rows, columns, box: [left, top, right, bottom] } = this.explanation, range = this.ranges[at];
-    const shape = { width: (right - left) * this.result.width, height: (bottom - top) * this.result.height };
+    const word = this.#explanation?.words[at], canvas = byId("heat");
+    canvas.hidden = byId("legend").hidden = word === undefined;
+    if (word === undefined) return;
+    const { rows, columns, box: [left, top, right, bottom] } = this.#explanation, range = this.#ranges[at];
+    paint(canvas, word.patches, rows, columns, range);
     for (const [side, share] of [["left", left], ["top", top], ["width", right - left], ["height", bottom - top]]) {
       canvas.style.setProperty(side, `${100 * share}%`);
     }
-    paintHeat(canvas, words[at].patches, rows, columns, range, shape);
     canvas.classList.toggle("part", left > 0.005 || top > 0.005 || right < 0.995 || bottom < 0.995);
-    this.#legend(words[at], range, canvas.classList.contains("part"));
+    byId("legend-word").textContent = word.text;
+    byId("legend-low").textContent = score(range.low);
+    byId("legend-high").textContent = score(range.high);
   }
 
-  #legend(word, { low, high }, part) {
-    const scale = make("canvas", { width: 128, height: 1, "aria-hidden": "true" });
-    paintScale(scale);
-    const legend = byId("legend");
-    const frame = part ? "; the model sees only what lies inside the frame" : "";
-    legend.title = `Cosine of the word with each part of the picture${frame}`;
-    const [from, to] = [low, high].map((value) => make("span", { text: score(value) }));
-    legend.replaceChildren(make("bdi", { text: word.text }), from, scale, to);
+  #listenToWords() {
+    const words = byId("words");
+    words.addEventListener("click", ({ target }) => {
+      const at = numberOf(target);
+      if (at !== null) this.#choose(at === this.#word ? null : at);
+    });
+    words.addEventListener("focusin", ({ target }) => {
+      if (target.matches(".word:focus-visible")) this.#choose(numberOf(target)); // it was reached with a key
+    });
+    words.addEventListener("pointerover", ({ target, pointerType }) => {
+      if (pointerType === "mouse") this.#paint(numberOf(target) ?? this.#word);
+    });
+    words.addEventListener("pointerleave", () => this.#paint(this.#word));
+  }
+
+  #listenToSwipes() {
+    let start = null;
+    byId("stage").addEventListener("touchstart", ({ touches }) => {
+      start = touches.length === 1 ? touches[0] : null;
+    }, { passive: true });
+    byId("stage").addEventListener("touchend", ({ changedTouches: [end] }) => {
+      if (start === null) return;
+      const across = end.clientX - start.clientX, down = end.clientY - start.clientY;
+      start = null;
+      if (Math.abs(across) > SWIPE && Math.abs(across) > 2 * Math.abs(down)) this.#does.step(across < 0 ? 1 : -1);
+    });
+  }
+
+  #onKey(event) {
+    if (!this.#dialog.open || document.querySelector(".small[open]") !== null) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const at = numberOf(event.target), across = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const down = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    if (at !== null && across) this.#chips()[at + across]?.focus();
+    else if (across || (at !== null && down)) this.#does.step(across ?? down);
+    else return;
+    event.preventDefault();
   }
 }
 
-const wordAt = ({ target }) => {
-  const word = target.closest?.(".word");
-  return word ? Number(word.dataset.at) : null;
-};
+/** The number of the word that an element belongs to, or null. */
+function numberOf(element) {
+  const number = element.closest?.(".word")?.dataset.number;
+  return number === undefined ? null : Number(number);
+}
+
+/** A text with a button for each word. The server counts characters, not UTF-16 units as JavaScript does. */
+function wordNodes(text, words) {
+  const characters = [...text], nodes = [];
+  let end = 0;
+  const addBetween = (start) => {
+    const between = characters.slice(end, start).join("").trim();
+    if (between !== "") nodes.push(make("span", { class: "between", text: between }));
+  };
+  words.forEach((word, number) => {
+    addBetween(word.start);
+    end = word.stop;
+    nodes.push(make("button", { type: "button", class: "word", "data-number": number, text: word.text }));
+  });
+  addBetween(characters.length);
+  return nodes;
+}
+
+/**
+ * The cosines between which the colours of each word run: from its median patch to its best one, so that half of the
+ * image is dark. All have at least half of the widest range, so that a word which is similar to every part stays dark.
+ */
+function rangesOf(words) {
+  const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
+  const ranges = words.map(({ patches }) => ({ low: median(patches), high: Math.max(...patches) }));
+  const widest = Math.max(...ranges.map(({ low, high }) => high - low), 1e-6);
+  return ranges.map(({ low, high }) => ({ low, high: Math.max(high, low + widest / 2) }));
+}
+
+/** Paint patches into a canvas, with smooth transitions. */
+function paint(canvas, patches, rows, columns, { low, high }) {
+  const small = new OffscreenCanvas(columns, rows), context = small.getContext("2d");
+  const pixels = context.createImageData(columns, rows);
+  patches.forEach((value, at) => pixels.data.set(colourOf((value - low) / (high - low)), 4 * at));
+  context.putImageData(pixels, 0, 0);
+  [canvas.width, canvas.height] = [SCALE * columns, SCALE * rows];
+  const large = canvas.getContext("2d");
+  large.imageSmoothingQuality = "high";
+  large.drawImage(small, 0, 0, canvas.width, canvas.height);
+}
+
+/** Red, green, blue and alpha of a value, which is limited to 0 … 1. */
+function colourOf(value) {
+  const limited = Math.min(1, Math.max(0, value)), next = Math.max(1, COLOURS.findIndex(([stop]) => stop >= limited));
+  const [start, ...from] = COLOURS[next - 1], [stop, ...to] = COLOURS[next];
+  return from.map((part, at) => part + (to[at] - part) * (limited - start) / (stop - start));
+}

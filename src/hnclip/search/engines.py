@@ -1,0 +1,351 @@
+"""Engines find the nearest vectors of an index: an engine only proposes rows, the stored vectors decide.
+
+`Gallery` scores proposed rows with the stored vectors, drops deleted ones, adds rows that the engine does not know yet,
+and sorts. So scores are the same whichever engine found a row, an engine that is behind loses nothing, and what an
+approximate engine can get wrong is which rows it proposes: its recall.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+import numpy as np
+
+from hnclip.search.store import EngineName, Kind, RowFile, Store
+from hnclip.search.vectors import map_rows, score_rows
+from hnclip.search.writer import IndexWriter
+from hnclip.util.console import progress
+from hnclip.util.optional import import_extra
+
+log = logging.getLogger(__name__)
+
+ENGINES: tuple[str, ...] = get_args(EngineName)
+LEAST = 64  # rows that are proposed at least, and 4 times as many as are wanted: an engine's order is approximate
+GROWTH = 16  # times as many in the next attempt
+FEW = 1_000  # rows; fewer are scanned as fast as any engine answers
+IN_VIEW = 1024  # rows that a graph search keeps in view; with fewer, rows far from all others are missed
+TOKEN = "HNCLIP_MILVUS_TOKEN"
+MOST_OF_MILVUS = 16_384  # rows that Milvus returns at once
+_BLOCK = 2**27  # bytes of float32 that are handed to an engine at once
+
+
+class Candidates(Protocol):
+    """Proposes rows. `covered` is how many rows it knows, from the first on."""
+
+    covered: int
+
+    def propose(self, query: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+        """Rows [≤ count] for a query [D], and a cosine that no other covered row exceeds; −∞ if there is no such
+        guarantee."""
+        ...
+
+
+class Gallery:
+    """The images or captions of an index, ready to be searched. Threads may share it."""
+
+    def __init__(self, store: Store, kind: Kind, engine: Candidates | None = None) -> None:
+        """
+        Args:
+            engine: an approximate engine; without one the search is exact.
+        """
+        self.vectors, self.deleted = store.vectors[kind], store.deleted[kind]  # [N, D], [deleted]
+        self.engine = engine
+        self._scans: dict[int, Candidates] = {}
+
+    def nearest(self, query: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The k nearest rows [≤ k] to a query [D], and their cosines: best first, equal ones by row."""
+        k = min(k, len(self.vectors) - len(self.deleted))
+        query = np.ascontiguousarray(query, np.float32)
+        if k < 1:
+            return np.empty(0, np.int64), np.empty(0, np.float32)
+        covered = 0 if self.engine is None else min(self.engine.covered, len(self.vectors))
+        if self.engine is not None and covered:
+            count = max(4 * k, LEAST)
+            for attempt in (count, GROWTH * count):  # once more where deleted rows took the place of others
+                known = self._living(self.engine.propose(query, min(attempt, covered))[0], covered)
+                wanted = min(k, covered - int((self.deleted < covered).sum()))
+                if len(known) >= wanted:
+                    recent = self._scan(query, k, covered)
+                    return self._rank(query, np.union1d(known, recent), k)
+        return self._rank(query, self._scan(query, k, 0), k)
+
+    def _scan(self, query: np.ndarray, k: int, first: int) -> np.ndarray:
+        """The k nearest rows among those from `first` on, and some more: none is missed."""
+        total = len(self.vectors)
+        living = total - first - int((self.deleted >= first).sum())
+        if living <= LEAST:
+            return self._living(np.arange(first, total), total)
+        if first not in self._scans:
+            self._scans[first] = exact_scan(self.vectors[first:])
+        count = max(4 * k, LEAST)
+        while True:
+            rows, bound = self._scans[first].propose(query, min(count, total - first))
+            rows = self._living(rows + first, total)
+            if count >= total - first:
+                return rows
+            if len(rows) >= k and np.sort(score_rows(self.vectors, query, rows))[-k] > bound:
+                return rows
+            count *= GROWTH
+
+    def _living(self, rows: np.ndarray, covered: int) -> np.ndarray:
+        """Rows in order, each once, without deleted ones."""
+        return np.setdiff1d(rows[(rows >= 0) & (rows < covered)], self.deleted)
+
+    def _rank(self, query: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        scores = score_rows(self.vectors, query, rows)  # [n]
+        best = np.argsort(-scores, kind="stable")[:k]
+        return rows[best], scores[best]
+
+
+def exact_scan(vectors: np.ndarray) -> Candidates:
+    """A scan of all rows [N, D]: by faiss if it is installed, otherwise by torch, which takes longer to import."""
+    try:
+        return FaissScan(vectors)
+    except ImportError:
+        return TorchScan(vectors)
+
+
+class FaissScan:
+    """faiss's flat index of float16 vectors, which it copies into memory."""
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        import faiss
+
+        self.covered, width = vectors.shape
+        kind = faiss.ScalarQuantizer.QT_fp16
+        self._index = faiss.IndexScalarQuantizer(width, kind, faiss.METRIC_INNER_PRODUCT)
+        self._index.add_sa_codes(vectors.view(np.uint8))
+
+    def propose(self, query: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+        scores, rows = self._index.search(query[None], count)
+        return rows[0], float(scores[0, -1]) + 1e-5  # sums of float32 in another order
+
+
+class TorchScan:
+    """A product of float16 matrices, which torch computes while it reads them: the query is rounded, and the result."""
+
+    def __init__(self, vectors: np.ndarray) -> None:
+        import torch
+
+        self.covered = len(vectors)
+        self._vectors = torch.from_numpy(vectors)
+
+    def propose(self, query: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+        import torch
+
+        exact = torch.from_numpy(query)  # [D]
+        rounded = exact.half()
+        scores, rows = torch.mv(self._vectors, rounded).float().topk(count)
+        # |q·x − fl(q₁₆·x)| ≤ ‖q − q₁₆‖·‖x‖ + the rounding of sums, and of results to 11 bits.
+        error = 1.01 * float((exact - rounded.float()).norm()) + 2**-10 * float(exact.norm())
+        return rows.numpy(), float(scores[-1]) + error
+
+
+class FaissEngine:
+    """A file of faiss, mapped into memory: lists of neighbouring rows (IVF) or a graph of them (HNSW), with 8 bits for
+    each dimension."""
+
+    def __init__(self, file: Path, rows: int) -> None:
+        faiss = import_faiss()
+        self.covered = rows
+        # Only what is searched is read, and processes share it.
+        flag = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        self._faiss, self._index = faiss, faiss.read_index(str(file), flag)
+
+    def propose(self, query: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+        faiss = self._faiss
+        if lists := getattr(self._index, "nlist", 0):
+            how = faiss.SearchParametersIVF(nprobe=min(lists, max(32, lists // 32)))
+        else:
+            how = faiss.SearchParametersHNSW(efSearch=max(IN_VIEW, count))
+        return self._index.search(query[None], count, params=how)[1][0], -math.inf
+
+
+class MilvusEngine:
+    """A collection of Milvus, whose primary key is the row."""
+
+    def __init__(self, uri: str, collection: str, rows: int) -> None:
+        self.covered, self._collection = rows, collection
+        self._client = connect_milvus(uri)
+        self._client.load_collection(collection)
+
+    def propose(self, query: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+        count = min(count, MOST_OF_MILVUS)
+        search = {"metric_type": "IP", "params": {"ef": max(IN_VIEW, count)}}
+        (hits,) = self._client.search(self._collection, data=query[None], limit=count, search_params=search)
+        return np.array([hit["row"] for hit in hits], np.int64), -math.inf
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def open_engine(store: Store, kind: Kind, name: str) -> Candidates | None:
+    """The engine of this name, or None if the search is exact: also for few rows, and for an index whose own engine has
+    not been built yet.
+
+    Raises:
+        ValueError: the index has no such engine, its file is damaged, or its package is missing.
+        OSError: a server does not answer.
+    """
+    check_engine(name)
+    if name == "exact" or store.files[kind].rows < FEW:
+        return None
+    found = store.extras.get(f"engine:{kind}") or {}
+    build = f"build it with\n  {store.about.command} --out {store.path} --engine {name}"
+    if (found.get("engine"), found.get("vectors")) != (name, store.files[kind].name):
+        if name == store.about.engine:
+            return None
+        raise ValueError(f"{store.path} has no {name} of its {kind}: {build}")
+    if name == "milvus":
+        return MilvusEngine(found["uri"], found["collection"], found["rows"])
+    file = store.path / found["file"]
+    if not file.exists() or file.stat().st_size != found["bytes"]:  # reading behind the end would end the process
+        raise ValueError(f"{file} is damaged: delete it and {build}")
+    try:
+        return FaissEngine(file, found["rows"])
+    except RuntimeError as error:
+        raise ValueError(f"{file} cannot be read ({error}): delete it and {build}") from error
+
+
+def update_engine(writer: IndexWriter, kind: Kind, name: str, uri: str | None = None) -> None:
+    """Build the engine of a kind, or add the rows that are new. Few rows have none: they are scanned.
+
+    Raises:
+        ValueError: its package is missing.
+        OSError: its file cannot be written, or a server does not answer. The index is complete without it.
+    """
+    check_engine(name)
+    key, rows = f"engine:{kind}", writer.files[kind]
+    if name == "exact" or rows.rows < FEW:
+        if writer.extras.get(key):
+            writer.set_extra(key, None)
+        return
+    found = writer.extras.get(key) or {}
+    same = (found.get("engine"), found.get("vectors"), found.get("uri")) == (name, rows.name, uri)
+    if same and found["rows"] == rows.rows:
+        return
+    vectors = map_rows(writer.path / rows.name, rows.rows, writer.about.width)  # [N, D]
+    update = _update_milvus if name == "milvus" else _update_faiss
+    record = {"engine": name, "vectors": rows.name, "rows": rows.rows, "uri": uri}
+    writer.set_extra(key, {**record, **update(writer, rows, vectors, name, found if same else {})})
+    writer.delete_leftovers()
+
+
+def check_engine(name: str) -> None:
+    if name not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {name!r}")
+
+
+def _update_faiss(
+    writer: IndexWriter, rows: RowFile, vectors: np.ndarray, name: str, found: dict[str, Any]
+) -> dict[str, Any]:
+    """Add rows to the file of faiss, or build it anew where more rows are new than it was trained on."""
+    faiss = import_faiss()
+    index, first, trained = None, 0, len(vectors)
+    if found and found["rows"] <= len(vectors) <= 2 * found["trained"]:
+        with suppress(OSError, RuntimeError):
+            if (writer.path / found["file"]).stat().st_size == found["bytes"]:
+                index = faiss.read_index(str(writer.path / found["file"]))
+                first, trained = found["rows"], found["trained"]
+    if index is None:
+        index = _trained_faiss(faiss, vectors, name)
+    for block in _blocks(vectors, first, f"{name} of {rows.name}"):
+        index.add(block)
+    file = writer.path / writer.new_name(f"{rows.name.removesuffix('.f16')}-{name}", ".faiss")
+    try:
+        faiss.write_index(index, str(file))
+    except RuntimeError as error:
+        file.unlink(missing_ok=True)
+        raise OSError(f"{file} cannot be written; is the disk full? {error}") from error
+    return {"file": file.name, "bytes": file.stat().st_size, "trained": trained}
+
+
+def _trained_faiss(faiss: Any, vectors: np.ndarray, name: str) -> Any:
+    count, width = vectors.shape
+    lists = max(1, min(65_536, int(4 * math.sqrt(count)), count // 39))
+    parameters = f"IVF{lists},SQ8" if name == "faiss-ivf" else "HNSW32_SQ8"
+    log.info(f"building {name} of {count:,} rows ({parameters})")
+    index = faiss.index_factory(width, parameters, faiss.METRIC_INNER_PRODUCT)
+    if name == "faiss-ivf":
+        index.cp.min_points_per_centroid = 1  # otherwise faiss warns where there are many lists
+    else:
+        index.hnsw.efConstruction = 200
+    size = min(count, 500_000, 64 * lists)
+    index.train(vectors[np.arange(size) * count // size].astype(np.float32))  # [size, D], evenly spread
+    return index
+
+
+def import_faiss() -> Any:
+    return import_extra("faiss", "these engines", "search")
+
+
+def _update_milvus(
+    writer: IndexWriter, rows: RowFile, vectors: np.ndarray, name: str, found: dict[str, Any]
+) -> dict[str, Any]:
+    """Write new rows to a collection of this index, which is created first. A row that is written again is replaced, so
+    an interrupted update loses nothing."""
+    uri = writer.about.uri
+    if uri is None:
+        raise ValueError("--engine milvus needs --uri http://HOST:PORT of a server, or a file of milvus-lite")
+    # The place is part of the name: a copy of an index elsewhere has a collection of its own.
+    place = blake2b(str(writer.path.resolve()).encode(), digest_size=8).hexdigest()
+    collection = f"hnclip_{place}_{rows.name.removesuffix('.f16').replace('-', '_')}"
+    client = connect_milvus(uri)
+    try:
+        first = found["rows"] if found and client.has_collection(collection) else 0
+        if not client.has_collection(collection):
+            _create_collection(client, collection, vectors.shape[1])
+        start = first
+        for block in _blocks(vectors, first, f"milvus of {rows.name}", size=2**22):
+            client.upsert(collection, [{"row": start + n, "vector": vector} for n, vector in enumerate(block)])
+            start += len(block)
+        client.flush(collection)
+    except client_errors() as error:
+        raise OSError(f"Milvus at {uri} failed: {error}") from error
+    finally:
+        client.close()
+    return {"collection": collection}
+
+
+def _create_collection(client: Any, name: str, width: int) -> None:
+    from pymilvus import DataType
+
+    schema = client.create_schema(auto_id=False)
+    schema.add_field("row", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=width)
+    indexes = client.prepare_index_params()
+    indexes.add_index("vector", index_type="HNSW", metric_type="IP", params={"M": 32, "efConstruction": 100})
+    client.create_collection(name, schema=schema, index_params=indexes)
+
+
+def connect_milvus(uri: str) -> Any:
+    """A client of Milvus; its token or USER:PASSWORD comes from the environment."""
+    milvus = import_extra("pymilvus", "indexes in Milvus", "milvus")
+    try:
+        return milvus.MilvusClient(uri=uri, token=os.environ.get(TOKEN, ""), timeout=10)
+    except client_errors() as error:
+        raise OSError(f"Milvus at {uri} cannot be reached: {error}. If it asks for a token: ${TOKEN}") from error
+
+
+def client_errors() -> type[Exception]:
+    from pymilvus.exceptions import MilvusException
+
+    return MilvusException
+
+
+def _blocks(vectors: np.ndarray, first: int, title: str, *, size: int = _BLOCK) -> Iterator[np.ndarray]:
+    """Rows from `first` on in float32, [n, D] at a time."""
+    count, width = vectors.shape
+    step = max(1, size // (4 * width))
+    with progress(title, count, first) as bar:
+        for start in range(first, count, step):
+            block = vectors[start : start + step].astype(np.float32)
+            yield block
+            bar.advance(len(block))

@@ -1,0 +1,128 @@
+"""Options of `hnclip index`, `hnclip search` and `hnclip serve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from hnclip.config import Opening, ReadConfig
+from hnclip.options import Output
+from hnclip.search.store import EngineName
+
+
+@dataclass(frozen=True)
+class Index:
+    """Index images, and their captions if there are any, for search by text. Run it again to update the index with new,
+    changed, moved and deleted files; the same command resumes an interrupted one."""
+
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FOLDER|DATA")]
+    """A folder of images, or data as for `hnclip train` (docs/data.md)."""
+    out: Path
+    """Directory of the index, by convention NAME.hnc."""
+    opening: Annotated[Opening, tyro.conf.arg(name="")]
+    read: ReadConfig
+    model: str | None = None
+    """As for `hnclip eval` (docs/models.md); for a run directory, its best epoch. Required for a new index of your own
+    images; an existing index remembers its model."""
+    split: str = "all"
+    """all, or one split of the data."""
+    engine: EngineName | None = None
+    """exact scans all vectors; faiss-ivf and faiss-hnsw are for millions of images on one machine; milvus is a server
+    (pip install 'hnclip[milvus]'). If not given, the engine of the index, or exact for a new index."""
+    uri: str | None = None
+    """Milvus only: http://HOST:PORT, or a file of milvus-lite."""
+    replace: bool = False
+    """Make the index anew, for example with another model; until it is complete the old one is searched."""
+    text_encoder: bool = True
+    """Export the model's text tower into the index, so that a search starts without importing torch. Needs pip install
+    'hnclip[search]'."""
+    batch: int = 64
+    """Images or captions encoded at once."""
+    workers: int = 0
+    """Threads that read and decode images; 0 for the number of CPUs."""
+    threads: int = 0
+    """CPU threads of the encoder; 0 leaves the choice to torch."""
+    device: str = "auto"
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def __post_init__(self) -> None:
+        if self.batch < 1:
+            raise ValueError(f"--batch must be at least 1, got {self.batch}")
+        for name in ("workers", "threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Search:
+    """Find images by a description, or images and captions by an image."""
+
+    index: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="INDEX")]
+    """An index of `hnclip index`."""
+    text: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="TEXT")] = None
+    """The description; long ones work best. - reads it from standard input."""
+    image: Path | None = None
+    """Search by this image instead."""
+    find: Literal["images", "captions"] = "images"
+    """Kind of hits."""
+    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 20
+    """Number of hits."""
+    explain: bool = False
+    """Show which words match which parts of the images, which hits are near-duplicates, and how these differ."""
+    rerank: bool = False
+    """Re-rank the best 100 by word and patch similarity (docs/search.md)."""
+    engine: EngineName | None = None
+    """Engine to use instead of the index's own."""
+    model: str | None = None
+    """Path of the index's model, if it has moved."""
+    device: str = "auto"
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.image is None):
+            raise ValueError("give either a description or an image with --image")
+        if self.k < 1:
+            raise ValueError(f"-k must be at least 1, got {self.k}")
+        if self.rerank and (self.text is None or self.find != "images"):
+            raise ValueError("--rerank requires TEXT and --find images")
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Serve a web page to search an index, and an HTTP API (OpenAPI schema at /openapi.json)."""
+
+    index: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="INDEX")]
+    """An index of `hnclip index`."""
+    host: str = "127.0.0.1"
+    """Address to listen on. With an address other than loopback, anyone who can reach it can search: set a
+    token. Without a token, requests must address the server by an IP address or the machine's own name."""
+    port: int = 8765
+    """Port; 0 for any free one."""
+    token: str | None = None
+    """Token that requests must present; also read from $HNCLIP_TOKEN, which other users of the machine cannot see."""
+    engine: EngineName | None = None
+    """Engine to use instead of the index's own."""
+    model: str | None = None
+    """Path of the index's model, if it has moved."""
+    device: str = "auto"
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
+    threads: int = 0
+    """CPU threads; 0 leaves the choice to torch."""
+    waiting: int = 32
+    """Length of the request queue; further requests get status 503."""
+    timeout: float = 30.0
+    """Seconds after which a request is cancelled."""
+    max_k: int = 200
+    """Maximum number of hits per request."""
+    max_text: int = 20_000
+    """Maximum number of characters of a description."""
+    max_upload: int = 20_000_000
+    """Maximum size of an uploaded image in bytes."""
+    max_pixels: int = 50_000_000
+    """Maximum number of pixels of an uploaded image."""
+    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)

@@ -1,0 +1,141 @@
+"""Made-up states of an index, and a process that writes them; `python store_helpers.py` is such a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hnclip.search import writer as writer_module
+from hnclip.search.store import About, Store, content_hash, text_hash
+from hnclip.search.writer import Change, IndexWriter, NewFile, NewImage, open_writer
+
+WIDTH = 24
+State = dict[str, tuple[int, tuple[str, ...]]]
+"""By the name of a file the number of its image, and its captions."""
+
+
+def about(**changed: Any) -> About:
+    given = {"model": "m", "source": "a model", "fingerprint": "f", "opening": {}, "width": WIDTH, "data": "d"}
+    return About(**{**given, "root": None, "command": "hnclip index d --model m", **changed})
+
+
+def unit_vector(name: object) -> np.ndarray:
+    seed = int.from_bytes(text_hash(str(name))[:4], "big")
+    vector = np.random.default_rng(seed).standard_normal(WIDTH).astype(np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+def image_hash(number: int) -> bytes:
+    return content_hash(b"image %d" % number)
+
+
+def change_to(writer: IndexWriter, state: State) -> Change:
+    """The change that makes an index show this state."""
+    return Change(
+        images=[
+            NewImage(image_hash(number), unit_vector(number), (number + 1, 7), b"thumbnail %d" % number)
+            for number in sorted({number for number, _ in state.values()})
+        ],
+        captions={text: unit_vector(text) for _, texts in state.values() for text in texts},
+        files=[NewFile(name, image_hash(n), '{"file": "x"}', f"stamp {n}", texts) for name, (n, texts) in state.items()],
+        deleted=writer.known().keys() - state.keys(),
+    )
+
+
+def check_state(store: Store, state: State) -> None:
+    """All that the index holds is that state, and each vector that of its image or caption."""
+    files = {file.name: file for file in store.all_files()}
+    assert {name: (file.hash, file.captions) for name, file in files.items()} == {
+        name: (image_hash(number), texts) for name, (number, texts) in state.items()
+    }
+    assert store.count("images") == len(state)
+    rows = {int(number): row for row, number in enumerate(store.ids["images"])}
+    for name, (number, _) in state.items():
+        file = files[name]
+        assert (file.width, store.thumbnail(file.image)) == (number + 1, b"thumbnail %d" % number)
+        stored = store.vectors["images"][rows[file.image]]
+        assert np.array_equal(stored, unit_vector(number).astype(np.float16))
+    texts = {text for _, some in state.values() for text in some}
+    found = store.captions(np.delete(store.ids["captions"], store.deleted["captions"]).tolist())
+    assert texts == {caption.text for caption in found.values()}
+    rows = {int(number): row for row, number in enumerate(store.ids["captions"])}
+    for number, caption in found.items():
+        assert np.array_equal(store.vectors["captions"][rows[number]], unit_vector(caption.text).astype(np.float16))
+        assert {file.name for file in caption.files} == {n for n, (_, some) in state.items() if caption.text in some}
+
+
+def random_state(random: np.random.Generator) -> State:
+    """Some of 40 files, of which some share images and captions."""
+    names = random.choice(40, size=int(random.integers(0, 30)), replace=False)
+    return {
+        f"{name}.jpg": (int(random.integers(25)), tuple(f"caption {n}" for n in random.integers(12, size=name % 3)))
+        for name in map(int, names)
+    }
+
+
+def write_states(path: Path, log: Path, seed: int, kill_at: int) -> None:
+    """Commit random states, compact, and replace the index, and say in a log what is begun and done. With `kill_at` the
+    process kills itself before its n-th operation on the disk; without one it goes on until it is killed."""
+    random = np.random.default_rng(seed)
+    if kill_at:
+        _kill_before(kill_at)
+
+    def step(writer: IndexWriter, done: Callable[[], object] = lambda: None) -> None:
+        state = random_state(random)
+        _say(log, "begun", state)
+        writer.commit(change_to(writer, state))
+        writer.delete_unused()
+        done()
+        _say(log, "done", state)
+
+    turns = 2 if kill_at else 10**9
+    for turn in range(turns):
+        with open_writer(path, about()) as writer:
+            writer.verify()
+            for _ in range(4):
+                step(writer)
+            writer.compact(least=3)
+            writer.publish()
+        with open_writer(path, about(fingerprint=f"another {turn}"), replace=True) as writer:
+            step(writer, writer.publish)
+
+
+def _say(log: Path, what: str, state: State) -> None:
+    with log.open("a") as file:
+        file.write(json.dumps([what, state]) + "\n")
+
+
+def _kill_before(number: int) -> None:
+    """Count what changes the disk, and send SIGKILL to this process before the n-th time."""
+    left = [number]
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*given, **named)
+
+        return call
+
+    class Counted(sqlite3.Connection):
+        execute = counted(sqlite3.Connection.execute)  # type: ignore[assignment]
+        executemany = counted(sqlite3.Connection.executemany)  # type: ignore[assignment]
+
+    connecting = sqlite3.connect
+    sqlite3.connect = lambda *given, **named: connecting(*given, **named, factory=Counted)  # type: ignore[assignment]
+    writer_module.append_bytes = counted(writer_module.append_bytes)
+    os.fsync, os.replace = counted(os.fsync), counted(os.replace)  # type: ignore[assignment]
+    Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    write_states(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
