@@ -11,7 +11,8 @@ import logging
 import math
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, get_args
@@ -27,85 +28,72 @@ from hnclip.util.optional import import_extra
 log = logging.getLogger(__name__)
 
 ENGINES: tuple[str, ...] = get_args(EngineName)
+FEW = 1_000  # rows; fewer are scored as fast as any engine answers
 LEAST = 64  # rows that are proposed at least, and 4 times as many as are wanted: an engine's order is approximate
-GROWTH = 16  # times as many in the next attempt
-FEW = 1_000  # rows; fewer are scanned as fast as any engine answers
+GROWTH = 16  # times as many in the next attempt, if most of the proposed rows were deleted
 IN_VIEW = 1024  # rows that a graph search keeps in view; with fewer, rows far from all others are missed
 TOKEN = "HNCLIP_MILVUS_TOKEN"
 MOST_OF_MILVUS = 16_384  # rows that Milvus returns at once
 _BLOCK = 2**27  # bytes of float32 that are handed to an engine at once
+_SCANNED = 2048  # rows that torch converts to float32 at once: they stay in the processor's cache
 
 
-class Candidates(Protocol):
+class Engine(Protocol):
     """Proposes rows. `covered` is how many rows it knows, from the first on."""
 
     covered: int
 
-    def propose(self, query: np.ndarray, count: int) -> tuple[np.ndarray, float]:
-        """Rows [≤ count] for a query [D], and a cosine that no other covered row exceeds; −∞ if there is no such
-        guarantee."""
+    def propose(self, query: np.ndarray, count: int) -> np.ndarray:
+        """About `count` rows near a query [D], in any order; -1 where it finds no more."""
         ...
 
 
 class Gallery:
     """The images or captions of an index, ready to be searched. Threads may share it."""
 
-    def __init__(self, store: Store, kind: Kind, engine: Candidates | None = None) -> None:
+    def __init__(self, store: Store, kind: Kind, engine: Engine | None = None) -> None:
         """
         Args:
             engine: an approximate engine; without one the search is exact.
         """
         self.vectors, self.deleted = store.vectors[kind], store.deleted[kind]  # [N, D], [deleted]
         self.engine = engine
-        self._scans: dict[int, Candidates] = {}
+        self._scan = cache(lambda first: exact_scan(self.vectors[first:]))
 
     def nearest(self, query: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """The k nearest rows [≤ k] to a query [D], and their cosines: best first, equal ones by row."""
-        k = min(k, len(self.vectors) - len(self.deleted))
         query = np.ascontiguousarray(query, np.float32)
-        if k < 1:
-            return np.empty(0, np.int64), np.empty(0, np.float32)
-        covered = 0 if self.engine is None else min(self.engine.covered, len(self.vectors))
-        if self.engine is not None and covered:
-            count = max(4 * k, LEAST)
-            for attempt in (count, GROWTH * count):  # once more where deleted rows took the place of others
-                known = self._living(self.engine.propose(query, min(attempt, covered))[0], covered)
-                wanted = min(k, covered - int((self.deleted < covered).sum()))
-                if len(known) >= wanted:
-                    recent = self._scan(query, k, covered)
-                    return self._rank(query, np.union1d(known, recent), k)
-        return self._rank(query, self._scan(query, k, 0), k)
-
-    def _scan(self, query: np.ndarray, k: int, first: int) -> np.ndarray:
-        """The k nearest rows among those from `first` on, and some more: none is missed."""
-        total = len(self.vectors)
-        living = total - first - int((self.deleted >= first).sum())
-        if living <= LEAST:
-            return self._living(np.arange(first, total), total)
-        if first not in self._scans:
-            self._scans[first] = exact_scan(self.vectors[first:])
-        count = max(4 * k, LEAST)
-        while True:
-            rows, bound = self._scans[first].propose(query, min(count, total - first))
-            rows = self._living(rows + first, total)
-            if count >= total - first:
-                return rows
-            if len(rows) >= k and np.sort(score_rows(self.vectors, query, rows))[-k] > bound:
-                return rows
-            count *= GROWTH
-
-    def _living(self, rows: np.ndarray, covered: int) -> np.ndarray:
-        """Rows in order, each once, without deleted ones."""
-        return np.setdiff1d(rows[(rows >= 0) & (rows < covered)], self.deleted)
-
-    def _rank(self, query: np.ndarray, rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = self._proposed(query, k)
         scores = score_rows(self.vectors, query, rows)  # [n]
         best = np.argsort(-scores, kind="stable")[:k]
         return rows[best], scores[best]
 
+    def _proposed(self, query: np.ndarray, k: int) -> np.ndarray:
+        """Rows in order, the k nearest among them."""
+        total = len(self.vectors)
+        if self.engine is not None:
+            covered = min(self.engine.covered, total)
+            known = self._ask(self.engine, query, k, 0, covered)
+            if len(known) >= min(k, covered - int((self.deleted < covered).sum())):
+                return np.concatenate([known, self._ask(None, query, k, covered, total)])
+        return self._ask(None, query, k, 0, total)
 
-def exact_scan(vectors: np.ndarray) -> Candidates:
-    """A scan of all rows [N, D]: by faiss if it is installed, otherwise by torch, which takes longer to import."""
+    def _ask(self, engine: Engine | None, query: np.ndarray, k: int, first: int, stop: int) -> np.ndarray:
+        """Rows from `first` to `stop` that an engine, or the exact scan, proposes: in order, without deleted ones."""
+        living = stop - first - int(((self.deleted >= first) & (self.deleted < stop)).sum())
+        if stop - first <= FEW:
+            return np.setdiff1d(np.arange(first, stop), self.deleted)
+        engine, count = engine or self._scan(first), max(4 * k, LEAST)
+        while True:
+            rows = engine.propose(query, min(count, stop - first)) + first
+            rows = np.setdiff1d(rows[(rows >= first) & (rows < stop)], self.deleted)
+            if len(rows) >= min(k, living) or count >= stop - first:
+                return rows
+            count *= GROWTH
+
+
+def exact_scan(vectors: np.ndarray) -> Engine:
+    """A scan of all rows [N, D]: by faiss if it is installed, otherwise by torch, which takes half as long again."""
     try:
         return FaissScan(vectors)
     except ImportError:
@@ -123,29 +111,24 @@ class FaissScan:
         self._index = faiss.IndexScalarQuantizer(width, kind, faiss.METRIC_INNER_PRODUCT)
         self._index.add_sa_codes(vectors.view(np.uint8))
 
-    def propose(self, query: np.ndarray, count: int) -> tuple[np.ndarray, float]:
-        scores, rows = self._index.search(query[None], count)
-        return rows[0], float(scores[0, -1]) + 1e-5  # sums of float32 in another order
+    def propose(self, query: np.ndarray, count: int) -> np.ndarray:
+        return self._index.search(query[None], count)[1][0]
 
 
 class TorchScan:
-    """A product of float16 matrices, which torch computes while it reads them: the query is rounded, and the result."""
+    """Products of float16 rows with a query, in float32, a block at a time."""
 
     def __init__(self, vectors: np.ndarray) -> None:
         import torch
 
         self.covered = len(vectors)
-        self._vectors = torch.from_numpy(vectors)
+        self._blocks = torch.from_numpy(vectors).split(_SCANNED)
 
-    def propose(self, query: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+    def propose(self, query: np.ndarray, count: int) -> np.ndarray:
         import torch
 
-        exact = torch.from_numpy(query)  # [D]
-        rounded = exact.half()
-        scores, rows = torch.mv(self._vectors, rounded).float().topk(count)
-        # |q·x − fl(q₁₆·x)| ≤ ‖q − q₁₆‖·‖x‖ + the rounding of sums, and of results to 11 bits.
-        error = 1.01 * float((exact - rounded.float()).norm()) + 2**-10 * float(exact.norm())
-        return rows.numpy(), float(scores[-1]) + error
+        vector = torch.from_numpy(query)  # [D]
+        return torch.cat([block.float() @ vector for block in self._blocks]).topk(count).indices.numpy()
 
 
 class FaissEngine:
@@ -156,37 +139,38 @@ class FaissEngine:
         faiss = import_faiss()
         self.covered = rows
         # Only what is searched is read, and processes share it.
-        flag = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
-        self._faiss, self._index = faiss, faiss.read_index(str(file), flag)
+        self._faiss, self._index = faiss, faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
 
-    def propose(self, query: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+    def propose(self, query: np.ndarray, count: int) -> np.ndarray:
         faiss = self._faiss
         if lists := getattr(self._index, "nlist", 0):
             how = faiss.SearchParametersIVF(nprobe=min(lists, max(32, lists // 32)))
         else:
             how = faiss.SearchParametersHNSW(efSearch=max(IN_VIEW, count))
-        return self._index.search(query[None], count, params=how)[1][0], -math.inf
+        return self._index.search(query[None], count, params=how)[1][0]
 
 
 class MilvusEngine:
     """A collection of Milvus, whose primary key is the row."""
 
     def __init__(self, uri: str, collection: str, rows: int) -> None:
-        self.covered, self._collection = rows, collection
+        self.covered, self._uri, self._collection = rows, uri, collection
         self._client = connect_milvus(uri)
-        self._client.load_collection(collection)
+        with milvus_errors(uri):
+            self._client.load_collection(collection)
 
-    def propose(self, query: np.ndarray, count: int) -> tuple[np.ndarray, float]:
+    def propose(self, query: np.ndarray, count: int) -> np.ndarray:
         count = min(count, MOST_OF_MILVUS)
         search = {"metric_type": "IP", "params": {"ef": max(IN_VIEW, count)}}
-        (hits,) = self._client.search(self._collection, data=query[None], limit=count, search_params=search)
-        return np.array([hit["row"] for hit in hits], np.int64), -math.inf
+        with milvus_errors(self._uri):
+            (hits,) = self._client.search(self._collection, data=query[None], limit=count, search_params=search)
+        return np.array([hit["row"] for hit in hits], np.int64)
 
     def close(self) -> None:
         self._client.close()
 
 
-def open_engine(store: Store, kind: Kind, name: str) -> Candidates | None:
+def open_engine(store: Store, kind: Kind, name: str) -> Engine | None:
     """The engine of this name, or None if the search is exact: also for few rows, and for an index whose own engine has
     not been built yet.
 
@@ -205,13 +189,12 @@ def open_engine(store: Store, kind: Kind, name: str) -> Candidates | None:
         raise ValueError(f"{store.path} has no {name} of its {kind}: {build}")
     if name == "milvus":
         return MilvusEngine(found["uri"], found["collection"], found["rows"])
-    file = store.path / found["file"]
-    if not file.exists() or file.stat().st_size != found["bytes"]:  # reading behind the end would end the process
-        raise ValueError(f"{file} is damaged: delete it and {build}")
+    if not _is_whole(store.path, found):
+        raise ValueError(f"{store.path / found['file']} is damaged: {build}")
     try:
-        return FaissEngine(file, found["rows"])
+        return FaissEngine(store.path / found["file"], found["rows"])
     except RuntimeError as error:
-        raise ValueError(f"{file} cannot be read ({error}): delete it and {build}") from error
+        raise ValueError(f"{store.path / found['file']} cannot be read ({error}): delete it and {build}") from error
 
 
 def update_engine(writer: IndexWriter, kind: Kind, name: str, uri: str | None = None) -> None:
@@ -226,16 +209,25 @@ def update_engine(writer: IndexWriter, kind: Kind, name: str, uri: str | None = 
     if name == "exact" or rows.rows < FEW:
         if writer.extras.get(key):
             writer.set_extra(key, None)
+            writer.delete_leftovers()
         return
     found = writer.extras.get(key) or {}
-    same = (found.get("engine"), found.get("vectors"), found.get("uri")) == (name, rows.name, uri)
-    if same and found["rows"] == rows.rows:
+    if (found.get("engine"), found.get("vectors"), found.get("uri")) != (name, rows.name, uri):
+        found = {}
+    if not _is_whole(writer.path, found):
+        found = {}
+    if found.get("rows") == rows.rows:
         return
     vectors = map_rows(writer.path / rows.name, rows.rows, writer.about.width)  # [N, D]
     update = _update_milvus if name == "milvus" else _update_faiss
     record = {"engine": name, "vectors": rows.name, "rows": rows.rows, "uri": uri}
-    writer.set_extra(key, {**record, **update(writer, rows, vectors, name, found if same else {})})
+    writer.set_extra(key, {**record, **update(writer, rows, vectors, name, found)})
     writer.delete_leftovers()
+
+
+def _is_whole(path: Path, found: dict[str, Any]) -> bool:
+    """Whether the file of an engine, if it has one, has its size: reading behind its end would end the process."""
+    return "file" not in found or ((file := path / found["file"]).exists() and file.stat().st_size == found["bytes"])
 
 
 def check_engine(name: str) -> None:
@@ -249,11 +241,10 @@ def _update_faiss(
     """Add rows to the file of faiss, or build it anew where more rows are new than it was trained on."""
     faiss = import_faiss()
     index, first, trained = None, 0, len(vectors)
-    if found and found["rows"] <= len(vectors) <= 2 * found["trained"]:
-        with suppress(OSError, RuntimeError):
-            if (writer.path / found["file"]).stat().st_size == found["bytes"]:
-                index = faiss.read_index(str(writer.path / found["file"]))
-                first, trained = found["rows"], found["trained"]
+    if found and len(vectors) <= 2 * found["trained"]:
+        with suppress(RuntimeError):  # damaged: it is built anew
+            index = faiss.read_index(str(writer.path / found["file"]))
+            first, trained = found["rows"], found["trained"]
     if index is None:
         index = _trained_faiss(faiss, vectors, name)
     for block in _blocks(vectors, first, f"{name} of {rows.name}"):
@@ -297,20 +288,16 @@ def _update_milvus(
     # The place is part of the name: a copy of an index elsewhere has a collection of its own.
     place = blake2b(str(writer.path.resolve()).encode(), digest_size=8).hexdigest()
     collection = f"hnclip_{place}_{rows.name.removesuffix('.f16').replace('-', '_')}"
-    client = connect_milvus(uri)
-    try:
-        first = found["rows"] if found and client.has_collection(collection) else 0
-        if not client.has_collection(collection):
+    with closing(connect_milvus(uri)) as client, milvus_errors(uri):
+        if client.has_collection(collection):
+            start = found.get("rows", 0)
+        else:
+            start = 0
             _create_collection(client, collection, vectors.shape[1])
-        start = first
-        for block in _blocks(vectors, first, f"milvus of {rows.name}", size=2**22):
+        for block in _blocks(vectors, start, f"milvus of {rows.name}", size=2**22):
             client.upsert(collection, [{"row": start + n, "vector": vector} for n, vector in enumerate(block)])
             start += len(block)
         client.flush(collection)
-    except client_errors() as error:
-        raise OSError(f"Milvus at {uri} failed: {error}") from error
-    finally:
-        client.close()
     return {"collection": collection}
 
 
@@ -328,16 +315,21 @@ def _create_collection(client: Any, name: str, width: int) -> None:
 def connect_milvus(uri: str) -> Any:
     """A client of Milvus; its token or USER:PASSWORD comes from the environment."""
     milvus = import_extra("pymilvus", "indexes in Milvus", "milvus")
-    try:
+    with milvus_errors(uri):
         return milvus.MilvusClient(uri=uri, token=os.environ.get(TOKEN, ""), timeout=10)
-    except client_errors() as error:
-        raise OSError(f"Milvus at {uri} cannot be reached: {error}. If it asks for a token: ${TOKEN}") from error
 
 
-def client_errors() -> type[Exception]:
+@contextmanager
+def milvus_errors(uri: str) -> Iterator[None]:
+    """Errors of the client as OSError, with what can be done."""
     from pymilvus.exceptions import MilvusException
 
-    return MilvusException
+    try:
+        yield
+    except MilvusException as error:
+        raise OSError(
+            f"Milvus at {uri} failed: {error}\nIf it asks for a token, set ${TOKEN}; --engine exact searches without it"
+        ) from error
 
 
 def _blocks(vectors: np.ndarray, first: int, title: str, *, size: int = _BLOCK) -> Iterator[np.ndarray]:
