@@ -52,9 +52,9 @@ def writing(path: Path, log: Path, seed: int, kill_at: int = 0) -> Iterator[subp
         process.wait(SECONDS)
 
 
-def possible_states(log: Path) -> list[State]:
+def possible_states(log: Path, before: State) -> list[State]:
     """What the index may show by what its writer said: the last state that was done, and the one that was begun."""
-    states: list[State] = [{}]
+    states = [before]
     for line in log.read_text().splitlines(keepends=True) if log.exists() else []:
         if line.endswith("\n"):  # else the writer was killed while it wrote the log
             what, found = json.loads(line)
@@ -68,12 +68,12 @@ def shown_state(store: Store) -> State:
     return {file.name: (numbers[file.hash], file.captions) for file in store.all_files()}
 
 
-def check_after_kill(path: Path, log: Path, turn: int) -> None:
-    """The index shows what was done, or what was begun after it; and the next writer goes on."""
+def check_after_kill(path: Path, log: Path, turn: int, before: State) -> State:
+    """The index shows what was done, or what was begun after it; and the next writer goes on. Its state."""
     if path.exists() and any(path.glob("index-*.db")):
         with Store(path) as store:
             state = shown_state(store)
-            assert state in possible_states(log)
+            assert state in possible_states(log, before)
             check_state(store, state)
     with open_writer(path, about(), replace=True) as writer:  # a new database, or an interrupted one of this model
         state = random_state(np.random.default_rng(turn))
@@ -85,6 +85,7 @@ def check_after_kill(path: Path, log: Path, turn: int) -> None:
         check_state(store, state)
     own = {"lock", "command.txt"} | {name for rows in store.files.values() for name in (rows.name, rows.ids_name)}
     assert {file.name for file in path.iterdir()} == own | {store.database_file.name}
+    return state
 
 
 @pytest.mark.parametrize("first", range(0, 320, 40))
@@ -93,12 +94,12 @@ def test_sigkill_before_any_operation_on_the_disk(first: int, tmp_path: Path) ->
         path, log = tmp_path / f"{kill_at}.hnc", tmp_path / f"{kill_at}.log"
         with writing(path, log, seed=kill_at, kill_at=kill_at) as process:
             assert process.wait(SECONDS) == -9
-        check_after_kill(path, log, kill_at)
+        check_after_kill(path, log, kill_at, {})
 
 
 def test_sigkill_at_random_moments_with_a_reader_beside_it(tmp_path: Path) -> None:
     path, log = tmp_path / "x.hnc", tmp_path / "log"
-    random = np.random.default_rng(0)
+    random, state = np.random.default_rng(0), State()
     for turn in range(8):
         with writing(path, log, seed=turn) as process:
             end, reads = time.monotonic() + SECONDS, 0
@@ -119,7 +120,7 @@ def test_sigkill_at_random_moments_with_a_reader_beside_it(tmp_path: Path) -> No
                 reads += 1
             process.kill()
             process.wait(SECONDS)
-        check_after_kill(path, log, turn)
+        state = check_after_kill(path, log, turn, state)
         log.unlink()
 
 

@@ -24,8 +24,9 @@ import os
 import re
 import shlex
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
@@ -43,7 +44,7 @@ APPLICATION = 0x686E6378  # PRAGMA application_id: "hncx"
 COMMAND = "command.txt"
 PATIENCE = 60.0  # seconds to wait for the transaction of another process
 CHUNK = 500  # values in one query; old versions of SQLite allow 999
-ATTEMPTS = 20  # to open an index that is replaced or compacted at the same time
+ATTEMPTS, PAUSE = 4, 0.05  # further ones to open an index that may be changing, and seconds before each
 
 Kind = Literal["images", "captions"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -192,15 +193,16 @@ class Store:
         """
         self.path = Path(path)
         self._lock = Lock()
-        for attempt in range(ATTEMPTS):
+        for last in (False,) * ATTEMPTS + (True,):
             self.database_file = current_database(self.path)
             try:
                 self._open()
                 return
             except (OSError, ValueError):
-                # A file that disappears, while a writer replaces or compacts the index, is there under a new name.
-                if attempt == ATTEMPTS - 1 or not self._changing():
+                # A file that disappears while a writer replaces or compacts the index is there under a new name.
+                if last:
                     raise
+                time.sleep(PAUSE)
 
     def _open(self) -> None:
         with database_errors(self.path):
@@ -212,23 +214,15 @@ class Store:
                 self.about, self.files, self.extras = read_meta(self._database, self.path)
                 self.deleted = {kind: self._deleted(kind) for kind in KINDS}
                 self._database.execute("COMMIT")
+            check_rows(self.path, self.about, self.files)
             self.vectors, self.ids = dict[Kind, np.ndarray](), dict[Kind, np.ndarray]()
             for kind, rows in self.files.items():
-                check_size(self.path, rows.name, 2 * rows.rows * self.about.width)
-                check_size(self.path, rows.ids_name, 8 * rows.rows)
                 self.vectors[kind] = map_rows(self.path / rows.name, rows.rows, self.about.width)  # [N, D]
                 self.ids[kind] = read_ids(self.path / rows.ids_name, rows.rows)  # [N]
         except BaseException:
             self._database.close()
             raise
         self.root = None if self.about.root is None else Path(self.about.root)
-
-    def _changing(self) -> bool:
-        """Whether the state that could not be opened is not the current one any more."""
-        with suppress(ValueError, OSError, sqlite3.Error), closing(connect(self.database_file)) as database:
-            files = read_meta(database, self.path)[1]
-            return current_database(self.path) != self.database_file or files != getattr(self, "files", files)
-        return current_database(self.path) != self.database_file
 
     def close(self) -> None:
         self._database.close()
@@ -416,11 +410,20 @@ def read_meta(database: sqlite3.Connection, path: Path) -> tuple[About, dict[Kin
 
 
 def check_size(path: Path, name: str, needed: int) -> None:
-    """FileNotFoundError if a file of the index is missing, ValueError if it is too short."""
-    size = (path / name).stat().st_size if (path / name).exists() else -1
+    """ValueError if a file of the index is missing or too short."""
+    try:
+        size = (path / name).stat().st_size
+    except FileNotFoundError:
+        raise ValueError(damaged(path, f"{name} is missing")) from None
     if size < needed:
-        what = "is missing" if size < 0 else f"holds {size:,} of {needed:,} bytes"
-        raise ValueError(damaged(path, f"{name} {what}"))
+        raise ValueError(damaged(path, f"{name} holds {size:,} of {needed:,} bytes"))
+
+
+def check_rows(path: Path, about: About, files: Mapping[Kind, RowFile]) -> None:
+    """ValueError if files of vectors or ids are missing or too short."""
+    for rows in files.values():
+        check_size(path, rows.name, 2 * rows.rows * about.width)
+        check_size(path, rows.ids_name, 8 * rows.rows)
 
 
 def damaged(path: Path, what: str) -> str:

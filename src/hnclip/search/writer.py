@@ -10,7 +10,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from hnclip.search.store import (
     About,
     Kind,
     RowFile,
-    check_size,
+    check_rows,
     connect,
     content_hash,
     current_database,
@@ -121,13 +121,9 @@ class IndexWriter:
         self.path, self._file = path, database
         with database_errors(path):
             self._database = connect(database)
-            self._database.execute(
-                "PRAGMA journal_mode = WAL"
-            )  # stays as it is where the file system does not allow it
+            self._database.execute("PRAGMA journal_mode = WAL")  # no effect where the file system does not allow it
             self.about, self.files, self.extras = read_meta(self._database, path)
-        for rows in self.files.values():
-            check_size(path, rows.name, 2 * rows.rows * self.about.width)
-            check_size(path, rows.ids_name, 8 * rows.rows)
+        check_rows(path, self.about, self.files)
 
     def close(self) -> None:
         self._database.close()
@@ -162,7 +158,7 @@ class IndexWriter:
 
     def known_texts(self, texts: Sequence[str]) -> set[str]:
         """Those that have a vector."""
-        return {text for text in texts if self._query("SELECT 1 FROM captions WHERE hash = ?", text_hash(text))}
+        return {text for text in texts if self._has("captions", text_hash(text))}
 
     def counts(self) -> dict[Kind, int]:
         """Files, and captions that a file has."""
@@ -176,10 +172,8 @@ class IndexWriter:
             ValueError: a vector is not finite or not of length 1; the index is as it was.
             OSError: the disk is full or fails; the index is as it was.
         """
-        known = self.hashes_in(new.hash for new in change.images)
-        images = list({new.hash: new for new in change.images if new.hash not in known}.values())
-        there = self.known_texts(list(change.captions))
-        texts = [text for text in change.captions if text not in there]
+        images = list({new.hash: new for new in change.images if not self._has("images", new.hash)}.values())
+        texts = [text for text in change.captions if not self._has("captions", text_hash(text))]
         with self._writing():
             names = {file.hash: file.name for file in change.files}
             added: dict[Kind, RowFile] = {
@@ -202,10 +196,6 @@ class IndexWriter:
                 for kind, rows in added.items():
                     self._set(kind, asdict(rows))
             self.files = added
-
-    def hashes_in(self, hashes: Any) -> set[bytes]:
-        """Those of some hashes that have a vector."""
-        return {one for one in hashes if self._query("SELECT 1 FROM images WHERE hash = ?", one)}
 
     def set_about(self, about: About) -> None:
         """The folder or the model has moved, or another engine is to search."""
@@ -274,8 +264,7 @@ class IndexWriter:
 
     def new_name(self, stem: str, suffix: str) -> str:
         """A file name that the directory has not used: STEM-NUMBER.SUFFIX."""
-        found = [re.match(rf"{re.escape(stem)}-(\d+)", file.name) for file in self.path.iterdir()]
-        return f"{stem}-{max((int(match[1]) for match in found if match), default=0) + 1}{suffix}"
+        return _new_name(self.path, stem, suffix)
 
     def _append(self, kind: Kind, vectors: Sequence[np.ndarray], names: Sequence[str]) -> RowFile:
         """Write vectors behind the committed ones; the file as the commit will record it."""
@@ -353,6 +342,9 @@ class IndexWriter:
                 self._set(kind, asdict(new))
             self.files = {**self.files, kind: new}
 
+    def _has(self, kind: Kind, digest: bytes) -> bool:
+        return bool(self._query(f"SELECT 1 FROM {kind} WHERE hash = ?", digest))
+
     def _set(self, key: str, value: Any) -> None:
         self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
@@ -429,31 +421,23 @@ def explain_full_disk(path: Path) -> Iterator[None]:
 
 
 def _continues(path: Path, database: Path, about: About) -> bool:
-    """Whether an unfinished database is of the same model and data."""
+    """Whether an unfinished database is intact, and of the same model and data."""
     if not database.exists():
         return False
-    try:
-        writer = IndexWriter(path, database)
-    except (ValueError, OSError):
-        return False
-    with suppress(Exception):
+    with suppress(ValueError, OSError), closing(IndexWriter(path, database)) as writer:
         writer.verify()
-        found = writer.about
-        writer.close()
-        return (found.fingerprint, found.data, found.split) == (about.fingerprint, about.data, about.split)
-    writer.close()
+        own = writer.about
+        return (own.fingerprint, own.data, own.split) == (about.fingerprint, about.data, about.split)
     return False
 
 
 def _create(path: Path, database: Path, about: About) -> None:
     for leftover in path.glob(f"{PARTIAL}*"):
         leftover.unlink()
-    named: dict[Kind, RowFile] = {}
-    for kind in KINDS:
-        used = [re.match(rf"{kind}-(\d+)", file.name) for file in path.iterdir()]
-        named[kind] = RowFile(f"{kind}-{max((int(match[1]) for match in used if match), default=0) + 1}.f16")
-        for name in (named[kind].name, named[kind].ids_name):
-            (path / name).touch()
+    named = {kind: RowFile(_new_name(path, kind, ".f16")) for kind in KINDS}
+    for rows in named.values():
+        (path / rows.name).touch()
+        (path / rows.ids_name).touch()
     database.touch()
     with database_errors(path):
         created = connect(database)
@@ -468,6 +452,11 @@ def _create(path: Path, database: Path, about: About) -> None:
                     created.execute("INSERT INTO meta VALUES (?, ?)", (kind, json.dumps(asdict(rows))))
         finally:
             created.close()
+
+
+def _new_name(directory: Path, stem: str, suffix: str) -> str:
+    used = [re.match(rf"{re.escape(stem)}-(\d+)", file.name) for file in directory.iterdir()]
+    return f"{stem}-{max((int(match[1]) for match in used if match), default=0) + 1}{suffix}"
 
 
 def _flush_names(directory: Path) -> None:
