@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def small_index(
         model=name,
         source=model.source,
         fingerprint=model_fingerprint(model),
-        opening={key: value for key, value in vars(Opening()).items()},
+        opening=asdict(Opening()),
         width=model.width,
         data="records of a test" if files is None else str(files),
         root=None if root is None else str(root),

@@ -45,7 +45,7 @@ def change_to(writer: IndexWriter, state: State) -> Change:
             for number in sorted({number for number, _ in state.values()})
         ],
         captions={text: unit_vector(text) for _, texts in state.values() for text in texts},
-        files=[NewFile(name, image_hash(n), '{"file": "x"}', f"stamp {n}", texts) for name, (n, texts) in state.items()],
+        files=[NewFile(name, image_hash(n), "{}", f"stamp {n}", texts) for name, (n, texts) in state.items()],
         deleted=writer.known().keys() - state.keys(),
     )
 

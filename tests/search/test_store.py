@@ -208,8 +208,8 @@ def test_a_full_disk_is_said_and_loses_nothing(where: str, tmp_path: Path, monke
 
             patch.setattr(writer_module, "append_bytes", full)
         else:
-            writer._database.execute("PRAGMA max_page_count = 1")  # what SQLite then says is what it says of a full disk
-        with pytest.raises(OSError, match="is full.*is intact"):
+            writer._database.execute("PRAGMA max_page_count = 1")  # SQLite's error is that of a full disk
+        with pytest.raises(OSError, match=r"is full.*is intact"):
             writer.commit(change_to(writer, {"new.jpg": (20, ("new " * 20_000,))}))
     with Store(path) as store:
         check_state(store, state)
@@ -245,9 +245,8 @@ DAMAGES = {
 def test_damage_is_said_with_the_command_that_rebuilds_the_index(damage: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.hnc", {f"{number}.jpg": (number, (f"caption {number}",)) for number in range(20)})
     DAMAGES[damage](path)
-    with pytest.raises(ValueError, match=rf"(?s)is damaged.*{REBUILD}"):
-        with Store(path) as store:
-            list(store.all_files())
+    with pytest.raises(ValueError, match=rf"(?s)is damaged.*{REBUILD}"), Store(path) as store:
+        list(store.all_files())
 
 
 def test_a_bit_that_changed_is_noticed_by_the_next_update(tmp_path: Path) -> None:

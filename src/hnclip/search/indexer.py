@@ -5,17 +5,16 @@ Threads read, hash and decode images ahead of the encoder, and a thread writes c
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import logging
 import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from hnclip.config import Opening, ReadConfig, option_words
 from hnclip.core import InvalidImage, Problem, ViewEmbeddings, upright_shape
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.images import preprocess_image, to_rgb
+from hnclip.data.records import printable
 from hnclip.data.sources import SCENES, local_path
 from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.encode.loop import caption_batches, encode_batches
@@ -34,30 +34,20 @@ from hnclip.models.load import BUNDLED, load, models_of
 from hnclip.search.engines import check_engine, import_faiss, update_engine
 from hnclip.search.query_encoder import update_text_encoder
 from hnclip.search.render import IndexResult
-from hnclip.search.scan import Entry, Source, compare, is_unreachable, open_source
+from hnclip.search.scan import Entry, Plan, Source, compare, is_unreachable, open_source
 from hnclip.search.store import KINDS, About, EngineName, Store, content_hash, database_files
-from hnclip.search.writer import (
-    Change,
-    IndexWriter,
-    NewFile,
-    NewImage,
-    Noted,
-    captions_hash,
-    open_writer,
-    write_command,
-)
+from hnclip.search.writer import Change, IndexWriter, Known, NewFile, NewImage, captions_hash, open_writer
 from hnclip.util.console import progress
 from hnclip.util.device import find_device
+from hnclip.util.optional import import_extra
 from hnclip.util.text import counted
 
 log = logging.getLogger(__name__)
 
 TOGETHER, SECONDS = 256, 5.0  # files of a commit, and seconds after which there is one with fewer
 AHEAD = 2  # batches that are decoded ahead
-PART = 4096  # deletions of a commit
 THUMBNAIL, QUALITY = 320, 80  # pixels of the longer side, and quality of the JPEG
-
-Value = TypeVar("Value")
+NO_PIXELS = torch.empty(0)
 
 
 def build_index(
@@ -81,7 +71,7 @@ def build_index(
 
     Args:
         data: a folder of images, or any data that `hnclip train` takes.
-        model: as for `hnclip.load`, or a run; if not given, that of the existing index.
+        model: as for `hnclip.load`, or a run; if not given, that of the existing index, opened in the same way.
         engine: exact, faiss-ivf, faiss-hnsw or milvus (at `uri`); if not given, that of the existing index.
         replace: make the index anew, beside the old one, for example with another model.
         text_encoder: export the text tower into the index, so that queries need no torch.
@@ -92,73 +82,43 @@ def build_index(
         ValueError: there are no images, or the index is of another model or other data; it is as it was.
         OSError: the disk is full or fails; what was committed is kept, and the same call continues.
     """
-    start, before = time.monotonic(), torch.get_num_threads()
-    out, read, opening = Path(out), read or ReadConfig(), opening or Opening()
+    start, out, read = time.monotonic(), Path(out), read or ReadConfig()
     _check_apart(out, local_path(data))
-    existing = _existing_about(out) if not replace else None
-    name = model or (existing.model if existing else BUNDLED if data in SCENES else None)
-    if name is None:
-        raise ValueError(
-            f"give a --model to index {data} with: a run, the folder or hub name of a CLIP model, or a checkpoint file "
-            "(docs/models.md); --model bundled is a small model of drawings, for trials"
-        )
-    _check_engine(engine or (existing.engine if existing else "exact"), uri)
+    existing = None if replace else _existing_about(out)
+    name, opening = _choose_model(data, model, opening or Opening(), existing)
+    engine, uri = _choose_engine(engine, uri, existing)
     source = open_source(data, read, split=split)
     opened = load(models_of(name)[0][1], **vars(opening)).eval().to(find_device(device))
     opened.require_trained("an index")
-    about = About(
-        model=name if name == BUNDLED or not Path(name).exists() else os.path.abspath(name),
-        source=opened.source,
-        fingerprint=model_fingerprint(opened, opened.name),
-        opening={key: str(value) if isinstance(value, Path) else value for key, value in vars(opening).items()},
-        width=opened.width,
-        data=source.data,
-        root=None if source.root is None else str(source.root),
-        engine=engine or (existing.engine if existing else "exact"),
-        uri=uri or (existing.uri if existing and engine in (None, existing.engine) else None),
-        split=split,
-    )
-    words = ["hnclip", "index", about.data, "--model", about.model]
-    words += ["--split", split] if split != "all" else []
-    words += ["--engine", about.engine] if about.engine != "exact" else []
-    words += ["--uri", about.uri] if about.uri else []
-    words += [*option_words(opening, Opening()), *option_words(read, ReadConfig(), "read.")]
-    about = dataclasses.replace(about, command=shlex.join(words))
+    about = _about(opened, source, read, model=name, opening=opening, engine=engine, uri=uri, split=split)
     log.info(f"model: {opened.source}; data: {counted(len(source), 'image')} of {source.data}")
-    try:
-        if threads:
-            torch.set_num_threads(threads)
-        with open_writer(out, about, replace=replace) as writer:
-            _check_same(writer, about, source)
-            with progress("verifying checksums"):
-                writer.verify()
-            if writer.about != about:  # the folder or the model has moved, or another engine is wanted
-                writer.set_about(about)
-            write_command(out, about)
-            began = time.monotonic()
-            update = _Update(writer, opened, source, batch)
-            update.run(workers or cpu_count())
-            working = time.monotonic() - began
-            writer.delete_unused()
-            compacted = writer.compact()
-            update_text_encoder(writer, opened if text_encoder else None)
-            writer.publish()
-            for kind in KINDS:
-                update_engine(writer, kind, about.engine, about.uri)
-            counts = writer.counts()
-    finally:
-        torch.set_num_threads(before)
+    with _torch_threads(threads), open_writer(out, about, replace=replace) as writer:
+        _check_same(writer, about, source)
+        with progress("verifying checksums"):
+            writer.verify()
+        if writer.about != about:  # the folder or the model has moved, or another engine is wanted
+            writer.set_about(about)
+        began = time.monotonic()
+        update = _Update(writer, opened, source, batch)
+        update.run(workers or cpu_count())
+        working = time.monotonic() - began
+        writer.delete_unused()
+        compacted = writer.compact()
+        update_text_encoder(writer, opened if text_encoder else None)
+        writer.publish()
+        for kind in KINDS:
+            update_engine(writer, kind, engine, uri)
+        indexed = writer.counts()
     return IndexResult(
         out=out,
         data=source.data,
         model=opened.source,
-        images=counts["images"],
-        captions=counts["captions"],
-        **vars(update.counts),
+        **indexed,
+        **asdict(update.counts),
         seconds=time.monotonic() - start,
         working=working,
         compacted=compacted,
-        problems=tuple(problem for problem, _ in update.problems.values()),
+        problems=tuple(problem for problem, _ in update.plan.problems.values()),
     )
 
 
@@ -177,221 +137,175 @@ class UpdateCounts:
 
 @dataclass(frozen=True)
 class _Found:
-    """An entry that was read; `image` if its content may be new. `problem` if it cannot be indexed.
+    """A file that was read; with pixels, size and thumbnail if its content may be new.
 
     Shape:
-        pixels: [3, S, S] uint8
+        pixels: [3, S, S] uint8, or [0]
     """
 
-    entry: Entry
-    stamp: str
-    hash: bytes = b""
-    pixels: Tensor | None = None
+    file: NewFile
+    pixels: Tensor = NO_PIXELS
     size: tuple[int, int] = (0, 0)
     thumbnail: bytes = b""
-    problem: Problem | None = None
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """An entry that cannot be indexed, until its stamp changes; `unreachable` if it may exist as it was."""
+
+    problem: Problem
+    stamp: str
     unreachable: bool = False
-
-
-@dataclass
-class _Batch:
-    """New images to encode, and files that can be committed when they are."""
-
-    new: list[_Found] = field(default_factory=list)
-    files: list[NewFile] = field(default_factory=list)
-
-    def pixels(self) -> Tensor:
-        """[B, 3, S, S], or [0] if no image is new."""
-        found = [one.pixels for one in self.new if one.pixels is not None]
-        return torch.stack(found) if found else torch.empty(0)
 
 
 class _Update:
     """One update of an index: compares, reads, encodes, commits."""
 
     def __init__(self, writer: IndexWriter, model: DualEncoder, source: Source, batch: int) -> None:
-        self.counts, self.problems = UpdateCounts(), Noted()
+        self.counts, self.plan = UpdateCounts(), Plan()
         self._writer, self._model, self._batch_size = writer, model, batch
         captions = {**source.captions, **{name: writer.captions_of(name) for name in source.unread}}
-        self._source = dataclasses.replace(source, captions=captions)
+        self._source = replace(source, captions=captions)
         self._known, self._noted, self._hashes = writer.known(), writer.problems(), writer.hashes()
-        self._deleted: list[str] = []
-        self._encoded: list[NewImage] = []
-        self._ready: list[NewFile] = []
         self._committed_at = time.monotonic()
-        self._thread = ThreadPoolExecutor(1)
-        self._commit: Future[None] | None = None
 
     def run(self, workers: int) -> None:
-        try:
-            with decoding_threads(workers) as pool:
-                with progress("comparing", len(self._source)) as bar:
-                    plan = compare(self._source, self._known, self._noted, pool, bar.advance)
-                self.counts.unchanged, self.problems = plan.unchanged, dict(plan.problems)
-                self._deleted = list(plan.deleted)
-                total = sum(1 + len(entry.captions) for entry in plan.work)
-                with progress("images and captions", total) as bar:
-                    self._advance = bar.advance
-                    found = in_order(pool, self._read, plan.work, AHEAD * self._batch_size)
-                    for batch, encoded in encode_batches(self._model, self._encode, self._batches(found)):
-                        self._collect(batch, encoded)
-                        if len(self._ready) >= TOGETHER or self._commit_is_due():
-                            self._commit_ready()
-                    self._commit_ready()
-            self._finish()
-        finally:
-            self._thread.shutdown()
+        with decoding_threads(workers) as pool, ThreadPoolExecutor(1) as self._writing:
+            with progress("comparing", len(self._source)) as bar:
+                self.plan = compare(self._source, self._known, self._noted, pool, bar.advance)
+            with progress("images", len(self.plan.work)) as self._bar:
+                found = in_order(pool, self._read, self.plan.work, AHEAD * self._batch_size)
+                for _ in in_order(self._writing, self._writer.commit, self._changes(found), 1):
+                    pass
+        self.counts.unchanged += self.plan.unchanged
+        self.counts.deleted = len(self.plan.deleted)
 
-    def _read(self, entry: Entry) -> _Found:
+    def _read(self, entry: Entry) -> _Found | _Failed:
         """Read and hash an image, and decode it if its content is new; in a thread."""
         stamp = ""
         try:
             stamp = entry.stamp()  # before reading: a change in between is noticed by the next update
             known = self._known.get(entry.name)
             if known is not None and (known.stamp, known.place) == (stamp, entry.place):
-                return _Found(entry, stamp, known.hash)  # its captions have changed
+                return _Found(NewFile(entry.name, known.hash, entry.place, stamp, entry.captions))
             content = entry.image.read()
-            digest = content_hash(content)
-            if digest in self._hashes:
-                return _Found(entry, stamp, digest)
+            file = NewFile(entry.name, content_hash(content), entry.place, stamp, entry.captions)
+            if file.hash in self._hashes:
+                return _Found(file)
             image = entry.image.decode(content)
             pixels = preprocess_image(image, self._model.image_transform)
-            return _Found(entry, stamp, digest, pixels, upright_shape(image), make_thumbnail(image))
+            return _Found(file, pixels, upright_shape(image), make_thumbnail(image))
         except InvalidImage as error:
-            # A missing image is looked for each time, a damaged one again when its file changes.
-            kind, detail, missing = error.kind, str(error), error.kind == "missing image"
-            return _Found(
-                entry,
-                "" if missing else stamp,
-                problem=_problem(kind, entry.name, detail),
-                unreachable=is_unreachable(error),
-            )
+            kind, detail, unreachable = error.kind, str(error), is_unreachable(error)
+            if kind == "missing image":
+                stamp = ""  # it is looked for each time
         except MemoryError:
-            problem = _problem("oversized image", entry.name, "there is not enough memory to decode it")
-            return _Found(entry, "", problem=problem)
+            kind, detail, unreachable, stamp = "oversized image", "there is not enough memory to decode it", False, ""
         except Exception as error:  # Pillow raises many types; one image must not end the update
-            problem = _problem("unusual image", entry.name, str(error) or type(error).__name__)
-            return _Found(entry, stamp, problem=problem)
+            kind, detail, unreachable = "unusual image", str(error) or type(error).__name__, False
+        return _Failed(Problem(kind, entry.name, printable(detail)), stamp, unreachable)
 
-    def _batches(self, found: Iterable[_Found]) -> Iterator[tuple[_Batch, Tensor]]:
-        batch = _Batch()
+    def _changes(self, found: Iterable[_Found | _Failed]) -> Iterator[Change]:
+        """What to commit: files with their images and captions when these are encoded, at the end what else differs."""
+        files: list[NewFile] = []
+        images: list[NewImage] = []
+        for (some, new), encoded in encode_batches(self._model, self._encode, self._batches(found)):
+            files += some
+            vectors = encoded.vectors.float().cpu().numpy()  # [B, D]
+            images += [NewImage(one.file.hash, vector, one.size, one.thumbnail) for one, vector in zip(new, vectors)]
+            self.counts.encoded += len(new)
+            if len(files) >= TOGETHER or self._commit_is_due():
+                yield from self._with_captions(files, images)
+                files, images = [], []
+        yield from self._with_captions(files, images)
+        problems = self.plan.problems
+        end = Change(
+            deleted=self.plan.deleted,
+            problems=[noted for name, noted in problems.items() if self._noted.get(name) != noted],
+            solved=self._noted.keys() - problems.keys(),
+        )
+        if end.deleted or end.problems or end.solved:
+            yield end
+
+    def _batches(
+        self, found: Iterable[_Found | _Failed]
+    ) -> Iterator[tuple[tuple[list[NewFile], list[_Found]], Tensor]]:
+        """Files, those of them whose content is new, and the pixels of these, [B, 3, S, S] or [0]."""
+        files: list[NewFile] = []
+        new: list[_Found] = []
         for one in found:
-            self._advance(1)
-            if one.problem is not None:
-                self._note(one)
+            self._bar.advance()
+            if isinstance(one, _Failed):
+                name = one.problem.where
+                self.plan.problems[name] = one.problem, one.stamp
+                if name in self._known and one.unreachable:
+                    self.plan.unchanged += 1
+                elif name in self._known:
+                    self.plan.deleted.append(name)
                 continue
-            if one.pixels is not None and one.hash not in self._hashes:
-                self._hashes.add(one.hash)
-                batch.new.append(one)
-            batch.files.append(NewFile(one.entry.name, one.hash, one.entry.place, one.stamp, one.entry.captions))
+            files.append(one.file)
+            if len(one.pixels) and one.file.hash not in self._hashes:  # copies may have been decoded at the same time
+                self._hashes.add(one.file.hash)
+                new.append(one)
             # Images that arrive slowly are not waited for.
-            if len(batch.new) >= self._batch_size or len(batch.files) >= TOGETHER or self._commit_is_due():
-                yield batch, batch.pixels()
-                batch = _Batch()
-        yield batch, batch.pixels()
-
-    def _note(self, found: _Found) -> None:
-        assert found.problem is not None
-        self.problems[found.entry.name] = found.problem, found.stamp
-        if found.entry.name in self._known:
-            if found.unreachable:
-                self.counts.unchanged += 1
-            else:
-                self._deleted.append(found.entry.name)
-        self._advance(len(found.entry.captions))
+            if len(new) >= self._batch_size or len(files) >= TOGETHER or self._commit_is_due():
+                yield (files, new), _stack(new)
+                files, new = [], []
+        yield (files, new), _stack(new)
 
     def _encode(self, pixels: Tensor) -> ViewEmbeddings:
         return self._model.encode_images(pixels) if len(pixels) else ViewEmbeddings(pixels)
 
-    def _collect(self, batch: _Batch, encoded: ViewEmbeddings) -> None:
-        self._ready += batch.files
-        vectors = encoded.vectors.float().cpu().numpy()  # [B, D]
-        self._encoded += [
-            NewImage(one.hash, vector, one.size, one.thumbnail) for one, vector in zip(batch.new, vectors)
-        ]
-        self.counts.encoded += len(batch.new)
-
     def _commit_is_due(self) -> bool:
         return time.monotonic() > self._committed_at + SECONDS
 
-    def _commit_ready(self) -> None:
-        """Encode the captions of the files that are ready, and commit both."""
-        files, self._ready = self._readable(self._ready), []
-        images, self._encoded = self._encoded, []
-        changed = [file for file in files if not self._is_same(file)]
-        stamps = {file.name: file.stamp for file in files if self._is_same(file)}
-        for file in files:
-            kind = "updated" if file.name in self._known else "added"
-            setattr(self.counts, kind, getattr(self.counts, kind) + 1)
-        texts = list(dict.fromkeys(text for file in changed for text in file.captions))
-        self._wait()
-        known = self._writer.known_texts(texts)
-        new = [text for text in texts if text not in known]
-        self._advance(sum(len(file.captions) for file in files) - len(new))
+    def _with_captions(self, files: Sequence[NewFile], images: Sequence[NewImage]) -> Iterator[Change]:
+        """Encode the new captions of files. If that takes long, the images and captions are committed before the
+        files, so that a kill does not lose what was encoded."""
+        files = list(self._changed(self._readable(files)))
+        texts = list(dict.fromkeys(text for file in files for text in file.captions))
+        known = self._writing.submit(self._writer.known_texts, texts).result()  # when the last commit is done
+        texts = [text for text in texts if text not in known]
+        tokens = self._model.text_transform(texts)
+        self.counts.truncated += tokens.truncated
+        self.counts.encoded_captions += len(texts)
         captions: dict[str, np.ndarray] = {}
-        for some, vectors in self._encode_texts(new):
-            captions.update(zip(some, vectors))
-            if self._commit_is_due():  # so that a kill does not lose what was encoded
-                self._write(Change(images=images, captions=captions))
+        batches = caption_batches(self._model, tokens, batch=self._batch_size)
+        for rows, encoded in encode_batches(self._model, self._model.encode_texts, batches):
+            captions.update(zip((texts[row] for row in rows), encoded.vectors.float().cpu().numpy()))  # [n, D]
+            if self._commit_is_due():
+                yield Change(images=images, captions=captions)
+                self._committed_at = time.monotonic()
                 images, captions = [], {}
-        if images or captions or changed or stamps:
-            self._write(Change(images=images, captions=captions, files=changed, stamps=stamps))
+        if files:
+            yield Change(images=images, captions=captions, files=files)
         self._committed_at = time.monotonic()
 
-    def _is_same(self, file: NewFile) -> bool:
-        """Whether the index has it, except for its stamp."""
-        known = self._known.get(file.name)
-        own = (file.hash, file.place, captions_hash(file.captions))
-        return known is not None and (known.hash, known.place, known.captions) == own
+    def _changed(self, files: Iterable[NewFile]) -> Iterator[NewFile]:
+        """Those that the index does not have like this; all are counted."""
+        for file in files:
+            before = self._known.get(file.name)
+            now = Known(file.stamp, file.place, file.hash, captions_hash(file.captions))
+            if before is None:
+                self.counts.added += 1
+            elif replace(before, stamp=now.stamp) == now:
+                self.counts.unchanged += 1
+            else:
+                self.counts.updated += 1
+            if before != now:
+                yield file
 
-    def _readable(self, files: Sequence[NewFile]) -> list[NewFile]:
+    def _readable(self, files: Sequence[NewFile]) -> Iterator[NewFile]:
         """Files without the captions that the model cannot read; these are noted."""
         texts = list(dict.fromkeys(text for file in files for text in file.captions))
         reasons = self._model.text_transform.validate(texts)
         bad = {text: reason for text, reason in zip(texts, reasons) if reason}
-        kept = []
         for file in files:
             if found := [text for text in file.captions if text in bad]:
                 detail = "; ".join(f"the caption is {text!r}: {bad[text]}" for text in found)
-                self.problems[file.name] = _problem("empty caption", file.name, detail), ""
-                readable = tuple(text for text in file.captions if text not in bad)
-                file = NewFile(file.name, file.hash, file.place, file.stamp, readable)
-            kept.append(file)
-        return kept
-
-    def _encode_texts(self, texts: Sequence[str]) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Texts and their vectors [n, D], a batch at a time."""
-        if not texts:
-            return
-        tokens = self._model.text_transform(texts)
-        self.counts.truncated += tokens.truncated
-        batches = caption_batches(self._model, tokens, batch=self._batch_size)
-        for rows, encoded in encode_batches(self._model, self._model.encode_texts, batches):
-            self.counts.encoded_captions += len(rows)
-            self._advance(len(rows))
-            yield [texts[row] for row in rows], encoded.vectors.float().cpu().numpy()
-
-    def _finish(self) -> None:
-        """Delete files that are gone, and update the problems; a part at a time, since readers wait for a commit."""
-        self.counts.deleted = len(self._deleted)
-        for deleted in _parts(self._deleted):
-            self._write(Change(deleted=deleted))
-        for noted in _parts([found for name, found in self.problems.items() if self._noted.get(name) != found]):
-            self._write(Change(problems=noted))
-        for solved in _parts([name for name in self._noted if name not in self.problems]):
-            self._write(Change(solved=solved))
-        self._wait()
-
-    def _write(self, change: Change) -> None:
-        self._wait()
-        self._commit = self._thread.submit(self._writer.commit, change)
-        self._committed_at = time.monotonic()
-
-    def _wait(self) -> None:
-        """Wait for the last commit."""
-        if self._commit is not None:
-            self._commit.result()
-            self._commit = None
+                self.plan.problems[file.name] = Problem("empty caption", file.name, detail), ""
+                file = replace(file, captions=tuple(text for text in file.captions if text not in bad))
+            yield file
 
 
 def make_thumbnail(image: Image.Image) -> bytes:
@@ -413,15 +327,8 @@ def _shrink(image: Image.Image) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=1.0)  # a fraction of the time
 
 
-def _problem(kind: str, name: str, detail: str) -> Problem:
-    return Problem(
-        kind, name, detail.encode(errors="backslashreplace").decode()
-    )  # it may name a path that is not UTF-8
-
-
-def _parts(values: Sequence[Value]) -> Iterator[Sequence[Value]]:
-    for start in range(0, len(values), PART):
-        yield values[start : start + PART]
+def _stack(found: Sequence[_Found]) -> Tensor:
+    return torch.stack([one.pixels for one in found]) if found else NO_PIXELS
 
 
 def _existing_about(out: Path) -> About | None:
@@ -439,23 +346,100 @@ def _check_apart(out: Path, data: Path | None) -> None:
             raise ValueError(f"--out {out} would mix the index with {data}, which is indexed: choose another --out")
 
 
-def _check_engine(engine: str, uri: str | None) -> None:
-    """What would fail after hours of encoding."""
+def _choose_model(data: str, model: str | None, opening: Opening, existing: About | None) -> tuple[str, Opening]:
+    """The model and how it is opened, as given or as the index says; paths are absolute, since searches start in other
+    directories."""
+    if model is None and existing is not None:
+        model = existing.model
+        opening = Opening(**existing.opening) if opening == Opening() else opening
+    if model is None and data not in SCENES:
+        raise ValueError(
+            f"give a --model to index {data} with: a run, the folder or hub name of a CLIP model, or a checkpoint file "
+            "(docs/models.md); --model bundled is a small model of drawings, for trials"
+        )
+    if model is None or model == BUNDLED:
+        model = BUNDLED
+    else:
+        towers = model.split("+") if model.count("+") == 1 and not Path(model).exists() else [model]
+        model = "+".join(map(_absolute, towers))
+    if opening.tokenizer is not None:
+        opening = replace(opening, tokenizer=Path(_absolute(opening.tokenizer)))
+    return model, opening
+
+
+def _absolute(name: str | Path) -> str:
+    """The absolute path of what exists here; other names are of the hub."""
+    path = Path(name).expanduser()
+    return os.path.abspath(path) if path.exists() else str(name)
+
+
+def _choose_engine(engine: EngineName | None, uri: str | None, existing: About | None) -> tuple[EngineName, str | None]:
+    """The engine and its URI, as given or as the index says. Refuses what would fail after hours of encoding."""
+    if existing is not None and engine in (None, existing.engine):
+        engine, uri = existing.engine, uri or existing.uri
+    engine = engine or "exact"
     check_engine(engine)
     if engine.startswith("faiss"):
         import_faiss()
-    if uri is not None and engine != "milvus":
-        raise ValueError("--uri requires --engine milvus")
+    if (uri is not None) != (engine == "milvus"):
+        raise ValueError("--engine milvus requires --uri, and no other engine has one")
     if uri is not None and "@" in uri:
         raise ValueError(
             "the URI is stored in the index: give user and password as USER:PASSWORD in $HNCLIP_MILVUS_TOKEN"
         )
+    if uri is not None:
+        import_extra("pymilvus", "indexes in Milvus", "milvus")
+        uri = uri if "://" in uri else os.path.abspath(uri)  # a file of milvus-lite
+    return engine, uri
+
+
+def _about(
+    opened: DualEncoder,
+    source: Source,
+    read: ReadConfig,
+    *,
+    model: str,
+    opening: Opening,
+    engine: EngineName,
+    uri: str | None,
+    split: str,
+) -> About:
+    words = ["hnclip", "index", source.data, "--model", model]
+    words += ["--split", split] if split != "all" else []
+    words += ["--engine", engine] if engine != "exact" else []
+    words += ["--uri", uri] if uri else []
+    words += [*option_words(opening, Opening()), *option_words(read, ReadConfig(), "read.")]
+    return About(
+        model=model,
+        source=opened.source,
+        fingerprint=model_fingerprint(opened, opened.name),
+        opening={key: str(value) if isinstance(value, Path) else value for key, value in vars(opening).items()},
+        width=opened.width,
+        data=source.data,
+        root=None if source.root is None else str(source.root),
+        engine=engine,
+        uri=uri,
+        split=split,
+        command=shlex.join(words),
+    )
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    """Let torch use so many threads inside the block; 0 changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _check_same(writer: IndexWriter, about: About, source: Source) -> None:
     """ValueError if the index is of another model, split or data."""
     own = writer.about
-    again = f"Update it with\n  {own.command} --out {writer.path}\nor add --replace, or choose another --out"
+    command = f"{own.command} --out {shlex.quote(str(writer.path))}"
+    again = f"Update it with\n  {command}\nor add --replace, or choose another --out"
     if own.fingerprint != about.fingerprint:
         raise ValueError(f"{writer.path} was made with another model, {own.source}. {again}")
     if own.split != about.split:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,7 +17,7 @@ from hnclip.data.image_sources import FileImage, TarImage, is_image_name
 from hnclip.data.readers.columns import invalid_text
 from hnclip.data.readers.folders import count_captioned
 from hnclip.data.readers.locate import files_below
-from hnclip.data.records import DataSet
+from hnclip.data.records import DataSet, printable
 from hnclip.data.sources import is_data_name, local_path, open_data
 from hnclip.search.store import is_index, place_of, source_at
 from hnclip.search.writer import Known, Noted, captions_hash
@@ -63,7 +63,7 @@ class Source:
     files: Sequence[str]
     captions: Mapping[str, tuple[str, ...]]
     records: Sequence[Record]
-    problems: tuple[Problem, ...]
+    problems: Sequence[Problem]
     unread: frozenset[str] = frozenset()
     hidden: tuple[str, ...] = ()
 
@@ -86,12 +86,18 @@ def open_source(source: str, read: ReadConfig, *, split: str) -> Source:
         ValueError: there is no image.
     """
     path = local_path(source)
-    if path is None or not path.is_dir():
+    if path is not None and path.is_dir():
+        found = _open_folder(path, source, read, split)
+    else:
         data = open_data(source, read, splits={split})
         records = data.part(split, validation_share=read.validation_share)
-        if not records:
-            raise ValueError(f"there are no images in {source}")
-        return Source(str(path or source), path and path.parent, (), {}, records, data.problems)
+        found = Source(str(path or source), path and path.parent, (), {}, records, data.problems)
+    if not len(found):
+        raise ValueError(f"there are no images in {source} that could be indexed")
+    return found
+
+
+def _open_folder(path: Path, source: str, read: ReadConfig, split: str) -> Source:
     files, hidden = _list_files(path)
     images = [file for file in files if is_image_name(file)]
     described = count_captioned(files)[1] > 0 or any(map(is_data_name, files))
@@ -107,12 +113,38 @@ def open_source(source: str, read: ReadConfig, *, split: str) -> Source:
             problems.append(Problem("unreadable row", str(path), f"there are no captions: {error}"))
             reason = str(error).partition("\n")[0].rstrip(":")
             log.warning(f"the images are indexed without captions: {reason}")
-    records = data.part(split, validation_share=read.validation_share)
-    found = _folder(path, files, replace(data, problems=(*data.problems, *problems)), records, tuple(hidden))
-    chosen = found.files if split == "all" else [name for name in found.files if name in found.captions]
-    if not chosen and not found.records:
-        raise ValueError(f"there are no images in {path} that could be indexed")
-    return replace(found, files=chosen)
+    names = dict.fromkeys(name for name in images if not invalid_text(name))
+    for image in images:
+        if image not in names:
+            detail = f"the name of the image cannot be used: {invalid_text(image)}"
+            problems.append(Problem("bad text", printable(image), detail))
+    captions: dict[str, tuple[str, ...]] = {}
+    others: list[Record] = []  # whose images are elsewhere
+    for record in data.part(split, validation_share=read.validation_share):
+        name = os.path.relpath(record.image.key, path) if isinstance(record.image, FileImage) else ""
+        if name in names:
+            captions[name] = (*captions.get(name, ()), *record.captions)
+        elif record.id in names:
+            detail = f"the name of an image in {path}, and an id elsewhere"
+            problems.append(Problem("repeated id", record.id, detail))
+        elif not _lies_in(name, hidden):
+            others.append(record)
+    texts = {os.path.splitext(file)[0]: file for file in files if file.lower().endswith(".txt")}
+    unread = frozenset(
+        name
+        for name in names.keys() - captions.keys()
+        if (text := texts.get(os.path.splitext(name)[0])) and _unreachable(FileImage(text, str(path)).read)
+    )
+    return Source(
+        str(path),
+        path,
+        [name for name in names if split == "all" or name in captions],
+        captions,
+        others,
+        [*(problem for problem in data.problems if not _is_irrelevant(problem, names, texts)), *problems],
+        unread,
+        tuple(hidden),
+    )
 
 
 def _list_files(path: Path) -> tuple[list[str], dict[str, Problem]]:
@@ -128,69 +160,19 @@ def _list_files(path: Path) -> tuple[list[str], dict[str, Problem]]:
         folder = os.path.relpath(error.filename, path)
         if folder == ".":
             raise ValueError(f"{path} cannot be listed: {error.strerror or error}")
-        name = folder.encode(errors="backslashreplace").decode()
+        name = printable(folder)
         hidden[folder] = Problem("missing image", name, f"{name} cannot be listed: {error.strerror or error}")
-    return [file for file in files if not lies_in(file, indexes)], hidden
+    return [file for file in files if not _lies_in(file, indexes)], hidden
 
 
-def _folder(
-    path: Path, listed: Sequence[str], data: DataSet, records: Sequence[Record], hidden: tuple[str, ...]
-) -> Source:
-    """The images below a path with their captions, and records whose images are elsewhere."""
-    images = [file for file in listed if is_image_name(file)]
-    texts = {os.path.splitext(file)[0]: file for file in listed if file.lower().endswith(".txt")}
-    files = {name for name in images if not invalid_text(name)}
-    captions: dict[str, tuple[str, ...]] = {}
-    others: list[Record] = []
-    for record in records:
-        name = os.path.relpath(record.image.key, path) if isinstance(record.image, FileImage) else ""
-        if name in files:
-            captions[name] = (*captions.get(name, ()), *record.captions)
-        elif not lies_in(name, hidden):
-            others.append(record)
-    problems = [problem for problem in data.problems if not _is_irrelevant(problem, files, texts)]
-    for record in others:
-        if record.id in files:
-            problems.append(Problem("repeated id", record.id, f"the name of an image in {path}, and an id elsewhere"))
-    for name in images:
-        if reason := invalid_text(name):
-            where = name.encode(errors="backslashreplace").decode()
-            problems.append(Problem("bad text", where, f"the name of the image cannot be used: {reason}"))
-    unread = frozenset(
-        name
-        for name in files - captions.keys()
-        if (stem := os.path.splitext(name)[0]) in texts and _is_unreachable(path / texts[stem])
-    )
-    return Source(
-        str(path),
-        path,
-        [name for name in images if name in files],
-        captions,
-        [record for record in others if record.id not in files],
-        tuple(problems),
-        unread,
-        hidden,
-    )
-
-
-def _is_irrelevant(problem: Problem, files: Collection[str], texts: Collection[str]) -> bool:
+def _is_irrelevant(problem: Problem, images: Mapping[str, None], texts: Mapping[str, str]) -> bool:
     """Whether a problem of the captions does not matter for a folder, whose images are indexed with or without them."""
-    if problem.kind == "unreadable row" and problem.where in files:
+    if problem.kind == "unreadable row" and problem.where in images:
         return os.path.splitext(problem.where)[0] not in texts
-    return problem.kind in ("no caption", "no image") or (problem.kind == "repeated id" and problem.where in files)
+    return problem.kind in ("no caption", "no image") or (problem.kind == "repeated id" and problem.where in images)
 
 
-def _is_unreachable(file: Path) -> bool:
-    """Whether a file exists but cannot be read now."""
-    try:
-        with file.open("rb") as opened:
-            opened.read(1)
-    except OSError as error:
-        return not isinstance(error, FileNotFoundError | NotADirectoryError)
-    return False
-
-
-def lies_in(name: str, folders: Sequence[str]) -> bool:
+def _lies_in(name: str, folders: Iterable[str]) -> bool:
     return any(name.startswith(f"{folder}/") for folder in folders)
 
 
@@ -228,42 +210,42 @@ def compare(
     plan = Plan(problems=_noted(source.problems))
     present = set[str]()
 
-    def state(entries: list[Entry]) -> list[tuple[Entry, str]]:
-        return [(entry, _state(entry, known, problems)) for entry in entries]
+    def compared(entries: list[Entry]) -> list[tuple[Entry, bool]]:
+        return [(entry, _is_same(entry, known.get(entry.name), problems.get(entry.name))) for entry in entries]
 
-    for part in in_order(pool, state, _chunks(source.entries()), 64):
-        for entry, found in part:
+    for part in in_order(pool, compared, _chunks(source.entries()), 64):
+        for entry, same in part:
             present.add(entry.name)
-            if found == "changed":
+            if not same:
                 plan.work.append(entry)
-            elif found == "unchanged":
+            elif entry.name in known:
                 plan.unchanged += 1
             else:
                 plan.problems[entry.name] = problems[entry.name]
         advance(len(part))
     for name in known.keys() - present:
-        if lies_in(name, source.hidden):
+        image = source_at(known[name].place, source.root)
+        if _lies_in(name, source.hidden):
             plan.unchanged += 1
-        elif problem := _out_of_reach(name, known[name], source.root):
+        elif image and (error := _unreachable(image.stamp)):  # not listed, but it may exist
             plan.unchanged += 1
-            plan.problems[name] = problem, ""
+            plan.problems[name] = Problem(error.kind, name, str(error)), ""
         else:
             plan.deleted.append(name)
     return plan
 
 
-def _state(entry: Entry, known: Mapping[str, Known], problems: Noted) -> str:
-    before, bad = known.get(entry.name), problems.get(entry.name)
-    if before is None and bad is None:
-        return "changed"
+def _is_same(entry: Entry, before: Known | None, problem: tuple[Problem, str] | None) -> bool:
+    """Whether an entry is as the index has it, or as bad as it was."""
+    if before is None and problem is None:
+        return False
     try:
         stamp = entry.stamp()
     except InvalidImage:
-        return "changed"
+        return False
     if before is not None:
-        same = (before.stamp, before.place, before.captions) == (stamp, entry.place, captions_hash(entry.captions))
-        return "unchanged" if same else "changed"
-    return "bad" if bad is not None and bad[1] == stamp else "changed"
+        return (before.stamp, before.place, before.captions) == (stamp, entry.place, captions_hash(entry.captions))
+    return problem is not None and problem[1] == stamp
 
 
 def _noted(problems: Iterable[Problem]) -> Noted:
@@ -272,19 +254,17 @@ def _noted(problems: Iterable[Problem]) -> Noted:
     for problem in problems:
         if problem.where in found:
             first = found[problem.where][0]
-            problem = Problem(first.kind, first.where, f"{first.detail}; {problem.detail}")
+            problem = replace(first, detail=f"{first.detail}; {problem.detail}")
         found[problem.where] = problem, ""
     return found
 
 
-def _out_of_reach(name: str, file: Known, root: Path | None) -> Problem | None:
-    """The problem of a file that the source does not list but that exists and cannot be read now."""
-    image = source_at(file.place, root)
+def _unreachable(look: Callable[[], object]) -> InvalidImage | None:
+    """The error of looking at a file that may exist as it was but cannot be read now."""
     try:
-        if image is not None:
-            image.stamp()
+        look()
     except InvalidImage as error:
-        return Problem(error.kind, name, str(error)) if is_unreachable(error) else None
+        return error if is_unreachable(error) else None
     return None
 
 

@@ -85,7 +85,6 @@ class Change:
 
     Args:
         captions: vectors [D] of texts that the index does not have yet.
-        stamps: of files that have another stamp but the same content.
         deleted: names of files.
         problems: what could not be indexed, with the file's stamp.
         solved: names of problems to delete.
@@ -94,7 +93,6 @@ class Change:
     images: Sequence[NewImage] = ()
     captions: Mapping[str, np.ndarray] = field(default_factory=dict)
     files: Sequence[NewFile] = ()
-    stamps: Mapping[str, str] = field(default_factory=dict)
     deleted: Collection[str] = ()
     problems: Sequence[tuple[Problem, str]] = ()
     solved: Collection[str] = ()
@@ -187,7 +185,6 @@ class IndexWriter:
                 self._insert_captions(texts)
                 self._insert_files(change.files)
                 self._delete_files(change.deleted)
-                self._many("UPDATE files SET stamp = ?2 WHERE name = ?1", change.stamps.items())
                 self._many("DELETE FROM problems WHERE name = ?", ((name,) for name in change.solved))
                 self._many(
                     "INSERT OR REPLACE INTO problems (name, kind, detail, stamp) VALUES (?, ?, ?, ?)",
