@@ -10,6 +10,7 @@ import tyro
 
 from hnclip.config import Opening, ReadConfig
 from hnclip.options import Output
+from hnclip.search.serve.settings import Settings
 from hnclip.search.store import EngineName
 
 
@@ -98,11 +99,7 @@ class Serve:
 
     index: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="INDEX")]
     """An index of `hnclip index`."""
-    host: str = "127.0.0.1"
-    """Address to listen on. With an address other than loopback, anyone who can reach it can search: set a
-    token. Without a token, requests must address the server by an IP address or the machine's own name."""
-    port: int = 8765
-    """Port; 0 for any free one."""
+    settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
     token: str | None = None
     """Token that requests must present; also read from $HNCLIP_TOKEN, which other users of the machine cannot see."""
     engine: EngineName | None = None
@@ -111,18 +108,4 @@ class Serve:
     """Path of the index's model, if it has moved."""
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
-    threads: int = 0
-    """CPU threads; 0 leaves the choice to torch."""
-    waiting: int = 32
-    """Length of the request queue; further requests get status 503."""
-    timeout: float = 30.0
-    """Seconds after which a request is cancelled."""
-    max_k: int = 200
-    """Maximum number of hits per request."""
-    max_text: int = 20_000
-    """Maximum number of characters of a description."""
-    max_upload: int = 20_000_000
-    """Maximum size of an uploaded image in bytes."""
-    max_pixels: int = 50_000_000
-    """Maximum number of pixels of an uploaded image."""
     output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)

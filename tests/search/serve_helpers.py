@@ -1,19 +1,54 @@
-"""A server that really listens, on a thread of the tests' process."""
+"""A small index of scenes, and its server: the application in the tests' process, and one that really listens."""
 
 from __future__ import annotations
 
+import http.client
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from small_index import small_index
+from starlette.testclient import TestClient
+
+from hnclip.core import Record
+from hnclip.data.scenes import scene_records
 from hnclip.search.searcher import open_index
+from hnclip.search.serve.app import make_app
 from hnclip.search.serve.run import listen, make_server
-from hnclip.search.serve.schema import Settings
+from hnclip.search.serve.service import Service
+from hnclip.search.serve.settings import Settings
 
 PATIENCE = 60  # seconds: a busy machine is slow
+PNG = {"Content-Type": "image/png"}
+
+
+@cache
+def scenes() -> tuple[Record, ...]:
+    """In families of four near-duplicates."""
+    return tuple(scene_records("park", "validation", families=8))
+
+
+def scene_index(directory: Path, count: int = 16) -> Path:
+    """An index of scenes that are files in directory/images."""
+    path = directory / "park.hnc"
+    small_index(path, scenes()[:count], files=directory / "images")
+    return path
+
+
+@contextmanager
+def served(
+    index: Path, *, token: str | None = None, hosts: Collection[str] | None = ("localhost",), **settings: Any
+) -> Iterator[TestClient]:
+    """A client of the application."""
+    chosen = Settings(**settings)
+    app = make_app(Service(open_index(index), chosen), chosen, token=token, hosts=hosts)
+    with TestClient(app, base_url="http://localhost:8765", raise_server_exceptions=False) as client:
+        yield client
 
 
 class Live:
@@ -50,6 +85,19 @@ def live(index: Path, *, token: str | None = None, **settings: Any) -> Iterator[
         yield server
     finally:
         server.stop()
+
+
+def ask(port: int, path: str, body: Any = None, token: str = "") -> tuple[int, Any]:
+    """Status and JSON of an answer, over a connection of its own."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        content = None if body is None else json.dumps(body)
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
+        connection.request("GET" if body is None else "POST", path, content, headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from hnclip import __version__
-from hnclip.search.serve.images import decode_upload, find, original, original_tag, thumbnail, thumbnail_tag
+from hnclip.search.serve.images import decode_upload, original, thumbnail
 from hnclip.search.serve.schema import (
     ErrorResponse,
     ExplainRequest,
@@ -26,10 +28,10 @@ from hnclip.search.serve.schema import (
     SearchRequest,
     SeparateRequest,
     SessionRequest,
-    Settings,
 )
 from hnclip.search.serve.security import Auth, SecurityMiddleware, error_response, unauthorized
 from hnclip.search.serve.service import Queue, Service
+from hnclip.search.serve.settings import Settings
 from hnclip.search.store import IndexedImage, Store
 
 if TYPE_CHECKING:
@@ -128,8 +130,14 @@ def _add_index_routes(api: APIRouter, service: Service, settings: Settings) -> N
     @api.get("/problems")
     async def problems(request: Request) -> dict[str, list[dict[str, str]]]:
         """The files that could not be indexed."""
-        found = await service.run(service.reading, request, lambda searcher: searcher.store.problems())
-        return {"problems": [{"kind": one.kind, "where": one.where, "detail": one.detail} for one in found]}
+
+        def read(searcher: Searcher) -> dict[str, list[dict[str, str]]]:
+            store = searcher.store
+            root = "" if store.root is None else f"{store.root}{os.sep}"  # of names; details contain whole paths
+            found = [{name: text.replace(root, "") for name, text in asdict(one).items()} for one in store.problems()]
+            return {"problems": found}
+
+        return await service.run(service.reading, request, read)
 
 
 def _add_search_routes(api: APIRouter, service: Service, settings: Settings) -> None:
@@ -148,22 +156,23 @@ def _add_search_routes(api: APIRouter, service: Service, settings: Settings) -> 
     @api.post("/search")
     async def search(request: Request, query: SearchRequest) -> Response:
         """Find images or captions by a description."""
-        _check_limits(settings, text=query.text, k=query.k)
+        _check_text(query.text, settings)
+        k = _checked_k(query.k, settings)
 
         def compute(searcher: Searcher) -> dict[str, Any]:
-            found = searcher.search(query.text, k=query.k, find=query.find, rerank=query.rerank)
+            found = searcher.search(query.text, k=k, find=query.find, rerank=query.rerank)
             return found.to_dict(paths=False)
 
         return await answer(request, compute, model=query.rerank)
 
     @api.post("/search/image", openapi_extra=IMAGE_BODY)
-    async def search_by_image(request: Request, k: Annotated[int, Query(ge=1)] = K, find: Kind = "images") -> Response:
+    async def search_by_image(
+        request: Request, k: Annotated[int | None, Query(ge=1)] = None, find: Kind = "images"
+    ) -> Response:
         """Find images or captions by an image, the body of the request."""
-        _check_limits(settings, k=k)
+        count = _checked_k(k, settings)
         if not request.headers.get("content-type", "").lower().startswith("image/"):
             raise HTTPException(415, "the Content-Type must be that of an image: image/…")
-        if uploads.locked():
-            raise HTTPException(503, "too many images are being uploaded: try again soon", {"Retry-After": "1"})
         async with uploads:
             try:
                 content = await asyncio.wait_for(request.body(), settings.timeout)
@@ -172,20 +181,20 @@ def _add_search_routes(api: APIRouter, service: Service, settings: Settings) -> 
 
             def compute(searcher: Searcher) -> dict[str, Any]:
                 image = decode_upload(content, settings.max_pixels)
-                return searcher.search(image=image, k=k, find=find).to_dict(paths=False)
+                return searcher.search(image=image, k=count, find=find).to_dict(paths=False)
 
             return await answer(request, compute, model=True)
 
     @api.post("/explain")
     async def explain(request: Request, query: ExplainRequest) -> Response:
         """Which words of a description match which parts of an image."""
-        _check_limits(settings, text=query.text)
+        _check_text(query.text, settings)
         return await answer(request, lambda searcher: searcher.explain(query.text, [query.id])[0].to_dict(), model=True)
 
     @api.post("/separate")
     async def separate(request: Request, query: SeparateRequest) -> Response:
         """Which words of a description separate images that are nearly the same."""
-        _check_limits(settings, text=query.text)
+        _check_text(query.text, settings)
         return await answer(request, lambda searcher: searcher.separate(query.text, query.ids).to_dict(), model=True)
 
 
@@ -193,34 +202,42 @@ def _add_image_routes(api: APIRouter, service: Service, settings: Settings) -> N
     async def answer(
         request: Request,
         id: int,
-        tag_of: Callable[[IndexedImage], str],
         queue: Queue,
-        make: Callable[[Store], Response],
+        read: Callable[[Store, IndexedImage], tuple[bytes, str]],
+        part: str = "",
     ) -> Response:
+        file = await service.run(service.reading, request, lambda searcher: searcher.store.file(id))
+        if file is None:
+            raise HTTPException(404, f"there is no image {id}")
         # The tag follows from the stored hash: a client that has the image already costs no reading of files.
-        tag = await service.run(service.reading, request, lambda searcher: tag_of(find(searcher.store, id)))
+        headers = {"ETag": f'"{file.hash.hex()}{part}"'}
         known = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
-        if tag in known or "*" in known:
-            return Response(status_code=304, headers={"ETag": tag})
-        return await service.run(queue, request, lambda searcher: make(searcher.store))
+        if headers["ETag"] in known or "*" in known:
+            return Response(status_code=304, headers=headers)
+        content, type = await service.run(queue, request, lambda searcher: read(searcher.store, file))
+        return Response(content, media_type=type, headers=headers)
 
     @api.get("/images/{id}", response_class=Response, responses=IMAGE)
     async def image(request: Request, id: Id) -> Response:
         """An image as it was indexed, or a JPEG of it if browsers do not show its format."""
-        make = partial(original, id=id, max_pixels=settings.max_pixels)
-        return await answer(request, id, original_tag, service.converting, make)
+        read = partial(original, max_pixels=settings.max_pixels)
+        return await answer(request, id, service.converting, read)
 
     @api.get("/images/{id}/thumbnail", response_class=Response, responses=IMAGE)
     async def small_image(request: Request, id: Id) -> Response:
         """A small JPEG of an image."""
-        return await answer(request, id, thumbnail_tag, service.reading, partial(thumbnail, id=id))
+        return await answer(request, id, service.reading, thumbnail, "-thumbnail")
 
 
-def _check_limits(settings: Settings, *, text: str = "", k: int = 1) -> None:
+def _check_text(text: str, settings: Settings) -> None:
     if len(text) > settings.max_text:
         raise HTTPException(422, f"text: it has {len(text):,} characters, at most {settings.max_text:,} are accepted")
-    if k > settings.max_k:
+
+
+def _checked_k(k: int | None, settings: Settings) -> int:
+    if k is not None and k > settings.max_k:
         raise HTTPException(422, f"k: at most {settings.max_k:,} hits are given, not {k:,}")
+    return k or min(K, settings.max_k)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import io
 import stat
 from contextlib import suppress
 
-from fastapi import HTTPException, Response
+from fastapi import HTTPException
 from PIL import Image, UnidentifiedImageError
 
 from hnclip.core import InvalidImage
@@ -34,33 +34,17 @@ MAX_SCANS = 100  # of a JPEG: each takes as long to decode as a whole image, but
 PLAIN_PPM = (b"P1", b"P2", b"P3")  # decimal numbers, which Pillow reads one by one
 
 
-def find(store: Store, id: int) -> IndexedImage:
-    file = store.file(id)
-    if file is None:
-        raise HTTPException(404, f"there is no image {id}")
-    return file
-
-
-def original_tag(file: IndexedImage) -> str:
-    return f'"{file.hash.hex()}"'
-
-
-def thumbnail_tag(file: IndexedImage) -> str:
-    return f'"{file.hash.hex()}-thumbnail"'
-
-
-def thumbnail(store: Store, id: int) -> Response:
-    file = find(store, id)
+def thumbnail(store: Store, file: IndexedImage) -> tuple[bytes, str]:
+    """A small JPEG of an image, and its type."""
     try:
-        return _response(store.thumbnail(file.image), "image/jpeg", thumbnail_tag(file))
-    except KeyError:  # deleted since the line above
-        raise HTTPException(404, f"there is no image {id}") from None
+        return store.thumbnail(file.image), "image/jpeg"
+    except KeyError:  # deleted since the file was looked up
+        raise HTTPException(404, f"there is no image {file.id}") from None
 
 
-def original(store: Store, id: int, max_pixels: int) -> Response:
-    """The indexed bytes of an image; if browsers do not show its format, a JPEG of it, or the thumbnail if it has more
-    than `max_pixels` or cannot be decoded."""
-    file = find(store, id)
+def original(store: Store, file: IndexedImage, *, max_pixels: int) -> tuple[bytes, str]:
+    """The indexed bytes of an image, and their type; if browsers do not show its format, a JPEG of it, or the thumbnail
+    if it has more than `max_pixels` or cannot be decoded."""
     try:
         _check_file(store, file)
         content = store.content(file)
@@ -68,14 +52,10 @@ def original(store: Store, id: int, max_pixels: int) -> Response:
         raise HTTPException(410, "the image is gone, was changed since it was indexed, or is too large") from error
     with suppress(Exception), Image.open(io.BytesIO(content), formats=DECODED) as image:  # plugins raise anything
         if image.format in SHOWN:
-            return _response(content, SHOWN[image.format], original_tag(file))
+            return content, SHOWN[image.format]
         if image.width * image.height <= max_pixels:
-            return _response(_jpeg(image), "image/jpeg", original_tag(file))
-    return thumbnail(store, id)
-
-
-def _response(content: bytes, type: str, tag: str) -> Response:
-    return Response(content, media_type=type, headers={"ETag": tag})
+            return _jpeg(image), "image/jpeg"
+    return thumbnail(store, file)
 
 
 def _check_file(store: Store, file: IndexedImage) -> None:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hnclip.search.serve.schema import Settings
+from hnclip.search.serve.settings import Settings
 
 if TYPE_CHECKING:
     import uvicorn
@@ -27,20 +27,12 @@ log = logging.getLogger(__name__)
 
 def serve(
     index: Path,
+    settings: Settings,
     *,
-    host: str = Settings.host,
-    port: int = Settings.port,
     token: str | None = None,
     engine: EngineName | None = None,
     model: str | None = None,
     device: str = "auto",
-    threads: int = Settings.threads,
-    waiting: int = Settings.waiting,
-    timeout: float = Settings.timeout,
-    max_k: int = Settings.max_k,
-    max_text: int = Settings.max_text,
-    max_upload: int = Settings.max_upload,
-    max_pixels: int = Settings.max_pixels,
 ) -> None:
     """Serve an index until SIGINT or SIGTERM.
 
@@ -56,11 +48,12 @@ def serve(
             raise ValueError(f"hnclip serve needs {package}: pip install 'hnclip[search]'")
     from hnclip.search.searcher import open_index
 
-    settings = Settings(host, port, waiting, timeout, max_k, max_text, max_upload, max_pixels, threads)
     token = checked_token(token)
-    with listen(host, port) as listener:
-        server = make_server(open_index(index, engine=engine, model=model, device=device), listener, settings, token)
-        address = url(host, listener)
+    with listen(settings.host, settings.port) as listener:
+        # By its whole path, so that errors that name the index are told from those that a client may read.
+        searcher = open_index(index.absolute(), engine=engine, model=model, device=device)
+        server = make_server(searcher, listener, settings, token)
+        address = url(settings.host, listener)
         if token is None and not is_local(listener):
             log.warning(f"anyone who can reach {address} can search and see the images: set a token with $HNCLIP_TOKEN")
         log.info(f"serving {index} at {address}   Ctrl-C stops it")
@@ -113,20 +106,14 @@ def checked_token(token: str | None) -> str | None:
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; ValueError or OSError if the address cannot be used."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise ValueError(f"--host {host} is not an address of this machine: {error}") from error
-    listener = socket.socket(family, kind, protocol)
     try:
-        if os.name == "posix":  # elsewhere it would let two servers share the port
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(128)
+        return socket.create_server(address, family=family, backlog=128)
     except OSError as error:
-        listener.close()
         reason = f"cannot listen on port {port} of {host} ({error.strerror})"
         raise OSError(f"{reason}: choose another with --port; 0 takes any that is free") from error
-    return listener
 
 
 def is_local(listener: socket.socket) -> bool:

@@ -14,10 +14,11 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hnclip.search.serve.schema import Settings
+from hnclip.search.serve.settings import Settings
 
 UPLOAD = "/api/search/image"
 PUBLIC = {"/", "/healthz", "/openapi.json", "/api/session"}  # need no token, like the files of the page
+MAX_ESCAPE = 12  # bytes of a character in JSON
 LONGEST = 500  # characters of an error: some contain names that the client sent
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; img-src 'self' blob: data:; style-src 'self'; script-src 'self'; "
@@ -80,7 +81,7 @@ class SecurityMiddleware:
             await self._app(scope, receive, send)
             return
         request, started, size = HTTPConnection(scope), False, 0
-        limit = self._settings.max_upload if scope["path"] == UPLOAD else self._settings.max_json
+        limit = self._settings.max_upload if scope["path"] == UPLOAD else MAX_ESCAPE * self._settings.max_text + 10_000
         declared = int(request.headers.get("content-length", 0))
 
         async def limited_receive() -> Message:

@@ -12,7 +12,7 @@ from fastapi import HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from hnclip.search.serve.schema import Settings
+from hnclip.search.serve.settings import Settings
 
 if TYPE_CHECKING:
     from hnclip.search.searcher import Searcher

@@ -2,12 +2,13 @@
 
 import { imageBlob, onLocked, request, Failure } from "./api.js";
 import { Composer } from "./composer.js";
-import { baseName, byId, hint, icon, make, plural, problem } from "./dom.js";
+import { baseName, byId, fill, icon, make, plural, problem } from "./dom.js";
 import { Results } from "./results.js";
 import { Viewer } from "./viewer.js";
 
 const FIRST = 24; // hits; each time the end comes near, twice as many are requested
 const KEPT = 8; // answers that are shown at once when one goes back
+const TRUNCATED = "The description is longer than the model reads. Its end was left out.";
 const EMPTY_INDEX = "This index has no images yet. “hnclip index FOLDER --out INDEX” adds some.";
 
 /**
@@ -148,7 +149,7 @@ function render(continued) {
   answers.delete(key);
   answers.set(key, shown); // the newest is the last
   if (answers.size > KEPT) answers.delete(answers.keys().next().value);
-  composer.setNote(result.notes.join(" "));
+  composer.setNote(result.truncated ? TRUNCATED : "");
   if (query.like !== null) composer.setImageName(baseName(result.hits.find(({ id }) => id === query.like)?.name ?? ""));
   results.show(result, { continued, more: hasMore(), text: query.text });
   if (result.hits.length + result.captions.length === 0) {
@@ -259,18 +260,13 @@ function say(message, again) {
 
 /* Dialogs and keys */
 
-async function showProblems() {
-  const place = byId("problem-list");
-  place.replaceChildren(hint("Loading …"));
-  if (!byId("problems").open) byId("problems").showModal();
-  try {
+function showProblems() {
+  byId("problems").showModal();
+  fill(byId("problem-list"), "Loading …", async () => {
     const { problems } = await request("/api/problems");
-    place.replaceChildren(make("ul", {}, ...problems.map(({ kind, where, detail }) => make("li", {},
-      make("strong", { text: kind }), make("p", { dir: "auto", text: where }),
-      make("p", { class: "hint", dir: "auto", text: detail })))));
-  } catch (error) {
-    place.replaceChildren(...problem(error, showProblems));
-  }
+    return [make("ul", {}, ...problems.map(({ kind, where, detail }) => make("li", {}, make("strong", { text: kind }),
+      make("p", { dir: "auto", text: where }), make("p", { class: "hint", dir: "auto", text: detail }))))];
+  });
 }
 
 let unlocking = null;

@@ -1,7 +1,6 @@
 /* Building the page. Names and captions come from anybody: they are set as text, never as markup. */
 
 const SVG = "http://www.w3.org/2000/svg";
-const RETRY_DELAY = 1500; // milliseconds until a thumbnail that failed is requested once more
 
 export const byId = (id) => document.getElementById(id);
 
@@ -37,6 +36,16 @@ export function problem(error, again) {
   return [make("p", { class: "problem", text }), ...(error.retryable ? [button("Try again", again)] : [])];
 }
 
+/** Fill a place with the nodes that are loaded, and meanwhile with a sentence; or with the error. */
+export async function fill(place, meanwhile, load) {
+  place.replaceChildren(hint(meanwhile));
+  try {
+    place.replaceChildren(...await load());
+  } catch (error) {
+    place.replaceChildren(...problem(error, () => fill(place, meanwhile, load)));
+  }
+}
+
 /** Give a parent exactly these children and move only those that are out of place: the others keep focus and scroll. */
 export function arrange(parent, children) {
   const wanted = new Set(children);
@@ -52,10 +61,7 @@ export const thumbnailUrl = (id) => `/api/images/${id}/thumbnail`;
 /** The thumbnail of a hit, which takes its space before it is loaded. */
 export function thumbnail({ id, width, height }) {
   const image = make("img", { src: thumbnailUrl(id), alt: "", width, height, decoding: "async", loading: "lazy" });
-  image.addEventListener("error", () => {
-    setTimeout(() => { image.src = thumbnailUrl(id); }, RETRY_DELAY); // the server may have been busy
-    image.addEventListener("error", () => image.classList.add("missing"));
-  }, { once: true });
+  image.addEventListener("error", () => image.classList.add("missing"));
   return image;
 }
 

@@ -2,7 +2,7 @@
 
 import { request } from "./api.js";
 import {
-  arrange, baseName, button, byId, count, hint, icon, make, plural, problem, ratio, score, thumbnail,
+  arrange, baseName, button, byId, count, fill, hint, icon, make, plural, problem, ratio, score, thumbnail,
 } from "./dom.js";
 
 const SHORT = 6; // hits in a row that may stand next to a band
@@ -284,20 +284,13 @@ function band({ hits, similarity, captions }, tiles, text) {
 /** A button, and the place of the table that it shows: the words of the query that separate near-duplicates. */
 function separation(hits, text) {
   const place = make("div", { class: "separation", hidden: true, "aria-live": "polite" });
-  const load = async () => {
-    place.replaceChildren(hint("Comparing words …"));
-    try {
-      const answer = await request("/api/separate", { body: { text, ids: hits.map(({ id }) => id) } });
-      place.replaceChildren(...table(answer, hits));
-    } catch (error) {
-      place.replaceChildren(...problem(error, load));
-    }
-    place.scrollIntoView({ block: "nearest" });
-  };
+  const load = async () => table(await request("/api/separate", { body: { text, ids: hits.map(({ id }) => id) } }), hits);
   const toggle = button("What separates them", () => {
     place.hidden = !place.hidden;
     toggle.setAttribute("aria-expanded", !place.hidden);
-    if (!place.hidden && place.querySelector("table") === null) load();
+    if (!place.hidden && place.querySelector("table") === null) {
+      fill(place, "Comparing words …", load).then(() => place.scrollIntoView({ block: "nearest" }));
+    }
   });
   toggle.setAttribute("aria-expanded", "false");
   toggle.prepend(icon("compare"));

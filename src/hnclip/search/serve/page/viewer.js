@@ -5,11 +5,11 @@ import { baseName, byId, count, hint, imageUrl, make, problem, score, thumbnail,
 import { marked } from "./results.js";
 
 const SWIPE = 60; // pixels
-const SCALE = 8; // pixels of the heat map for each patch; the browser scales them further
+const SCALE = 15; // pixels of the heat map for each patch; an odd number: the middle one has the value of the patch
 const HINT = "Choose a word for its heat map. It shows which parts of the image the model compares with the word; "
   + "it may not show where things are.";
 const APPROXIMATE = "The original file is not available; the scores are those of its thumbnail.";
-// Stops of the heat map from low to high, with red, green, blue and alpha; page.css has the same for the legend.
+// Stops of the heat map from low to high, with red, green, blue and alpha.
 const COLOURS = [
   [0, 14, 18, 44, 150],
   [0.35, 66, 28, 120, 150],
@@ -42,6 +42,8 @@ export class Viewer {
     byId("similar").addEventListener("click", () => does.similar(this.#hit.id));
     byId("stage").addEventListener("click", ({ target }) => { if (target.id === "stage") this.close(); });
     this.#dialog.addEventListener("close", () => does.closed());
+    const stops = COLOURS.map(([stop, ...rgba]) => `rgb(${rgba.slice(0, 3)}) ${100 * stop}%`);
+    byId("scale").style.background = `linear-gradient(to right, ${stops})`;
     document.addEventListener("keydown", (event) => this.#onKey(event));
     this.#listenToSwipes();
     this.#listenToWords();
@@ -263,21 +265,22 @@ function rangesOf(words) {
   return ranges.map(({ low, high }) => ({ low, high: Math.max(high, low + widest / 2) }));
 }
 
-/** Paint patches into a canvas, with smooth transitions. */
+/** Paint patches into a canvas: the browser interpolates the values, of which each becomes its colour. */
 function paint(canvas, patches, rows, columns, { low, high }) {
-  const small = new OffscreenCanvas(columns, rows), context = small.getContext("2d");
-  const pixels = context.createImageData(columns, rows);
-  patches.forEach((value, at) => pixels.data.set(colourOf((value - low) / (high - low)), 4 * at));
-  context.putImageData(pixels, 0, 0);
+  const small = new OffscreenCanvas(columns, rows).getContext("2d"), values = small.createImageData(columns, rows);
+  patches.forEach((value, at) => values.data.set([255 * (value - low) / (high - low), 0, 0, 255], 4 * at));
+  small.putImageData(values, 0, 0);
   [canvas.width, canvas.height] = [SCALE * columns, SCALE * rows];
-  const large = canvas.getContext("2d");
-  large.imageSmoothingQuality = "high";
-  large.drawImage(small, 0, 0, canvas.width, canvas.height);
+  const large = canvas.getContext("2d", { willReadFrequently: true });
+  large.drawImage(small.canvas, 0, 0, canvas.width, canvas.height);
+  const image = large.getImageData(0, 0, canvas.width, canvas.height);
+  for (let at = 0; at < image.data.length; at += 4) image.data.set(colourOf(image.data[at] / 255), at);
+  large.putImageData(image, 0, 0);
 }
 
-/** Red, green, blue and alpha of a value, which is limited to 0 … 1. */
+/** Red, green, blue and alpha of a value between 0 and 1. */
 function colourOf(value) {
-  const limited = Math.min(1, Math.max(0, value)), next = Math.max(1, COLOURS.findIndex(([stop]) => stop >= limited));
+  const next = Math.max(1, COLOURS.findIndex(([stop]) => stop >= value));
   const [start, ...from] = COLOURS[next - 1], [stop, ...to] = COLOURS[next];
-  return from.map((part, at) => part + (to[at] - part) * (limited - start) / (stop - start));
+  return from.map((part, at) => part + (to[at] - part) * (value - start) / (stop - start));
 }
