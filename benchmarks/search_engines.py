@@ -1,13 +1,9 @@
-"""Recall and speed of the search engines beside exact search in float32.
+"""Recall and time per query of the search engines against faiss's flat float16 index and exact search in float32.
 
-One set of vectors, made up as benchmarks/synthetic_index.py says, is indexed in both storages, and every engine
-searches it. The peer keeps all vectors in memory as float32, multiplies them with the queries and takes the largest.
-Half of the queries are near pictures, half are as far from all of them as descriptions are.
-
-`recall` is the share of the peer's k nearest rows that an engine finds. Latency is that of one query at a time, k = 20;
-queries per second are also given for 32 at a time. `vectors` are the bytes of the index that the engine reads, `engine`
-those of its own files. Engines are measured one after the other, in one process, with as many threads as torch and
-Faiss take by themselves.
+The vectors are made up (benchmarks/synthetic_index.py). Half of the queries are near images, half are as far from all
+of them as descriptions are. For each query all ways run one after the other, in rotating order, so none finds its data
+in the CPU's caches. `×` is the median ratio to `faiss.IndexScalarQuantizer(QT_fp16)` for the same query. Recall is the
+share of the nearest rows of exact search in float32.
 """
 
 from __future__ import annotations
@@ -15,181 +11,151 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import torch
-from synthetic_index import picture_queries, synthetic_index, synthetic_vectors, text_queries
+from synthetic_index import image_queries, synthetic_index, synthetic_vectors, text_queries
 
-from hnclip.measure import Report, Timing, machine
-from hnclip.search.engines.gallery import Gallery, Nearest
-from hnclip.search.engines.open import make_engine, open_candidates
-from hnclip.search.index.layout import ENGINES, Storage
-from hnclip.search.index.reader import Index
-from hnclip.search.index.vectors import row_files
-from hnclip.search.index.writer import IndexWriter
+from hnclip.measure import Report, Timing, machine, threads
+from hnclip.search.engines import Gallery, open_engine, update_engine
+from hnclip.search.store import EngineName, Store
+from hnclip.search.writer import open_writer
 
 log = logging.getLogger("hnclip.bench")
 
-Name = Literal["exact-bf16", "exact-int8", "faiss-ivf", "faiss-hnsw", "milvus"]
-Search = Callable[[np.ndarray, int], list[Nearest]]
-DEPTHS = (1, 10, 100)
-SHOWN = 20  # results of a query whose time is taken
-TOGETHER = 32
+Search = Callable[[np.ndarray], np.ndarray]
+"""The nearest rows [K] to a query [D]."""
+
+K = 20
+DEPTHS = (1, 10)
+FLOAT32, FLOAT16 = "float32 in memory (peer)", "faiss flat fp16 (peer)"
 COLUMNS = {
-    "rows": "rows",
-    "engine": "engine",
-    **{f"picture_recall_{k}": f"pictures R@{k}" for k in DEPTHS},
-    **{f"text_recall_{k}": f"texts R@{k}" for k in DEPTHS},
+    "way": "engine",
+    **{f"{what}_recall_{k}": f"{what} R@{k}" for what in ("image", "text") for k in DEPTHS},
     "median": "median ms",
     "p95": "p95 ms",
-    "per_second": "queries/s",
-    "together_per_second": f"{TOGETHER} at a time",
-    "vectors_megabytes": "vectors MB",
-    "engine_megabytes": "engine MB",
-    "made": "made s",
-    "opened": "opened s",
+    "ratio": "× faiss flat fp16",
+    "built": "build s",
+    "megabytes": "engine MB",
 }
 
 
 @dataclass(frozen=True)
 class Options:
-    """Engines beside each other."""
+    """Recall and speed of the search engines."""
 
-    rows: tuple[int, ...] = (100_000,)
-    """Sizes of the index; 1,000,000 of width 512 need about 6 GB of disk and of memory."""
+    rows: int = 100_000
+    """Of the index; 1,000,000 of width 512 need about 8 GB of memory and 3 GB of disk."""
     width: int = 512
     queries: int = 200
-    engines: tuple[Name, ...] = ("exact-bf16", "exact-int8", "faiss-ivf", "faiss-hnsw", "milvus")
-    """milvus is the embedded milvus-lite, unless --uri names a server."""
+    engines: tuple[EngineName, ...] = ("exact", "faiss-ivf", "faiss-hnsw")
+    """milvus requires --uri."""
     uri: str | None = None
-    """Of a server of Milvus."""
-    place: Path | None = None
-    """Directory for the files; a temporary one when left out."""
+    """Of a server of Milvus, or a file of milvus-lite."""
+    threads: int = 1
+    """Of faiss and torch."""
 
     def __post_init__(self) -> None:
         if self.queries < 2:
-            raise ValueError(f"queries must be at least 2, half of them pictures and half texts; got {self.queries}")
+            raise ValueError(f"queries must be at least 2, half of them images and half texts; got {self.queries}")
+        if "milvus" in self.engines and self.uri is None:
+            raise ValueError("milvus requires --uri")
 
 
 def run(options: Options) -> Report:
-    rows = []
-    for count in options.rows:
-        with tempfile.TemporaryDirectory(dir=options.place) as directory:
-            rows += measure(count, options, Path(directory))
-    return Report("search_engines", COLUMNS, rows, machine())
+    import faiss
 
-
-def measure(count: int, options: Options, directory: Path) -> list[dict[str, Any]]:
-    """All engines at one size."""
-    log.info(f"{count:,} vectors: exact search in float32")
-    everything = np.empty((count, options.width), np.float32)
-    at = 0
-    for block in synthetic_vectors(count, options.width):
-        everything[at : at + len(block)] = block
-        at += len(block)
-    chosen = everything[np.random.default_rng(4).integers(count, size=options.queries)]
+    faiss.omp_set_num_threads(options.threads)
+    vectors = np.concatenate([*synthetic_vectors(options.rows, options.width)])  # [N, D]
+    chosen = vectors[np.random.default_rng(4).integers(len(vectors), size=options.queries)]  # [Q, D]
     half = options.queries // 2
-    pictures, texts = picture_queries(chosen[:half]), text_queries(chosen[half:], count)
-    queries = np.concatenate([pictures, texts])
-    peer = float32_search(everything)
-    right = [near.rows for near in peer(queries, DEPTHS[-1])]
-    megabytes = everything.nbytes / 1e6
-    rows = [{**_measured(peer, queries, right), "engine": "float32 in memory (peer)", "vectors_megabytes": megabytes}]
-    del everything, peer
-    for name in options.engines:
-        storage: Storage = "int8" if name == "exact-int8" else "bf16"
-        path = directory / storage
-        if not path.exists():
-            log.info(f"{count:,} vectors: the index, {storage}")
-            synthetic_index(path, count, options.width, storage=storage)
-        engine = "exact" if name.startswith("exact") else name
-        log.info(f"{count:,} vectors: {name}")
-        with _engine(path, engine, options.uri) as (search, costs):
-            rows.append({**_measured(search, queries, right), **costs, "engine": name})
-    return [{"rows": count, **row} for row in rows]
+    queries = np.concatenate([image_queries(chosen[:half]), text_queries(chosen[half:], len(vectors))])  # [Q, D]
+    ways: dict[str, Search] = {FLOAT32: float32_search(vectors), FLOAT16: float16_search(vectors)}
+    costs: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as place, ExitStack() as opened, threads(options.threads):
+        log.info(f"writing an index of {options.rows:,} rows")
+        index = Path(place) / "made-up.hnc"
+        synthetic_index(index, options.rows, options.width)
+        for name in options.engines:
+            log.info(f"opening {name}")
+            ways[name], costs[name] = engine_search(index, name, options.uri, opened)
+        log.info(f"{options.queries} queries")
+        found, taken = ask(ways, queries)
+        about = {**machine(), "rows": options.rows, "width": options.width}
+    rows = [
+        {
+            "way": name,
+            **recalls(found[name], found[FLOAT32]),
+            "median": 1000 * taken[name].median,
+            "p95": 1000 * float(np.quantile(taken[name].seconds, 0.95)),
+            "ratio": taken[name].ratios(taken[FLOAT16]),
+            "seconds": taken[name],
+            **costs.get(name, {}),
+        }
+        for name in ways
+    ]
+    return Report("search_engines", COLUMNS, rows, about)
 
 
 def float32_search(vectors: np.ndarray) -> Search:
-    """The peer."""
-    stored = torch.from_numpy(vectors)
-
-    def search(queries: np.ndarray, k: int) -> list[Nearest]:
-        found = (torch.from_numpy(queries) @ stored.T).topk(min(k, len(stored)))  # [Q, k]
-        return [Nearest(rows.numpy(), scores.numpy()) for scores, rows in zip(found.values, found.indices)]
-
-    def some_at_a_time(queries: np.ndarray, k: int) -> list[Nearest]:
-        parts = (queries[start : start + TOGETHER] for start in range(0, len(queries), TOGETHER))
-        return [near for part in parts for near in search(part, k)]
-
-    return some_at_a_time
+    stored = torch.from_numpy(vectors)  # [N, D]
+    return lambda query: torch.mv(stored, torch.from_numpy(query)).topk(min(K, len(stored))).indices.numpy()
 
 
-@contextmanager
-def _engine(path: Path, engine: str, uri: str | None) -> Iterator[tuple[Search, dict[str, Any]]]:
-    """An engine at work, and what it takes to have it."""
-    start = time.perf_counter()
-    writer = IndexWriter(path, 1)
-    try:
-        make_engine(writer, engine, uri)
-    finally:
-        writer.close()
-    made = time.perf_counter() - start
-    start = time.perf_counter()
-    with Index(path) as index:
-        candidates = open_candidates(index, "images", engine)
-        try:
-            gallery = Gallery(index, "images", candidates)
-            opened = time.perf_counter() - start
-            files = row_files(index.directory, "images", index.about.width, index.about.storage).files()
-            costs = {
-                "vectors_megabytes": sum(file.stat().st_size for file, _ in files) / 1e6,
-                "engine_megabytes": _size(index.directory / ENGINES, engine) / 1e6,
-                "made": made if engine != "exact" else None,
-                "opened": opened,
-            }
-            yield gallery.nearest, costs
-        finally:
-            if candidates is not None:
-                candidates.close()
+def float16_search(vectors: np.ndarray) -> Search:
+    import faiss
+
+    index = faiss.IndexScalarQuantizer(vectors.shape[1], faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)
+    index.add(vectors)
+    return lambda query: index.search(query[None], min(K, len(vectors)))[1][0]
 
 
-def _measured(search: Search, queries: np.ndarray, right: list[np.ndarray]) -> dict[str, Any]:
-    """Recall and times of one way to search. The first half of the queries are pictures."""
-    found = [near.rows for near in search(queries, DEPTHS[-1])]
-    half = len(queries) // 2
-    shares = {
-        f"{what}_recall_{k}": float(np.mean([len(set(a[:k]) & set(b[:k])) / len(b[:k]) for a, b in some]))
-        for what, some in (("picture", list(zip(found, right))[:half]), ("text", list(zip(found, right))[half:]))
+def engine_search(index: Path, name: EngineName, uri: str | None, opened: ExitStack) -> tuple[Search, dict[str, float]]:
+    """Build an engine of an index and open it. Its file stays mapped when that of the next engine replaces it."""
+    with Store(index) as store:
+        about = store.about
+    with open_writer(index, about) as writer:
+        writer.set_about(replace(about, engine=name, uri=uri if name == "milvus" else None))
+        start = time.perf_counter()
+        update_engine(writer, "images", name, uri)
+        built = time.perf_counter() - start
+    store = opened.enter_context(Store(index))
+    engine = open_engine(store, "images", name)
+    if engine is None and name != "exact":
+        raise ValueError(f"{name} is not built for so few rows: raise --rows")
+    if close := getattr(engine, "close", None):
+        opened.callback(close)
+    gallery = Gallery(store, "images", engine)
+    size = sum(file.stat().st_size for file in index.glob("images-*.faiss"))
+    return lambda query: gallery.nearest(query, K)[0], {"built": built, "megabytes": size / 1e6} if engine else {}
+
+
+def ask(ways: dict[str, Search], queries: np.ndarray) -> tuple[dict[str, list[np.ndarray]], dict[str, Timing]]:
+    """The rows that each way finds for each query [Q, D], and the seconds that it takes."""
+    found: dict[str, list[np.ndarray]] = {name: [] for name in ways}
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for name in names:
+        ways[name](queries[-1])  # the first call allocates
+    for turn, query in enumerate(queries):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            start = time.perf_counter()
+            rows = ways[name](query)
+            taken[name].append(time.perf_counter() - start)
+            found[name].append(rows)
+    return found, {name: Timing(tuple(seconds)) for name, seconds in taken.items()}
+
+
+def recalls(found: list[np.ndarray], right: list[np.ndarray]) -> dict[str, float]:
+    """Recall at each depth; the first half of the queries are images."""
+    half = len(found) // 2
+    parts = {"image": slice(half), "text": slice(half, None)}
+    return {
+        f"{what}_recall_{k}": float(np.mean([np.isin(b[:k], a[:k]).mean() for a, b in zip(found[part], right[part])]))
+        for what, part in parts.items()
         for k in DEPTHS
     }
-    alone = _timing(search, [query[None] for query in queries])
-    together = _timing(search, [queries[start : start + TOGETHER] for start in range(0, len(queries), TOGETHER)])
-    return {
-        **shares,
-        "alone": alone,
-        "median": 1000 * alone.median,
-        "p95": 1000 * float(np.quantile(alone.seconds, 0.95)),
-        "per_second": len(queries) / sum(alone.seconds),
-        "together_per_second": len(queries) / sum(together.seconds),
-    }
-
-
-def _timing(search: Search, parts: list[np.ndarray]) -> Timing:
-    search(parts[0], SHOWN)
-    seconds = []
-    for part in parts:
-        start = time.perf_counter()
-        search(part, SHOWN)
-        seconds.append(time.perf_counter() - start)
-    return Timing(tuple(seconds))
-
-
-def _size(directory: Path, engine: str) -> int:
-    """Of the files of an engine, in bytes."""
-    files = (file for file in directory.rglob("*") if file.is_file() and engine in str(file.relative_to(directory)))
-    return sum(file.stat().st_size for file in files)

@@ -284,9 +284,8 @@ def test_what_cannot_be_searched_with_is_said(tmp_path: Path, monkeypatch: pytes
         for package, name in (("faiss", "faiss-ivf"), ("pymilvus", "milvus")):
             with monkeypatch.context() as patch:
                 patch.setitem(sys.modules, package, None)
-                patch.setattr(writer, "about", about(uri="http://127.0.0.1:1"))
                 with pytest.raises(ValueError, match="pip install"):
-                    update_engine(writer, "images", name)
+                    update_engine(writer, "images", name, "http://127.0.0.1:1")
         update_engine(writer, "images", "faiss-ivf")
         with Store(place) as store, pytest.raises(ValueError, match=r"(?s)has no faiss-hnsw.*--engine faiss-hnsw"):
             open_engine(store, "images", "faiss-hnsw")

@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_helpers import State, about, change_to, check_state, random_state, unit_vector
 
+from hnclip.search import store as store_module
 from hnclip.search import writer as writer_module
 from hnclip.search.store import KINDS, Store, is_index
 from hnclip.search.writer import Change, NewImage, open_writer
@@ -249,13 +250,21 @@ def test_damage_is_said_with_the_command_that_rebuilds_the_index(damage: str, tm
         list(store.all_files())
 
 
-def test_a_bit_that_changed_is_noticed_by_the_next_update(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checked", [2**26, 0])
+def test_a_bit_that_changed_is_noticed(checked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By readers of small files, by the next update in any."""
+    monkeypatch.setattr(store_module, "CHECKED", checked)
     path = write(tmp_path / "x.hnc", {f"{number}.jpg": (number, (f"caption {number}",)) for number in range(20)})
     for name in ("images-1.f16", "captions-1.f16", "images-1.ids"):
         content = (path / name).read_bytes()
         (path / name).write_bytes(content[:-40] + bytes([content[-40] ^ 1]) + content[-39:])
         with open_writer(path, about()) as writer, pytest.raises(ValueError, match=rf"(?s)checksum.*{REBUILD}"):
             writer.verify()
+        if checked:
+            with pytest.raises(ValueError, match=rf"(?s)checksum.*{REBUILD}"):
+                Store(path)
+        else:
+            Store(path).close()
         (path / name).write_bytes(content)
     with open_writer(path, about()) as writer:
         writer.verify()

@@ -219,9 +219,13 @@ def update_engine(writer: IndexWriter, kind: Kind, name: str, uri: str | None = 
     if found.get("rows") == rows.rows:
         return
     vectors = map_rows(writer.path / rows.name, rows.rows, writer.about.width)  # [N, D]
-    update = _update_milvus if name == "milvus" else _update_faiss
-    record = {"engine": name, "vectors": rows.name, "rows": rows.rows, "uri": uri}
-    writer.set_extra(key, {**record, **update(writer, rows, vectors, name, found)})
+    if name == "milvus":
+        if uri is None:
+            raise ValueError("--engine milvus needs --uri http://HOST:PORT of a server, or a file of milvus-lite")
+        record = _update_milvus(writer, rows, vectors, uri, found.get("rows", 0))
+    else:
+        record = _update_faiss(writer, rows, vectors, name, found)
+    writer.set_extra(key, {"engine": name, "vectors": rows.name, "rows": rows.rows, "uri": uri, **record})
     writer.delete_leftovers()
 
 
@@ -277,21 +281,14 @@ def import_faiss() -> Any:
     return import_extra("faiss", "these engines", "search")
 
 
-def _update_milvus(
-    writer: IndexWriter, rows: RowFile, vectors: np.ndarray, name: str, found: dict[str, Any]
-) -> dict[str, Any]:
-    """Write new rows to a collection of this index, which is created first. A row that is written again is replaced, so
-    an interrupted update loses nothing."""
-    uri = writer.about.uri
-    if uri is None:
-        raise ValueError("--engine milvus needs --uri http://HOST:PORT of a server, or a file of milvus-lite")
+def _update_milvus(writer: IndexWriter, rows: RowFile, vectors: np.ndarray, uri: str, start: int) -> dict[str, Any]:
+    """Write the rows from `start` on to a collection of this index, which is created first. A row that is written again
+    is replaced, so an interrupted update loses nothing."""
     # The place is part of the name: a copy of an index elsewhere has a collection of its own.
     place = blake2b(str(writer.path.resolve()).encode(), digest_size=8).hexdigest()
     collection = f"hnclip_{place}_{rows.name.removesuffix('.f16').replace('-', '_')}"
     with closing(connect_milvus(uri)) as client, milvus_errors(uri):
-        if client.has_collection(collection):
-            start = found.get("rows", 0)
-        else:
+        if not client.has_collection(collection):
             start = 0
             _create_collection(client, collection, vectors.shape[1])
         for block in _blocks(vectors, start, f"milvus of {rows.name}", size=2**22):

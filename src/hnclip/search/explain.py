@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import isqrt
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from hnclip.core import InvalidImage
 from hnclip.data.image_sources import decode_image
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.search.near_duplicates import Hit, Separation, Separator
-from hnclip.search.query_encoder import Query, check_words, read_query
+from hnclip.search.near_duplicates import Hit, Separation
+from hnclip.search.query_encoder import QueryText, read_query
 from hnclip.search.store import IndexedImage, Store
 from hnclip.util.text import STOP_WORDS, comparison_key
 
@@ -29,15 +29,25 @@ LEAST_SPREAD = 0.001  # of scores that separate images; equal images in two file
 
 @dataclass(frozen=True)
 class WordMatch:
-    """A word at text[start:stop], its cosine with every patch, row by row, and with the best one, its score. `content`
-    is False for function words."""
+    """A word at text[start:stop], and its cosine with every patch, row by row."""
 
     text: str
     start: int
     stop: int
-    score: float
     patches: tuple[float, ...]
-    content: bool
+
+    @property
+    def score(self) -> float:
+        """The cosine with the best patch."""
+        return max(self.patches)
+
+    @property
+    def content(self) -> bool:
+        """False for function words."""
+        return comparison_key(self.text) not in STOP_WORDS
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**vars(self), "patches": list(self.patches), "score": self.score, "content": self.content}
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,8 @@ class Explanation:
     approximate: bool
 
     def to_dict(self) -> dict[str, Any]:
-        own = {name: value for name, value in vars(self).items() if name not in ("file", "words")}
-        return {"id": self.file.id, **own, "words": [asdict(word) for word in self.words]}
+        own = {name: value for name, value in vars(self).items() if name != "file"}
+        return {"id": self.file.id, **own, "words": [word.to_dict() for word in self.words], "box": list(self.box)}
 
 
 def explain(model: DualEncoder, store: Store, text: str, files: Sequence[IndexedImage]) -> list[Explanation]:
@@ -78,20 +88,10 @@ def explain(model: DualEncoder, store: Store, text: str, files: Sequence[Indexed
     for some, patches, approximate in patch_batches(model, store, files):
         side = patch_side(model, patches.shape[1])
         scores = (words @ patches.transpose(1, 2)).cpu()  # [n, W, P]
-        for file, found, by_thumbnail in zip(some, scores, approximate):
-            matches = tuple(
-                WordMatch(
-                    word.text,
-                    word.start,
-                    word.stop,
-                    float(row.max()),
-                    tuple(row.tolist()),
-                    comparison_key(word.text) not in STOP_WORDS,
-                )
-                for word, row in zip(query.words, found)
-            )
-            box = visible_box(model, (file.width, file.height), side)
-            explained.append(Explanation(file, query.text, matches, side, side, box, by_thumbnail))
+        for file, rows, by_thumbnail in zip(some, scores.tolist(), approximate):
+            matches = [WordMatch(word.text, word.start, word.stop, tuple(row)) for word, row in zip(query.words, rows)]
+            box = visible_box(model, file.width, file.height)
+            explained.append(Explanation(file, query.text, tuple(matches), side, side, box, by_thumbnail))
     return explained
 
 
@@ -101,36 +101,35 @@ def separate(model: DualEncoder, store: Store, text: str, files: Sequence[Indexe
     different = {file.image: file for file in files}  # equal images in several files are encoded once
     if len(different) < 2:
         return Separation()
-    explained = dict(zip(different, explain(model, store, text, list(different.values()))))
-    best: dict[str, Separator] = {}
-    for matches in zip(*(explained[file.image].words for file in files)):
-        word, found = comparison_key(matches[0].text), Separator(matches[0].text, tuple(one.score for one in matches))
-        if matches[0].content and (word not in best or _spread(found) > _spread(best[word])):
-            best[word] = found
-    separating = sorted((one for one in best.values() if _spread(one) >= LEAST_SPREAD), key=_spread, reverse=True)
-    approximate = any(explanation.approximate for explanation in explained.values())
-    return Separation(tuple(file.id for file in files), tuple(separating[:SEPARATORS]), approximate)
+    explained = {one.file.image: one for one in explain(model, store, text, list(different.values()))}
+    found = [
+        (matches[0].text, tuple(word.score for word in matches))
+        for matches in zip(*(explained[file.image].words for file in files))
+        if matches[0].content
+    ]
+    best: dict[str, tuple[str, tuple[float, ...]]] = {}
+    for word, scores in sorted(found, key=lambda pair: min(pair[1]) - max(pair[1])):
+        if max(scores) - min(scores) >= LEAST_SPREAD:
+            best.setdefault(comparison_key(word), (word, scores))
+    approximate = any(one.approximate for one in explained.values())
+    return Separation(tuple(file.id for file in files), tuple(best.values())[:SEPARATORS], approximate)
 
 
 def rerank(model: DualEncoder, store: Store, text: str, hits: Sequence[Hit], *, weight: float = WEIGHT) -> list[Hit]:
     """The best `MOST` hits in the order of cosine + weight · token score, equal ones by row; then the others."""
-    check_words(model.text_transform, text)
-    words = token_vectors(model, text)  # [T, D]
-    chosen, rest = hits[:MOST], hits[MOST:]
-    files = {hit.row: hit.file for hit in chosen}  # equal images in several files are encoded once
-    scores: dict[int, tuple[float, bool]] = {}
+    words = token_vectors(model, read_query(model.text_transform, text).given)  # [T, D]
+    files = {hit.row: hit.file for hit in hits[:MOST]}  # equal images in several files are encoded once
+    scored: dict[int, dict[str, Any]] = {}
     for some, patches, approximate in patch_batches(model, store, list(files.values())):
         for file, score, by_thumbnail in zip(some, token_scores(words, patches).tolist(), approximate):
-            scores[file.image] = score, by_thumbnail
-    scored = [
-        replace(hit, token_score=scores[hit.file.image][0], approximate=scores[hit.file.image][1]) for hit in chosen
-    ]
-    scored.sort(key=lambda hit: (-(hit.score + weight * scores[hit.file.image][0]), hit.row))
-    return [*scored, *rest]
+            scored[file.image] = {"token_score": score, "approximate": by_thumbnail}
+    best = [replace(hit, **scored[hit.file.image]) for hit in hits[:MOST]]
+    best.sort(key=lambda hit: (-(hit.score + weight * (hit.token_score or 0)), hit.row))
+    return [*best, *hits[MOST:]]
 
 
 def token_scores(words: Tensor, patches: Tensor) -> Tensor:
-    """The mean over a text's tokens of the best patch's cosine: the text → image score of FILIP (losses/token.py).
+    """The mean over a text's tokens of the best patch's cosine: the text → image score of FILIP (losses/tokens.py).
 
     Shape:
         words: [T, D]; patches: [n, P, D]; returns [n]
@@ -147,12 +146,11 @@ def token_vectors(model: DualEncoder, text: str) -> Tensor:
     return encoded.tokens[0][encoded.mask[0]].float()
 
 
-def word_vectors(model: DualEncoder, query: Query) -> Tensor:
+def word_vectors(model: DualEncoder, query: QueryText) -> Tensor:
     """[W, D]: the mean of each word's token vectors; its product with a patch is the mean of their cosines."""
     tokens = token_vectors(model, query.given)  # [T, D]
-    if not query.words:
-        return tokens[:0]
-    return torch.stack([tokens[list(word.tokens)].mean(dim=0) for word in query.words])
+    words = [tokens[list(word.tokens)].mean(dim=0) for word in query.words]
+    return torch.stack(words) if words else tokens[:0]
 
 
 def patch_batches(
@@ -185,17 +183,12 @@ def patch_side(model: DualEncoder, patches: int) -> int:
     return side
 
 
-def visible_box(model: DualEncoder, shape: tuple[int, int], side: int) -> tuple[float, float, float, float]:
-    """The part of an upright image of this width and height that `side` × `side` patches cover: the centre crop of
-    `ImageTransform`, without a margin at the right and the bottom where the patches do not fill the square."""
+def visible_box(model: DualEncoder, width: int, height: int) -> tuple[float, float, float, float]:
+    """The part of an upright image of this size that patches cover: the centre crop of `ImageTransform`, without a
+    margin at the right and the bottom where the patches do not fill the square."""
     transform = model.image_transform
-    columns, rows = transform.resized(*shape)
+    columns, rows = transform.resized(width, height)
     left, top = (columns - transform.size) // 2, (rows - transform.size) // 2
-    patch = getattr(model.backbone.config.vision_config, "patch_size", None)
-    known = isinstance(patch, int) and model.family.grid(model.backbone, transform.size) == side
-    covered = side * int(patch or 0) if known else transform.size
+    side = model.family.grid(model.backbone, transform.size)
+    covered = transform.size if side is None else side * model.backbone.config.vision_config.patch_size
     return left / columns, top / rows, (left + covered) / columns, (top + covered) / rows
-
-
-def _spread(separator: Separator) -> float:
-    return max(separator.scores) - min(separator.scores)

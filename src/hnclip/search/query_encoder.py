@@ -1,5 +1,5 @@
-"""Queries into vectors: texts by onnxruntime if the index holds its model's text tower, otherwise by torch; images by
-torch.
+"""Queries into vectors and words: texts by onnxruntime if the index holds its model's text tower, otherwise by torch;
+images by torch.
 
 torch and transformers take seconds to import; a text query in a new process needs neither.
 """
@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hnclip.data.texts import TextTransform, clean_caption
-from hnclip.search.store import Store, check_size, damaged, rebuild_command
+from hnclip.search.store import Store, damaged, rebuild_command
 from hnclip.util.text import word_spans
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 KEY = "text_encoder"  # of what the database says about it
 PACKAGES = ("onnxruntime", "tokenizers")
 CLEANING: dict[str, Callable[[str], str]] = {"openai": clean_caption, "none": str}
-NO_WORDS = "the query contains no words"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class Query:
+class QueryText:
     """A text as a model reads it.
 
     Args:
@@ -61,38 +60,30 @@ class Query:
     truncated: bool
 
 
-def read_query(transform: TextTransform, text: str) -> Query:
+def read_query(transform: TextTransform, text: str) -> QueryText:
     """The words that a model reads of a text. ValueError if it has none."""
-    check_words(transform, text)
+    cleaned = transform.clean(text)
+    if not any(_pieces(cleaned)) or transform.validate([text])[0] is not None:
+        raise ValueError("the query contains no words")
     tokens = transform([text])
     read = len(tokens[0]) - sum(transform.edges)
-    cleaned = transform.clean(text)
     (offsets,) = transform.offsets([text])
-    return Query(cleaned, text, tuple(_words(cleaned, offsets[:read])), tokens.truncated > 0)
-
-
-def check_words(transform: TextTransform, text: str) -> None:
-    """ValueError for a text without words, or that the tokenizer cannot read."""
-    if not any(_pieces(transform.clean(text))) or transform.validate([text])[0] is not None:
-        raise ValueError(NO_WORDS)
+    return QueryText(cleaned, text, tuple(_words(cleaned, offsets[:read])), tokens.truncated > 0)
 
 
 def _words(text: str, offsets: list[tuple[int, int]]) -> Iterator[Word]:
     """The pieces of a text that tokens touch; pieces that share a token are one word."""
-    owner: dict[int, tuple[int, int]] = {}  # the piece of each character in one
-    for piece in _pieces(text):
-        owner.update(dict.fromkeys(range(*piece), piece))
+    owner = {place: piece for piece in _pieces(text) for place in range(*piece)}  # the piece of each character in one
     found: list[tuple[int, int, list[int]]] = []
     for number, token in enumerate(offsets):
         touched = [owner[place] for place in range(*token) if place in owner]
         if not touched:
             continue
-        start, stop = touched[0][0], touched[-1][1]
+        start, stop, tokens = touched[0][0], touched[-1][1], [number]
         if found and start < found[-1][1]:
-            first, _, tokens = found.pop()
-            found.append((first, stop, [*tokens, number]))
-        else:
-            found.append((start, stop, [number]))
+            start, _, before = found.pop()
+            tokens = [*before, number]
+        found.append((start, stop, tokens))
     for start, stop, tokens in found:
         yield Word(text[start:stop], start, stop, tuple(tokens))
 
@@ -104,40 +95,73 @@ def _pieces(text: str) -> Iterator[tuple[int, int]]:
     yield from ((place, place + 1) for place, letter in enumerate(text) if unicodedata.category(letter) == "So")
 
 
-class TextEncoder(Protocol):
-    transform: TextTransform
+class QueryEncoder:
+    """Encodes queries for the states of an index that have the same model. Threads may share it."""
 
-    def encode(self, text: str) -> np.ndarray:
-        """The vector [D] of a text, cut to the model's context."""
-        ...
+    def __init__(self, store: Store, *, model: str | None = None, device: str = "auto") -> None:
+        """
+        Args:
+            model: where the model is now, if it has moved.
+
+        Raises:
+            ValueError: the text encoder of the index is damaged; or it has none, and its model cannot be opened or is
+                another one now.
+        """
+        self._name, self._device = model, device
+        self._model: DualEncoder | None = None
+        self._lock = Lock()
+        self.fingerprint = store.about.fingerprint
+        exported = store.extras.get(KEY) and all(map(find_spec, PACKAGES))
+        self._text_tower = OnnxTextTower(store) if exported else None
+        self.transform = self._text_tower.transform if self._text_tower else self.model(store).text_transform
+
+    def for_index(self, store: Store) -> QueryEncoder:
+        """An encoder for a newer state of the index: this one, unless the state has another model."""
+        if store.about.fingerprint == self.fingerprint:
+            return self
+        return QueryEncoder(store, model=self._name, device=self._device)
+
+    def model(self, store: Store) -> DualEncoder:
+        """The model of an index, loaded at the first call. ValueError if it cannot be opened or is another one now."""
+        with self._lock:
+            if self._model is None:
+                self._model = open_model(store, self._name, self._device)
+            return self._model
+
+    def encode_text(self, store: Store, text: str) -> np.ndarray:
+        """[D]; what exceeds the model's context is cut."""
+        if self._text_tower is not None:
+            return self._text_tower.encode(text)
+        model = self.model(store)
+        with model.inference():  # model.encode would read a file whose name is the text
+            return model.encode_texts(model.tokenize([text])).vectors[0].float().cpu().numpy()
+
+    def encode_image(self, store: Store, image: Image.Image) -> np.ndarray:
+        """[D]; ValueError for an image that the model cannot take."""
+        return self.model(store).encode([image])[0]
 
 
-class OnnxTextEncoder:
+class OnnxTextTower:
     """The text tower of an index, by onnxruntime on the CPU. Threads may share it."""
 
     def __init__(self, store: Store) -> None:
         import onnxruntime
         from tokenizers import Tokenizer
 
-        settings = store.extras[KEY]
-        directory = store.path / settings["file"]
-        for name, size in settings["files"].items():
-            check_size(store.path, f"{settings['file']}/{name}", size)
+        self._settings, self._path, self._width = store.extras[KEY], store.path, store.about.width
+        directory = store.path / self._settings["file"]
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
         # Weights are used once or a few times: what is saved by packing them anew is less than it costs.
         options.add_session_config_entry("session.disable_prepacking", "1")
+        providers = ["CPUExecutionProvider"]
         try:
             tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-            self._session = onnxruntime.InferenceSession(
-                str(directory / "text.onnx"), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = onnxruntime.InferenceSession(str(directory / "text.onnx"), options, providers=providers)
         except Exception as error:  # both packages raise types of their own
             raise ValueError(damaged(store.path, f"its text encoder cannot be read ({error})")) from error
-        self.transform = TextTransform(
-            _FastTokenizer(tokenizer, settings), settings["context"], CLEANING[settings["clean"]]
-        )
-        self._settings, self._path, self._width = settings, store.path, store.about.width
+        clean = CLEANING[self._settings["clean"]]
+        self.transform = TextTransform(FastTokenizer(tokenizer, self._settings), self._settings["context"], clean)
 
     def encode(self, text: str) -> np.ndarray:
         settings, ids = self._settings, self.transform([text])[0]  # [T]
@@ -151,7 +175,7 @@ class OnnxTextEncoder:
         return vectors[0]
 
 
-class _FastTokenizer:
+class FastTokenizer:
     """A tokenizer of `tokenizers` as `TextTransform` calls one of transformers."""
 
     is_fast = True
@@ -161,66 +185,9 @@ class _FastTokenizer:
         self.pad_token_id = self.eos_token_id = settings["pad"]
         self.all_special_ids = settings["special"]
 
-    def __call__(
-        self,
-        texts: list[str],
-        *,
-        add_special_tokens: bool = True,
-        return_offsets_mapping: bool = False,
-        verbose: bool = False,
-    ) -> dict[str, list[Any]]:
+    def __call__(self, texts: list[str], *, add_special_tokens: bool = True, **_: Any) -> dict[str, list[Any]]:
         found = self._tokenizer.encode_batch(texts, add_special_tokens=add_special_tokens)
-        rows = {"input_ids": [one.ids for one in found]}
-        return {**rows, "offset_mapping": [one.offsets for one in found]} if return_offsets_mapping else rows
-
-
-class ModelTextEncoder:
-    """The text tower of a loaded model."""
-
-    def __init__(self, model: DualEncoder) -> None:
-        self.model, self.transform = model, model.text_transform
-
-    def encode(self, text: str) -> np.ndarray:
-        with self.model.inference():
-            return self.model.encode_texts(self.model.tokenize([text])).vectors[0].float().cpu().numpy()
-
-
-class QueryEncoder:
-    """Encodes queries for the index that it was opened for. Threads may share it."""
-
-    def __init__(self, store: Store, *, model: str | None = None, device: str = "auto") -> None:
-        """
-        Args:
-            model: where the model is now, if it has moved.
-
-        Raises:
-            ValueError: the index has no text encoder and its model cannot be opened, or is another one now.
-        """
-        self._name, self._device = model, device
-        self._model: DualEncoder | None = None
-        self._lock = Lock()
-        self.fingerprint = store.about.fingerprint
-        if store.extras.get(KEY) and all(map(find_spec, PACKAGES)):
-            self.text: TextEncoder = OnnxTextEncoder(store)
-        else:
-            self.text = ModelTextEncoder(self.model(store))
-
-    def for_index(self, store: Store) -> QueryEncoder:
-        """An encoder with the same settings for an index of another model."""
-        return QueryEncoder(store, model=self._name, device=self._device)
-
-    def model(self, store: Store) -> DualEncoder:
-        """The model of an index, loaded at the first call. ValueError if it cannot be opened or is another one now."""
-        with self._lock:
-            if self._model is None:
-                self._model = open_model(store, self._name, self._device)
-            return self._model
-
-    def encode_image(self, store: Store, image: Image.Image) -> np.ndarray:
-        """[D]; ValueError for an image that the model cannot take."""
-        model = self.model(store)
-        with model.inference():
-            return model.encode_images(model.preprocess_images([image])).vectors[0].float().cpu().numpy()
+        return {"input_ids": [one.ids for one in found], "offset_mapping": [one.offsets for one in found]}
 
 
 def open_model(store: Store, name: str | None, device: str) -> DualEncoder:
@@ -257,14 +224,13 @@ def open_model(store: Store, name: str | None, device: str) -> DualEncoder:
 def update_text_encoder(writer: IndexWriter, model: DualEncoder | None) -> None:
     """Export the text tower of a model into its index, unless it is there; with None, delete it. Where it cannot be
     exported, torch encodes queries."""
-    if model is None:
-        if writer.extras.get(KEY):
-            writer.set_extra(KEY, None)
+    if model is None and writer.extras.get(KEY):
+        writer.set_extra(KEY, None)
+    if model is None or writer.extras.get(KEY) or not all(map(find_spec, ("onnx", "onnxscript", *PACKAGES))):
         return
-    if writer.extras.get(KEY) or not all(map(find_spec, ("onnx", "onnxscript", *PACKAGES))):
-        return
-    names = {clean: name for name, clean in CLEANING.items()}
-    if model.text_transform.clean not in names:
+    transform = model.text_transform
+    clean = next((name for name, function in CLEANING.items() if function == transform.clean), None)
+    if clean is None:
         return
     from hnclip.export.to_onnx import export_text_tower
 
@@ -277,17 +243,11 @@ def update_text_encoder(writer: IndexWriter, model: DualEncoder | None) -> None:
         shutil.rmtree(directory)
         log.info(f"queries will be encoded by torch: {error}")
         return
-    transform = model.text_transform
-    files = {file.name: file.stat().st_size for file in directory.iterdir()}
-    writer.set_extra(
-        KEY,
-        {
-            **settings,
-            "file": directory.name,
-            "files": files,
-            "context": transform.context,
-            "pad": transform.pad,
-            "special": sorted(map(int, transform.tokenizer.all_special_ids)),
-            "clean": names[transform.clean],
-        },
-    )
+    own = {
+        "file": directory.name,
+        "context": transform.context,
+        "pad": transform.pad,
+        "special": sorted(map(int, transform.tokenizer.all_special_ids)),
+        "clean": clean,
+    }
+    writer.set_extra(KEY, {**settings, **own})

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hnclip.core import Problem
-from hnclip.search.near_duplicates import CaptionHit, Group, Hit, Separation
+from hnclip.data.image_sources import FileImage
+from hnclip.search.near_duplicates import CaptionHit, Hit, NearDuplicates
+from hnclip.search.store import IndexedImage, Kind, source_at
 from hnclip.util.tables import text_table
 from hnclip.util.text import Passage, comparison_key, counted, shorten
 
@@ -29,53 +32,46 @@ class SearchResult:
     """The hits of a query, best first.
 
     Args:
-        index: path of the index.
+        index: path of the index; `root` is the directory that the places of its files are relative to, if any.
         engine: that searched; exact if all rows were scanned.
         query: the text, or the name of the image that was searched with; `kind` says which.
         total: images or captions that could be found.
         truncated: the text is longer than the model's context.
         hits: images, or none if captions were searched; `captions` the other way round.
-        explained: with groups as text; and for a text that finds images, `separations` of the groups and `explanations`
-            of the best hits.
-        paths: of files that are images themselves, by their ids; `places` the best name of any file.
+        groups: of near-duplicates; shown as text if they have a separation.
+        explanations: of the best hits, if asked for.
         notes: sentences for the user.
     """
 
     index: Path
+    root: Path | None
     engine: str
     query: str
     kind: Literal["text", "image"]
-    find: Literal["images", "captions"]
+    find: Kind
     total: int
     truncated: bool
     hits: tuple[Hit, ...]
     captions: tuple[CaptionHit, ...]
-    groups: tuple[Group, ...]
-    seconds: float
-    paths: dict[int, str]
-    explained: bool = False
-    separations: tuple[Separation, ...] = ()
+    groups: tuple[NearDuplicates, ...]
     explanations: tuple[Explanation, ...] = ()
     notes: tuple[str, ...] = ()
-    places: dict[int, str] = field(default_factory=dict)
-
-    def group_numbers(self) -> dict[int, int]:
-        """The number of the group of each hit that is in one."""
-        return {place: number for number, group in enumerate(self.groups) for place in group.places}
+    seconds: float = 0.0
 
     def to_dict(self, *, paths: bool = True) -> dict[str, Any]:
         """
         Args:
             paths: with the paths of this machine, which the server does not give away.
         """
-        numbers = self.group_numbers()
+        groups = {place: number for number, group in enumerate(self.groups) for place in group.places}
 
         def image(hit: Hit, group: int | None = None) -> dict[str, Any]:
-            file = hit.file
+            file, source = hit.file, source_at(hit.file.place, self.root)
+            path = source.key if isinstance(source, FileImage) else None
             return {
                 "id": file.id,
                 "name": file.name,
-                **({"path": self.paths.get(file.id)} if paths else {}),
+                **({"path": path} if paths else {}),
                 "captions": list(file.captions),
                 "width": file.width,
                 "height": file.height,
@@ -84,27 +80,18 @@ class SearchResult:
                 "group": group,
             }
 
-        separations = self.separations or (None,) * len(self.groups)
         return {
             **({"index": str(self.index), self.kind: self.query} if paths else {}),
             "find": self.find,
             "engine": self.engine,
             "total": self.total,
             "truncated": self.truncated,
-            "hits": [image(hit, numbers.get(place)) for place, hit in enumerate(self.hits)],
+            "hits": [image(hit, groups.get(place)) for place, hit in enumerate(self.hits)],
             "captions": [
-                {
-                    "text": hit.caption.text,
-                    "score": hit.score,
-                    "group": numbers.get(place),
-                    "images": [image(one) for one in hit.images],
-                }
+                {"text": hit.text, "score": hit.score, "group": groups.get(place), "images": [*map(image, hit.images)]}
                 for place, hit in enumerate(self.captions)
             ],
-            "groups": [
-                {**group.to_dict(), **(separation.to_dict() if separation else {})}
-                for group, separation in zip(self.groups, separations)
-            ],
+            "groups": [group.to_dict() for group in self.groups],
             "explanations": [explanation.to_dict() for explanation in self.explanations],
             "notes": list(self.notes),
             "seconds": self.seconds,
@@ -116,32 +103,39 @@ class SearchResult:
         count = len(self.hits) + len(self.captions)
         total = counted(self.total, self.find.removesuffix("s"))
         head = [f"{count:,} of {total} in {self.index}, best first"] if count else []
-        blocks = ["\n".join([*head, *(_note(note, width) for note in self.notes)]), "\n".join(self._list(width))]
+        groups = {_letter(number): group for number, group in enumerate(self.groups) if group.separation}
+        letters = {place: letter for letter, group in groups.items() for place in group.places}
+        blocks = ["\n".join([*head, *(_note(note, width) for note in self.notes)])]
+        blocks.append("\n".join(self._list(letters, width)))
         blocks += [self._explanation(explanation, width) for explanation in self.explanations]
-        if self.explained:
-            separations = self.separations or (Separation(),) * len(self.groups)
-            blocks += [_group(*pair, number, width) for number, pair in enumerate(zip(self.groups, separations))]
+        blocks += [_group(group, letter, width) for letter, group in groups.items()]
         return "\n\n".join(block for block in blocks if block)
 
-    def _list(self, width: int) -> Iterator[str]:
+    def _list(self, letters: dict[int, str], width: int) -> Iterator[str]:
         """Rank, group letter, score and name of each hit, and its caption."""
-        numbers = self.group_numbers() if self.explained else {}
-        letters = {place: _letter(number) for place, number in numbers.items()}
+        found: tuple[Hit | CaptionHit, ...] = self.hits or self.captions
         column = max(map(len, letters.values()), default=0)
         reranked = any(hit.token_score is not None for hit in self.hits)
-        if self.hits or self.captions:
+        if found:
             yield f"   #{' ' * column}   score{'  tokens' if reranked else ''}  {self.find.removesuffix('s')}"
-        for place, hit in enumerate(self.hits):
-            tokens = "" if not reranked else " " * 8 if hit.token_score is None else f"  {hit.token_score:6.3f}"
-            head = f"{place + 1:4}{letters.get(place, ''):{column}}  {hit.score:6.3f}{tokens}  "
-            yield head + _line(self.places[hit.file.id])
-            if hit.file.captions:
-                yield " " * len(head) + shorten(_line(hit.file.captions[0]), width - len(head))
-        for place, found in enumerate(self.captions):
-            head = f"{place + 1:4}{letters.get(place, ''):{column}}  {found.score:6.3f}  "
-            yield _wrap(_line(found.caption.text), width, head, most=3)
-            more = f" and {len(found.caption.files) - 1:,} more" if len(found.caption.files) > 1 else ""
-            yield f"{' ' * len(head)}of {_line(self.places[found.caption.files[0].id])}{more}"
+        for place, hit in enumerate(found):
+            head = f"{place + 1:4}{letters.get(place, ''):{column}}  {hit.score:6.3f}  "
+            if isinstance(hit, CaptionHit):
+                yield _wrap(_line(hit.text), width, head, most=3)
+                more = f" and {len(hit.caption.files) - 1:,} more" if len(hit.caption.files) > 1 else ""
+                yield f"{' ' * len(head)}of {self._place(hit.file)}{more}"
+                continue
+            if reranked:
+                tokens = "" if hit.token_score is None else f"{hit.token_score:.3f}"
+                head += f"{tokens:>6}  "
+            yield head + self._place(hit.file)
+            if hit.text:
+                yield " " * len(head) + shorten(_line(hit.text), width - len(head))
+
+    def _place(self, file: IndexedImage) -> str:
+        """The path of a file, or its name if its image is not in a file."""
+        source = source_at(file.place, self.root)
+        return _line(file.name if source is None else source.key)
 
     def _explanation(self, explanation: Explanation, width: int) -> str:
         """Where the words that stand out match best."""
@@ -149,8 +143,11 @@ class SearchResult:
         left, top, right, bottom = explanation.box
         share = (right - left) * (bottom - top)
         seen = "" if share > 0.99 else f" (the model sees {max(share, 0.01):.0%} of it, the middle)"
-        shown = _standing_out(explanation.words)[:NAMED]
-        words = [f"{word.text} {word.score:.2f} {_place(word, explanation)}" for word in shown]
+        best: dict[str, WordMatch] = {}  # content words, each once: the best patch is farthest above the mean one
+        for word in sorted(explanation.words, key=lambda one: sum(one.patches) / len(one.patches) - one.score):
+            if word.content:
+                best.setdefault(comparison_key(word.text), word)
+        words = [f"{word.text} {word.score:.2f} {_ninth(word, explanation)}" for word in list(best.values())[:NAMED]]
         head = f"Words that stand out in hit {rank}{seen}, and where they match best: "
         return _wrap(head + ("; ".join(words) or "none"), width)
 
@@ -161,16 +158,7 @@ def _note(note: str, width: int) -> str:
     return "\n".join([_wrap(f"note: {first}", width), *rest])
 
 
-def _standing_out(words: tuple[WordMatch, ...]) -> list[WordMatch]:
-    """Content words, each once, in the order of how far the best patch is above the mean one."""
-    best: dict[str, WordMatch] = {}
-    for word in sorted(words, key=lambda one: sum(one.patches) / len(one.patches) - one.score):
-        if word.content:
-            best.setdefault(comparison_key(word.text), word)
-    return list(best.values())
-
-
-def _place(word: WordMatch, explanation: Explanation) -> str:
+def _ninth(word: WordMatch, explanation: Explanation) -> str:
     """The ninth of the upright image in which the middle of the best patch is."""
     row, column = divmod(word.patches.index(word.score), explanation.columns)
     left, top, right, bottom = explanation.box
@@ -180,49 +168,32 @@ def _place(word: WordMatch, explanation: Explanation) -> str:
     return " ".join(filter(None, names)) or "centre"
 
 
-def _group(group: Group, separation: Separation, number: int, width: int) -> str:
+def _group(group: NearDuplicates, letter: str, width: int) -> str:
     """Members of a group, the differing words of their captions, and the words of the query that separate them."""
     ranks = [str(place + 1) for place in group.places]
     similarity = f"{group.similarity:.4f}"
     more = "" if similarity == "1.0000" else " or more"
-    head = f"Near-duplicates {_letter(number)}: hits {', '.join(ranks[:-1])} and {ranks[-1]}"
+    head = f"Near-duplicates {letter}: hits {', '.join(ranks[:-1])} and {ranks[-1]}"
     lines = [_wrap(f"{head}; cosine with the first {similarity}{more}", width)]
     if len(group.captions) > 1:
         lines.append(_wrap("Words in [brackets] are in only one of their captions:", width, "  "))
-        lines += [
-            _wrap(differences(passage) or "(no such word)", width, f"{place + 1:6}  ")
-            for place, passage in group.captions.items()
-        ]
-    if separation.separators:
+        lines += [_wrap(_differences(words), width, f"{place + 1:6}  ") for place, words in group.captions.items()]
+    if group.separation and group.separation.words:
         lines.append(_wrap("Words of the query that separate them, by their best patch:", width, "  "))
-        place_of = dict(zip((file.id for file in group.files), group.places))
-        table = text_table(
-            ["word", *(str(place_of[one] + 1) for one in separation.ids)],
-            [[_line(one.word), *(f"{score:.3f}" for score in one.scores)] for one in separation.separators],
-        )
+        rank_of = {file.id: rank for file, rank in zip(group.files, ranks)}
+        rows = [[_line(word), *(f"{score:.3f}" for score in scores)] for word, scores in group.separation.words]
+        table = text_table(["word", *(rank_of[one] for one in group.separation.ids)], rows)
         lines.append(textwrap.indent(table, "    "))
     return "\n".join(lines)
 
 
-def differences(passage: Passage) -> str:
+def _differences(passage: Passage) -> str:
     """Highlighted words in brackets, with a few words around them; "…" stands for the rest."""
-    words: list[tuple[str, bool]] = []
-    joined = False
-    for piece, highlighted in passage:
-        parts = [f"[{piece}]"] if highlighted else piece.split()
-        for number, word in enumerate(parts):
-            if number == 0 and joined and not piece[:1].isspace() and words:  # punctuation stays with its word
-                words[-1] = (words[-1][0] + word, words[-1][1] or highlighted)
-            else:
-                words.append((word, highlighted))
-        joined = not piece[-1:].isspace()
-    shown: list[str] = []
-    for place, (word, _) in enumerate(words):
-        if any(marked for _, marked in words[max(0, place - AROUND) : place + AROUND + 1]):
-            shown.append(word)
-        elif shown[-1:] != ["…"]:
-            shown.append("…")
-    return " ".join(shown).replace("] [", " ") if any(marked for _, marked in words) else ""
+    marked = [f"[{piece}]" if highlighted else piece.replace("[", "(") for piece, highlighted in passage]
+    words = "".join(marked).split()
+    near = {place + step for place, word in enumerate(words) if "[" in word for step in range(-AROUND, AROUND + 1)}
+    shown = " ".join(word if place in near else "…" for place, word in enumerate(words))
+    return re.sub("…( …)+", "…", shown).replace("] [", " ") if near else "(no such word)"
 
 
 def _letter(number: int) -> str:
@@ -233,11 +204,12 @@ def _letter(number: int) -> str:
 
 def _wrap(text: str, width: int, head: str = "", *, most: int | None = None) -> str:
     """Lines after a head, indented below its end."""
+    indent = " " * (len(head) or 2)
     return textwrap.fill(
         text,
         width,
         initial_indent=head,
-        subsequent_indent=" " * (len(head) or 2),
+        subsequent_indent=indent,
         max_lines=most,
         placeholder=" …",
         break_on_hyphens=False,

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hnclip.data.image_sources import FileImage
 from hnclip.search.engines import FEW, Gallery, open_engine
-from hnclip.search.near_duplicates import CaptionHit, Hit, Separation, find_groups, mean_cosine
-from hnclip.search.query_encoder import QueryEncoder, check_words, read_query
+from hnclip.search.near_duplicates import (
+    CaptionHit,
+    Hit,
+    NearDuplicates,
+    Separation,
+    find_near_duplicates,
+    mean_cosine,
+)
+from hnclip.search.query_encoder import QueryEncoder, QueryText, read_query
 from hnclip.search.render import SearchResult
 from hnclip.search.store import KINDS, IndexedImage, Kind, Store, damaged
 from hnclip.search.vectors import invalid_rows, score_rows
@@ -25,7 +32,6 @@ if TYPE_CHECKING:
 
     from hnclip.search.explain import Explanation
 
-RERANKED = 100  # hits that are put into another order
 EXPLAINED = 3  # best hits whose words and patches are explained
 SEPARATED = 6  # members of a group, with different content, whose words are compared
 OWNERS = 20  # files of a caption that are listed
@@ -43,7 +49,7 @@ class Searcher:
         self.store, self.encoder = store, encoder
         self._engine = engine
         self._galleries: dict[Kind, Gallery] = {}
-        self._means: dict[Kind, float] = {}
+        self._mean = cache(lambda kind: mean_cosine(store.vectors[kind], store.deleted[kind]))
         with ExitStack() as opened:
             for kind in KINDS:
                 found = open_engine(store, kind, engine or store.about.engine)
@@ -66,10 +72,7 @@ class Searcher:
         """A searcher of the newest state of the index, with the same encoder if it has the same model."""
         store = Store(self.store.path)
         try:
-            encoder = self.encoder
-            if store.about.fingerprint != encoder.fingerprint:
-                encoder = encoder.for_index(store)
-            return Searcher(store, encoder, engine=self._engine)
+            return Searcher(store, self.encoder.for_index(store), engine=self._engine)
         except BaseException:
             store.close()
             raise
@@ -88,7 +91,7 @@ class Searcher:
         *,
         image: Image.Image | None = None,
         k: int = 20,
-        find: Literal["images", "captions"] = "images",
+        find: Kind = "images",
         rerank: bool = False,
         explain: bool = False,
         name: str = "an image",
@@ -104,50 +107,40 @@ class Searcher:
             ValueError: the query contains no words, the image cannot be used, or the index is damaged.
         """
         start = perf_counter()
-        if (text is None) == (image is None):
-            raise ValueError("give either a text or an image")
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if rerank and (text is None or find != "images"):
             raise ValueError("re-ranking needs a text and finds images")
-        truncated = False
-        if text is not None:
-            check_words(self.encoder.text.transform, text)
-            truncated = self.encoder.text.transform([text]).truncated > 0
-            vector = self.encoder.text.encode(text)  # [D]
-        else:
-            assert image is not None
+        query = None if text is None else read_query(self.encoder.transform, text)
+        if query is not None and image is None:
+            vector = self.encoder.encode_text(self.store, query.given)  # [D]
+        elif query is None and image is not None:
             vector = self.encoder.encode_image(self.store, image)  # [D]
+        else:
+            raise ValueError("give either a text or an image")
         hits, captions = tuple[Hit, ...](), tuple[CaptionHit, ...]()
         if find == "captions":
             captions = self.find_captions(vector, k)
+        elif query is not None and rerank:
+            hits = self._reranked(query, vector, k)
         else:
-            hits = self.find_images(vector, max(k, RERANKED) if rerank else k)
-            if rerank and text is not None:
-                from hnclip.search.explain import rerank as reorder
-
-                hits = tuple(reorder(self.encoder.model(self.store), self.store, text, hits))[:k]
-        groups = find_groups(self.store.vectors[find], self._mean(find), hits or captions)
-        files = [hit.file for hit in hits] + [one.file for hit in captions for one in hit.images]
-        files += [hit.caption.files[0] for hit in captions]
-        sources = {file.id: self.store.source(file) for file in files}
+            hits = self.find_images(vector, k)
         result = SearchResult(
             index=self.store.path,
+            root=self.store.root,
             engine=self.engine_of(find),
-            query=name if text is None else text.strip(),
-            kind="image" if text is None else "text",
+            query=name if query is None else query.given.strip(),
+            kind="image" if query is None else "text",
             find=find,
             total=self.store.count(find),
-            truncated=truncated,
+            truncated=query is not None and query.truncated,
             hits=hits,
             captions=captions,
-            groups=tuple(groups),
-            seconds=perf_counter() - start,
-            paths={number: source.key for number, source in sources.items() if isinstance(source, FileImage)},
-            places={file.id: file.name if (found := sources[file.id]) is None else found.key for file in files},
+            groups=tuple(find_near_duplicates(self.store.vectors[find], self._mean(find), hits or captions)),
         )
-        result = self._explained(replace(result, explained=True), text) if explain else result
-        return replace(result, notes=self._notes(result, text, k, explain), seconds=perf_counter() - start)
+        if explain:
+            result = self._explained(result, query)
+        return replace(result, notes=self._notes(result, query, k, explain), seconds=perf_counter() - start)
 
     def explain(self, text: str, ids: Sequence[int]) -> list[Explanation]:
         """Which words of a text match which parts of the images with these ids. KeyError for an unknown id."""
@@ -163,45 +156,36 @@ class Searcher:
 
     def find_images(self, vector: np.ndarray, k: int) -> tuple[Hit, ...]:
         """The k nearest files to a vector [D]; files with equal images have equal scores."""
-        rows, scores = self._nearest("images", vector, k)
-        ids = self.store.ids["images"][rows].tolist()
-        files = self.store.files_of(ids)
-        hits = [
-            Hit(file, int(row), float(score))
-            for row, score, image in zip(rows, scores, ids)
-            for file in files.get(image, ())  # of an image that was deleted since there are none
-        ]
+        found = self._nearest("images", vector, k)
+        files = self.store.files_of([image for image, _, _ in found])  # without those that were deleted since
+        hits = [Hit(file, row, score) for image, row, score in found for file in files.get(image, ())]
         return tuple(hits[:k])
 
     def find_captions(self, vector: np.ndarray, k: int) -> tuple[CaptionHit, ...]:
         """The k nearest captions to a vector [D], with the files that have them."""
-        rows, scores = self._nearest("captions", vector, k)
-        ids = self.store.ids["captions"][rows].tolist()
-        captions = self.store.captions(ids)
-        return tuple(
-            CaptionHit(captions[one], int(row), float(score), self._owners(vector, captions[one].files[:OWNERS]))
-            for row, score, one in zip(rows, scores, ids)
-            if one in captions
-        )
+        found = self._nearest("captions", vector, k)
+        captions = self.store.captions([caption for caption, _, _ in found])  # without those that were deleted since
+        hits = [
+            CaptionHit(captions[caption], row, score, self._owners(vector, captions[caption].files[:OWNERS]))
+            for caption, row, score in found
+            if caption in captions
+        ]
+        return tuple(hit for hit in hits if hit.images)
 
     def _owners(self, vector: np.ndarray, files: Sequence[IndexedImage]) -> tuple[Hit, ...]:
         """The files of a caption, with the cosines of their images; without those that are newer than this state."""
         ids = self.store.ids["images"]
-        rows = np.searchsorted(ids, [file.image for file in files])  # ids rise with the rows
-        known = [(file, row) for file, row in zip(files, rows) if row < len(ids) and ids[row] == file.image]
+        rows = np.searchsorted(ids, [file.image for file in files])  # ids rise with the rows, and newer ones are larger
+        known = [(file, int(row)) for file, row in zip(files, rows) if row < len(ids)]
         scores = score_rows(self.store.vectors["images"], vector, np.array([row for _, row in known], np.int64))
-        return tuple(Hit(file, int(row), float(score)) for (file, row), score in zip(known, scores))
+        return tuple(Hit(*pair, score) for pair, score in zip(known, scores.tolist()))
 
-    def _nearest(self, kind: Kind, vector: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    def _nearest(self, kind: Kind, vector: np.ndarray, k: int) -> list[tuple[int, int, float]]:
+        """Ids, rows and cosines of the k nearest rows to a vector [D]."""
         rows, scores = self._galleries[kind].nearest(vector, k)
         if len(invalid_rows(self.store.vectors[kind][rows])):
             raise ValueError(damaged(self.store.path, f"a vector of its {kind} is not of length 1"))
-        return rows, scores
-
-    def _mean(self, kind: Kind) -> float:
-        if kind not in self._means:
-            self._means[kind] = mean_cosine(self.store.vectors[kind], self.store.deleted[kind])
-        return self._means[kind]
+        return list(zip(self.store.ids[kind][rows].tolist(), rows.tolist(), scores.tolist()))
 
     def _files(self, ids: Sequence[int]) -> list[IndexedImage]:
         found = [self.store.file(number) for number in ids]
@@ -209,43 +193,56 @@ class Searcher:
             raise KeyError(missing[0])
         return [file for file in found if file is not None]
 
-    def _explained(self, result: SearchResult, text: str | None) -> SearchResult:
-        """With explanations of the best hits and separating words of the groups, for a text that finds images."""
-        if text is None or result.find == "captions" or not result.hits:
-            return result
-        separations = []
-        for group in result.groups:
+    def _reranked(self, query: QueryText, vector: np.ndarray, k: int) -> tuple[Hit, ...]:
+        from hnclip.search.explain import MOST, rerank
+
+        hits = self.find_images(vector, max(k, MOST))
+        return tuple(rerank(self.encoder.model(self.store), self.store, query.given, hits)[:k])
+
+    def _explained(self, result: SearchResult, query: QueryText | None) -> SearchResult:
+        """With the words that separate groups, and explanations of the best hits, for a text that finds images."""
+        if query is None or not result.hits:
+            return replace(result, groups=tuple(replace(group, separation=Separation()) for group in result.groups))
+        from hnclip.search.explain import explain, separate
+
+        model, text = self.encoder.model(self.store), query.given
+
+        def separated(group: NearDuplicates) -> NearDuplicates:
             different: dict[int, IndexedImage] = {}
             for file in group.files:
                 different.setdefault(file.image, file)
-            separations.append(self.separate(text, [file.id for file in list(different.values())[:SEPARATED]]))
-        explanations = self.explain(text, [hit.file.id for hit in result.hits[:EXPLAINED]])
-        return replace(result, separations=tuple(separations), explanations=tuple(explanations))
+            files = list(different.values())[:SEPARATED]
+            return replace(group, separation=separate(model, self.store, text, files))
 
-    def _notes(self, result: SearchResult, text: str | None, k: int, explain: bool) -> tuple[str, ...]:
+        best = [hit.file for hit in result.hits[:EXPLAINED]]
+        explanations = tuple(explain(model, self.store, text, best))
+        return replace(result, groups=tuple(map(separated, result.groups)), explanations=explanations)
+
+    def _notes(self, result: SearchResult, query: QueryText | None, k: int, explain: bool) -> tuple[str, ...]:
         notes = []
         what, found = result.find.removesuffix("s"), len(result.hits) + len(result.captions)
         if not self.store.count("images"):
-            notes.append(f"{self.store.path} holds no images")
+            notes.append("the index holds no images")
         elif not result.total:
-            notes.append(f"{self.store.path} holds no captions: the data that it was made of had none")
+            notes.append("the index holds no captions: the data that it was made of had none")
         elif found == result.total < k:
             notes.append(f"the index holds no more than {counted(result.total, what)}")
         engine = self._engine or self.store.about.engine
         if result.engine != engine and len(self.store.ids[result.find]) >= FEW:
             notes.append(f"all {result.find} were scanned: update the index with --engine {engine} to build it")
-        if result.truncated and text is not None:
-            last = " ".join(word.text for word in read_query(self.encoder.text.transform, text).words[-5:])
-            context = self.encoder.text.transform.context
+        if query is not None and query.truncated:
+            last = " ".join(word.text for word in query.words[-5:])
+            context = self.encoder.transform.context
             notes.append(
                 f"the query is longer than the model's context of {context} tokens and was read up to “… {last}”"
             )
-        if explain and result.kind == "image":
-            notes.append("words and patches can be explained for text queries only")
-        elif explain and result.find == "captions":
-            notes.append("words and patches can be explained for images only")
-        used: list[Hit | Separation | Explanation] = [*result.hits, *result.separations, *result.explanations]
-        return (*notes, *([THUMBNAILS] if any(one.approximate for one in used) else []))
+        if explain and (query is None or result.find == "captions"):
+            notes.append("words and patches are explained where a text finds images")
+        separated = [group.separation for group in result.groups if group.separation]
+        used: list[Hit | Separation | Explanation] = [*result.hits, *result.explanations, *separated]
+        if any(one.approximate for one in used):
+            notes.append(THUMBNAILS)
+        return tuple(notes)
 
 
 def open_index(

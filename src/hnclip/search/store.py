@@ -37,12 +37,13 @@ import numpy as np
 
 from hnclip.core import ImageSource, InvalidImage, Problem
 from hnclip.data.image_sources import FileImage, TarImage
-from hnclip.search.vectors import map_rows, read_ids
+from hnclip.search.vectors import checksum, map_rows, read_ids
 
 FORMAT = 2  # raised by hand; PRAGMA user_version of the database
 APPLICATION = 0x686E6378  # PRAGMA application_id: "hncx"
 COMMAND = "command.txt"
 PATIENCE = 60.0  # seconds to wait for the transaction of another process
+CHECKED = 2**26  # bytes of a file whose checksum is compared whenever it is opened; updates compare those of all files
 CHUNK = 500  # values in one query; old versions of SQLite allow 999
 ATTEMPTS, PAUSE = 4, 0.05  # further ones to open an index that may be changing, and seconds before each
 
@@ -214,7 +215,7 @@ class Store:
                 self.about, self.files, self.extras = read_meta(self._database, self.path)
                 self.deleted = {kind: self._deleted(kind) for kind in KINDS}
                 self._database.execute("COMMIT")
-            check_rows(self.path, self.about, self.files)
+            check_rows(self.path, self.about, self.files, limit=CHECKED)
             self.vectors, self.ids = dict[Kind, np.ndarray](), dict[Kind, np.ndarray]()
             for kind, rows in self.files.items():
                 self.vectors[kind] = map_rows(self.path / rows.name, rows.rows, self.about.width)  # [N, D]
@@ -419,11 +420,15 @@ def check_size(path: Path, name: str, needed: int) -> None:
         raise ValueError(damaged(path, f"{name} holds {size:,} of {needed:,} bytes"))
 
 
-def check_rows(path: Path, about: About, files: Mapping[Kind, RowFile]) -> None:
-    """ValueError if files of vectors or ids are missing or too short."""
+def check_rows(path: Path, about: About, files: Mapping[Kind, RowFile], *, limit: int) -> None:
+    """ValueError if files of vectors or ids are missing or too short, or, up to `limit` bytes of a file, do not match
+    their checksums."""
     for rows in files.values():
-        check_size(path, rows.name, 2 * rows.rows * about.width)
-        check_size(path, rows.ids_name, 8 * rows.rows)
+        for name, width, expected in ((rows.name, 2 * about.width, rows.crc), (rows.ids_name, 8, rows.ids_crc)):
+            size = rows.rows * width
+            check_size(path, name, size)
+            if size <= limit and checksum(path / name, size) != expected:
+                raise ValueError(damaged(path, f"{name} does not match its checksum"))
 
 
 def damaged(path: Path, what: str) -> str:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -31,13 +32,12 @@ from hnclip.search.store import (
     connect,
     content_hash,
     current_database,
-    damaged,
     database_errors,
     database_files,
     read_meta,
     text_hash,
 )
-from hnclip.search.vectors import append_bytes, checksum, invalid_rows, map_rows, read_ids
+from hnclip.search.vectors import append_bytes, invalid_rows, map_rows, read_ids
 from hnclip.util.files import exclusive_lock, replace_file, transaction
 from hnclip.util.text import shorten
 
@@ -121,18 +121,14 @@ class IndexWriter:
             self._database = connect(database)
             self._database.execute("PRAGMA journal_mode = WAL")  # no effect where the file system does not allow it
             self.about, self.files, self.extras = read_meta(self._database, path)
-        check_rows(path, self.about, self.files)
+        check_rows(path, self.about, self.files, limit=0)
 
     def close(self) -> None:
         self._database.close()
 
     def verify(self) -> None:
-        """Compare the vectors with their checksums. ValueError if they differ."""
-        for rows in self.files.values():
-            sums = ((rows.name, 2 * self.about.width, rows.crc), (rows.ids_name, 8, rows.ids_crc))
-            for name, width, expected in sums:
-                if rows.rows and checksum(self.path / name, rows.rows * width) != expected:
-                    raise ValueError(damaged(self.path, f"{name} does not match its checksum"))
+        """Compare vectors and ids with their checksums. ValueError if they differ."""
+        check_rows(self.path, self.about, self.files, limit=sys.maxsize)
 
     def known(self) -> dict[str, Known]:
         """All files by name."""

@@ -1,0 +1,229 @@
+"""Queries as vectors and words: onnxruntime against torch, a process without torch, damaged files, words and tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_index import bundled, small_index
+
+from hnclip.core import Record
+from hnclip.data.scenes import scene_records
+from hnclip.data.texts import TextTransform, clean_caption
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load
+from hnclip.search.query_encoder import read_query, update_text_encoder
+from hnclip.search.searcher import open_index
+from hnclip.search.store import Store
+from hnclip.search.writer import open_writer
+from small_families import write_siglip, write_two_towers
+
+RECORDS = scene_records("park", "test", families=3)
+CAPTION = RECORDS[5].captions[0]
+
+
+def export(path: Path, model: DualEncoder | None) -> None:
+    with Store(path) as store:
+        about = store.about
+    with open_writer(path, about) as writer:
+        update_text_encoder(writer, model)
+        writer.publish()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two indexes of a model that is not at its place any more; exported.hnc holds its text tower."""
+    folder = tmp_path_factory.mktemp("query_encoder")
+    small_index(folder / "plain.hnc", RECORDS, files=folder / "files", name=str(folder / "gone"))
+    shutil.copytree(folder / "plain.hnc", folder / "exported.hnc")
+    export(folder / "exported.hnc", bundled())
+    return folder
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a tree",
+        CAPTION,
+        CAPTION * 9,  # longer than the context
+        "tree " * 246,  # as long as the context
+        " the dog’s\n&amp; cat's house ",
+        "красный дом, 红色的房子, บ้านสีแดง",
+        "a house 🏠 and 👩‍👩‍👧 a dog 🐶",
+        "test.png",
+    ],
+)
+def test_onnxruntime_and_torch_find_the_same(text: str, folder: Path) -> None:
+    results = []
+    for path in ("exported.hnc", "plain.hnc"):
+        with open_index(folder / path, model="bundled") as index:
+            results += [index.search(text, k=6), index.search(text, k=6, find="captions")]
+    for one, other in zip(results[:2], results[2:]):
+        assert [hit.row for hit in one.hits or one.captions] == [hit.row for hit in other.hits or other.captions]
+        scores = [[hit.score for hit in result.hits or result.captions] for result in (one, other)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+        assert one.truncated == other.truncated == (text == CAPTION * 9)
+
+
+@pytest.mark.parametrize("write", [write_siglip, write_two_towers])
+def test_other_families(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """SigLIP's texts are padded to the context, and its tokenizer is another one; two towers take a mask."""
+    directory, path = write(tmp_path / "model"), tmp_path / "x.hnc"
+    model = load(directory).eval()
+    small_index(path, [Record("1", RECORDS[0].image, (), None)], model=model, name=str(directory))
+    export(path, model)
+    texts = ["a red dog", "the large house near a bench, a tree and the cat of it", "dog " * 90]
+    with open_index(path) as index:
+        for text, vector in zip(texts, model.encode(texts)):
+            assert index.search(text).hits[0].score == pytest.approx(
+                index.store.vectors["images"][0] @ vector, abs=1e-3
+            )
+
+
+def test_a_new_process_imports_neither_torch_nor_transformers(folder: Path) -> None:
+    """And needs the model no more."""
+    program = (
+        "import sys; from hnclip.cli import main; code = main(sys.argv[1:]);"
+        "print([name for name in ('torch', 'transformers') if name in sys.modules]); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", program, "search", str(folder / "exported.hnc"), CAPTION, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    found, imported = done.stdout.splitlines()
+    assert imported == "[]"
+    with open_index(folder / "plain.hnc", model="bundled") as index:
+        assert [hit["id"] for hit in json.loads(found)["hits"]] == [hit.file.id for hit in index.search(CAPTION).hits]
+
+
+def test_a_model_that_moved_or_is_another_one(folder: Path, model_directory: Path) -> None:
+    for name, message in ((None, "--model"), (str(model_directory), "another model")):
+        with pytest.raises(ValueError, match=message):
+            open_index(folder / "plain.hnc", model=name)
+        with open_index(folder / "exported.hnc", model=name) as index:
+            assert index.search(CAPTION).hits
+            for options in ({"text": CAPTION, "rerank": True}, {"image": RECORDS[0].image.load()}):
+                with pytest.raises(ValueError, match=message):
+                    index.search(**options)
+
+
+def spoil(file: Path) -> None:
+    """Some weights, if it is the model, are not numbers."""
+    content = bytearray(file.read_bytes())
+    start = len(content) * 3 // 4
+    content[start : start + 4000] = b"\xff" * 4000
+    file.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
+    "overwritten": lambda file: file.write_bytes(b"?" * file.stat().st_size),
+    "deleted": Path.unlink,
+    "spoilt": spoil,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["text.onnx", "tokenizer.json"])
+def test_a_damaged_text_encoder_is_said(name: str, damage: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "exported.hnc", tmp_path / "x.hnc")
+    DAMAGES[damage](tmp_path / "x.hnc/text-1" / name)
+    message = r"(?s)is damaged.*hnclip index .* --out .* --replace"
+    with pytest.raises(ValueError, match=message), open_index(tmp_path / "x.hnc") as index:
+        index.search(CAPTION)
+
+
+def test_where_there_is_no_text_encoder_torch_encodes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copytree(folder / "exported.hnc", tmp_path / "x.hnc"))
+    export(path, bundled())
+    assert [file.name for file in path.glob("text-*")] == ["text-1"]  # it is exported once
+    export(path, None)
+    transform = bundled().text_transform
+    with monkeypatch.context() as patch:
+        unknown = TextTransform(transform.tokenizer, transform.context, str.lower)  # its cleaning has no name
+        patch.setattr(bundled(), "text_transform", unknown)
+        export(path, bundled())
+    monkeypatch.setattr("hnclip.search.query_encoder.find_spec", lambda _: None)  # packages are missing
+    export(path, bundled())
+    assert not list(path.glob("text-*"))
+    for index_path in (path, folder / "exported.hnc"):
+        with pytest.raises(ValueError, match="--model"):
+            open_index(index_path)
+        with open_index(index_path, model="bundled") as index:
+            assert index.search(CAPTION).hits
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "???", "?! — “”", "\u200b"])
+def test_a_text_without_words_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no words"):
+        read_query(bundled().text_transform, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A mid-sized, checked umbrella; isn't it?", ["A", "mid-sized", "checked", "umbrella", "isn't", "it"]),
+        ("  two &amp;\n\t dog’s trees ", ["two", "dog's", "trees"]),
+        ("a 🐶🐶 runs", ["a", "🐶", "🐶", "runs"]),
+        ("红房子", ["红", "房", "子"]),
+        ("सड़क पर", ["सड़क", "पर"]),
+        ("3 trees, 2.5 m", ["3", "trees", "2", "5", "m"]),
+        ("<b> &amp;amp;amp;lt;&amp;amp;amp;gt; dog", ["b", "amp", "lt", "amp", "gt", "dog"]),  # cleaned once
+    ],
+)
+def test_words_and_their_tokens(text: str, words: list[str]) -> None:
+    """The tokens of a word are those that touch it: every pair of a word and a token is looked at."""
+    transform = bundled().text_transform
+    query = read_query(transform, text)
+    (offsets,) = transform.offsets([text])
+    assert (query.text, query.truncated) == (clean_caption(text), False)
+    assert [word.text for word in query.words] == words
+    for word in query.words:
+        assert query.text[word.start : word.stop] == word.text
+        touching = [n for n, (start, stop) in enumerate(offsets) if start < word.stop and stop > word.start]
+        assert list(word.tokens) == touching
+
+
+class GivenTokens:
+    """A tokenizer that finds these tokens in every text."""
+
+    is_fast, pad_token_id, all_special_ids = True, 0, (0,)
+
+    def __init__(self, offsets: list[tuple[int, int]]) -> None:
+        self.offsets = offsets
+
+    def __call__(self, texts: list[str], *, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
+        ids = [*range(1, 1 + len(self.offsets))]
+        rows = [[0, *ids, 0] if add_special_tokens else ids] * len(texts)
+        return {"input_ids": rows, "offset_mapping": [self.offsets] * len(texts)}
+
+
+@pytest.mark.parametrize(
+    ("offsets", "words"),
+    [
+        ([(0, 2), (1, 2), (2, 3), (3, 4), (4, 4), (5, 8)], [("红房", (0, 1)), ("子", (2,)), ("abc", (5,))]),
+        ([(0, 1), (0, 1), (1, 3), (5, 6), (6, 8)], [("红", (0, 1)), ("房子", (2,)), ("abc", (3, 4))]),
+        ([(0, 3), (2, 8)], [("红房子。 abc", (0, 1))]),
+    ],
+)
+def test_pieces_that_share_a_token_are_one_word(
+    offsets: list[tuple[int, int]], words: list[tuple[str, tuple[int, ...]]]
+) -> None:
+    query = read_query(TextTransform(GivenTokens(offsets), 99), "红房子。 abc")
+    assert [(word.text, word.tokens) for word in query.words] == words
+
+
+def test_what_the_context_cuts_is_not_read() -> None:
+    transform = bundled().text_transform
+    room = transform.context - sum(transform.edges)  # a tree is one token
+    whole, truncated = (read_query(transform, "tree " * count) for count in (room, room + 1))
+    assert (len(whole.words), whole.truncated, len(truncated.words), truncated.truncated) == (room, False, room, True)
+    half = read_query(transform, "tree " * (room - 1) + "umbrellatreehouse")
+    assert (half.words[-1].text, half.words[-1].tokens, half.truncated) == ("umbrellatreehouse", (room - 1,), True)
+    assert read_query(transform, ". " * room + "tree").words == ()

@@ -1,0 +1,313 @@
+"""Search against every score by hand, what else a result says, and `hnclip search`."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_index import bundled, small_index
+
+from hnclip.cli import main
+from hnclip.core import Record
+from hnclip.data.image_sources import FileImage
+from hnclip.data.scenes import scene_records
+from hnclip.models.load import load
+from hnclip.search.engines import update_engine
+from hnclip.search.searcher import Searcher, open_index
+from hnclip.search.store import Kind, Store, content_hash
+from hnclip.search.writer import Change, NewFile, NewImage, open_writer
+
+RECORDS = scene_records("park", "test", families=3)
+TEXT, IMAGE = RECORDS[5].captions[0], RECORDS[9].image.load()
+SHARED = "a caption that several files have"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """all.hnc has files with equal content, a shared caption, and deleted images; bare.hnc has neither files nor
+    captions."""
+    folder = tmp_path_factory.mktemp("searcher")
+    files, path = folder / "files", folder / "all.hnc"
+    small_index(path, [*RECORDS[2:], *(replace(one, captions=(SHARED,)) for one in RECORDS[:2])], files=files)
+    names = sorted(file.name for file in files.iterdir())
+    copies = []
+    for number, name in enumerate((names[5], names[8], names[8])):
+        (files / f"copy-{number}.png").write_bytes((files / name).read_bytes())
+        copies.append(Record(f"copy {number}", FileImage(files / f"copy-{number}.png"), (SHARED,) * (number % 2), None))
+    small_index(path, copies)
+    with Store(path) as store:
+        about = store.about
+    with open_writer(path, about) as writer:
+        writer.commit(Change(deleted={names[3], names[7], names[8]}))
+        writer.delete_unused()
+    small_index(folder / "bare.hnc", [replace(record, captions=()) for record in RECORDS[:3]])
+    small_index(folder / "empty.hnc", [])
+    return folder
+
+
+@pytest.fixture
+def index(folder: Path) -> Iterator[Searcher]:
+    with open_index(folder / "all.hnc") as index:
+        yield index
+
+
+def every_score(store: Store, kind: Kind, vector: np.ndarray) -> dict[str, float]:
+    """By the name of a file or the text of a caption, best first, equal ones by id."""
+    rows = {int(number): row for row, number in enumerate(store.ids[kind])}
+    if kind == "images":
+        found = [(file.name, file.image) for file in store.all_files()]
+    else:
+        texts = {text for file in store.all_files() for text in file.captions}
+        found = [(one.text, number) for number, one in store.captions(list(rows)).items()]
+        assert {text for text, _ in found} == texts
+    scored = [(-float(store.vectors[kind][rows[number]] @ vector), number, name) for name, number in found]
+    return {name: -score for score, _, name in sorted(scored, key=lambda one: one[:2])}
+
+
+@pytest.mark.parametrize("k", [1, 4, 100])
+@pytest.mark.parametrize("query", [{"text": TEXT}, {"text": SHARED}, {"image": IMAGE}], ids=["text", "shared", "image"])
+def test_all_ways_to_search_against_every_score(query: dict[str, Any], k: int, index: Searcher) -> None:
+    (vector,) = bundled().encode(list(query.values()))  # [D]
+    scores = every_score(index.store, "images", vector)
+    images = index.search(**query, k=k)
+    assert {hit.file.name: hit.score for hit in images.hits} == pytest.approx(dict([*scores.items()][:k]), abs=1e-5)
+    assert [hit.file.name for hit in images.hits] == [*scores][:k]
+    texts = every_score(index.store, "captions", vector)
+    captions = index.search(**query, k=k, find="captions")
+    assert [hit.text for hit in captions.captions] == [*texts][:k]
+    for hit in captions.captions:
+        assert hit.score == pytest.approx(texts[hit.text], abs=1e-5)
+        owners = {file.name: scores[file.name] for file in index.store.all_files() if hit.text in file.captions}
+        assert {one.file.name: one.score for one in hit.images} == pytest.approx(owners, abs=1e-5)
+        assert len(owners) == (3 if hit.text == SHARED else 1)
+    assert (images.total, images.captions, captions.total, captions.hits) == (len(scores), (), len(texts), ())
+
+
+def test_files_of_one_image_have_one_score(index: Searcher, folder: Path) -> None:
+    hits = index.search(image=FileImage(folder / "files/copy-1.png").load(), k=2).hits
+    assert [hit.file.name for hit in hits] == ["copy 1", "copy 2"]
+    assert hits[0].score == hits[1].score == pytest.approx(1, abs=2e-3)
+
+
+@pytest.mark.parametrize("options", [{"text": TEXT}, {"text": TEXT, "find": "captions"}, {"image": IMAGE}])
+def test_results_as_json(options: dict[str, Any], index: Searcher, folder: Path) -> None:
+    result = index.search(**options, explain=True)
+    whole, public = result.to_dict(), result.to_dict(paths=False)
+    assert json.loads(json.dumps(whole, allow_nan=False)) == whole
+    assert str(folder) not in json.dumps(public)
+    assert (whole.pop("index"), whole.pop(result.kind)) == (str(folder / "all.hnc"), options.get("text", "an image"))
+    for hit in [*whole["hits"], *(image for caption in whole["captions"] for image in caption["images"])]:
+        path = Path(hit.pop("path"))
+        assert path.is_file()
+        assert path.name == hit["name"].replace("copy ", "copy-").removesuffix(".png") + ".png"
+        assert (hit["width"], hit["height"], hit["token_score"]) == (192, 192, None)
+        assert hit["captions"] == ([SHARED] if hit["name"] == "copy 1" else hit["captions"])
+    assert whole == public
+    of_words = result.kind == "text" and result.find == "images"
+    members = whole["hits"] or [caption["images"][0] | {"group": caption["group"]} for caption in whole["captions"]]
+    for number, group in enumerate(whole["groups"]):
+        assert group["ids"] == [hit["id"] for hit in members if hit["group"] == number]
+        first = {hit["score"]: hit["id"] for hit in reversed(members) if hit["group"] == number}  # of files of an image
+        separated = [*reversed(first.values())] if of_words and len(first) > 1 else []
+        assert (group["separated"], bool(group["separators"])) == (separated, bool(separated))
+    assert whole["groups"]
+    assert [one["id"] for one in whole["explanations"]] == [hit["id"] for hit in whole["hits"][:3] if of_words]
+    assert not {"separators", "explanations"} & index.search(**options).to_dict()["groups"][0].keys()
+
+
+def test_a_searcher_may_be_shared_by_threads(index: Searcher) -> None:
+    def search(text: str) -> dict[str, Any]:
+        return index.search(text, k=5).to_dict() | {"seconds": 0}
+
+    texts = [text for file in index.store.all_files() for text in file.captions]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(search, texts)) == list(map(search, texts))
+
+
+@pytest.mark.parametrize("k", [1, 7])
+def test_the_best_of_all_that_are_re_ranked_are_shown(k: int, index: Searcher) -> None:
+    text = RECORDS[10].captions[0]
+    whole, best = index.search(text, k=100, rerank=True), index.search(text, k=k, rerank=True)
+    assert whole.hits[:k] == best.hits
+    assert {hit.file for hit in whole.hits} == set(index.store.all_files())
+    assert all(hit.token_score is not None for hit in whole.hits)
+    assert {hit.file for hit in best.hits} != {hit.file for hit in index.search(text, k=7).hits}
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "word"),
+    [
+        ("all", {"k": 13}, "holds no more"),
+        ("all", {"k": 12}, None),
+        ("all", {"text": "tree " * 245 + "house flag", "k": 1}, "house”"),
+        ("all", {"text": ". " * 250 + "tree", "k": 1}, "context"),
+        ("all", {"find": "captions", "explain": True, "k": 1}, "where a text finds images"),
+        ("all", {"text": None, "image": IMAGE, "explain": True, "k": 1}, "where a text finds images"),
+        ("bare", {"k": 1, "explain": True}, "thumbnails"),
+        ("bare", {"k": 3, "rerank": True}, "thumbnails"),
+        ("bare", {"k": 3}, None),
+        ("bare", {"find": "captions"}, "no captions"),
+        ("empty", {"explain": True, "rerank": True}, "no images"),
+        ("empty", {"find": "captions"}, "no images"),
+    ],
+)
+def test_notes(path: str, options: dict[str, Any], word: str | None, folder: Path) -> None:
+    with open_index(folder / f"{path}.hnc") as index:
+        result = index.search(**{"text": TEXT, **options})
+    assert str(folder) not in json.dumps(result.to_dict(paths=False))
+    assert len(result.notes) == (word is not None)
+    for note in result.notes:
+        assert str(word) in note
+        assert note.replace(" ", "") in "".join(result.to_text().split())
+    assert bool(result.hits or result.captions) == (word not in ("no captions", "no images"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"text": TEXT, "image": IMAGE},
+        {"text": TEXT, "k": 0},
+        {"text": TEXT, "rerank": True, "find": "captions"},
+        {"image": IMAGE, "rerank": True},
+        {"text": "???"},
+    ],
+)
+def test_wrong_queries_are_refused(options: dict[str, Any], index: Searcher) -> None:
+    with pytest.raises(ValueError):
+        index.search(**options)
+    for call in (index.explain, index.separate):
+        with pytest.raises(KeyError):
+            call(TEXT, [next(index.store.all_files()).id, 999])
+
+
+def test_a_searcher_of_an_older_state_and_its_successor(tmp_path: Path, model_directory: Path) -> None:
+    """What was deleted is not found any more, what is new not yet: also a caption that only new files have."""
+    path = tmp_path / "x.hnc"
+    small_index(path, RECORDS[:4], files=tmp_path / "files")
+    with open_index(path) as old:
+        deleted, *others = (hit.file for hit in old.search(TEXT).hits)
+        with open_writer(path, old.store.about) as writer:
+            writer.commit(Change(deleted={deleted.name}))
+        small_index(path, [replace(RECORDS[4], captions=deleted.captions)], files=tmp_path / "files")
+        assert [hit.file for hit in old.search(TEXT).hits] == others
+        captions = old.search(TEXT, find="captions").captions
+        assert {hit.text for hit in captions} == {text for file in others for text in file.captions}
+        with old.reopen() as new:
+            assert new.encoder is old.encoder
+            assert len(new.search(TEXT).hits) == len(new.search(TEXT, find="captions").captions) == 4
+            shutil.rmtree(path)
+            small_index(path, RECORDS[:1], model=load(model_directory).eval(), name=str(model_directory))
+            with new.reopen() as another:
+                assert another.encoder.fingerprint == another.store.about.fingerprint != old.encoder.fingerprint
+                assert len(another.search(TEXT).hits) == 1
+
+
+def thousand(path: Path) -> None:
+    """An index of 1,001 images, most of them made up: enough for engines, of which it has none yet."""
+    small_index(path, RECORDS[:1])
+    with Store(path) as store:
+        about = store.about
+    random = np.random.default_rng(0).standard_normal((1000, about.width)).astype(np.float32)
+    vectors = random / np.linalg.norm(random, axis=1, keepdims=True)  # [1000, D]
+    hashes = [content_hash(b"%d" % number) for number in range(1000)]
+    images = [NewImage(digest, vector, (1, 1), b"") for digest, vector in zip(hashes, vectors)]
+    with open_writer(path, about) as writer:
+        writer.set_about(replace(about, engine="faiss-hnsw"))
+        writer.commit(Change(images=images, files=[NewFile(one.hash.hex(), one.hash, "{}", "") for one in images]))
+
+
+def test_engines_that_were_built_and_that_were_not(tmp_path: Path) -> None:
+    path = tmp_path / "x.hnc"
+    thousand(path)
+    for engine, message in (("faiss-ivf", "no faiss-ivf"), ("fast", "engine")):
+        with pytest.raises(ValueError, match=message):
+            open_index(path, engine=engine)
+    with open_index(path) as index:
+        exact = index.search(TEXT, k=3)
+        assert (exact.engine, index.search(TEXT, k=1, find="captions").notes) == ("exact", ())
+        assert "--engine faiss-hnsw" in exact.notes[0]  # the index's own, which was not built yet
+        with open_writer(path, index.store.about) as writer:
+            update_engine(writer, "images", "faiss-hnsw")
+        with index.reopen() as new:
+            result = new.search(TEXT, k=3)
+            assert (result.engine, new.engine_of("captions"), result.notes) == ("faiss-hnsw", "exact", ())
+            assert result.hits == exact.hits
+    with open_index(path, engine="exact") as index:
+        assert (index.search(TEXT, k=3).engine, index.search(TEXT, k=3).notes) == ("exact", ())
+
+
+@pytest.mark.parametrize("kind", ["images", "captions"])
+def test_damaged_vectors_are_said(kind: Kind, tmp_path: Path) -> None:
+    small_index(tmp_path / "x.hnc", RECORDS[:4])
+    file = tmp_path / f"x.hnc/{kind}-1.f16"
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    with open_index(tmp_path / "x.hnc") as index, pytest.raises(ValueError, match=r"(?s)damaged.*--replace"):
+        index.search(TEXT, find=kind)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ([TEXT, "-k", "5"], {"text": TEXT, "k": 5}),
+        ([TEXT, "--rerank", "--explain"], {"text": TEXT, "rerank": True, "explain": True}),
+        (["--image", "files/copy-0.png", "--find", "captions"], {"image": "files/copy-0.png", "find": "captions"}),
+        (["-"], {"text": TEXT}),
+    ],
+)
+def test_the_command_prints_what_the_library_finds(
+    arguments: list[str],
+    options: dict[str, Any],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    if name := options.get("image"):
+        options = {**options, "image": FileImage(Path(name)).load(), "name": name}
+    with open_index("all.hnc") as index:
+        expected = index.search(**options)
+    printed = []
+    for more in ([], ["--json"]):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n"))
+        assert main(["search", "all.hnc", *arguments, *more]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == f"{expected.to_text()}\n"
+    assert json.loads(printed[1]) | {"seconds": expected.seconds} == expected.to_dict()
+
+
+@pytest.mark.parametrize("arguments", [["???"], ["-"], ["--image", "none.png"], ["a tree", "--engine", "milvus"]])
+def test_what_the_command_refuses(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(" \n"))
+    thousand(tmp_path / "x.hnc")
+    assert main(["search", str(tmp_path / "x.hnc"), *arguments]) == 1
+    said = capsys.readouterr()
+    assert (said.out, bool(said.err), "Traceback" in said.err) == ("", True, False)
+
+
+@pytest.mark.parametrize("find", ["images", "captions"])
+def test_a_text_for_a_terminal_has_names_and_scores_and_controls_nothing(find: Kind, tmp_path: Path) -> None:
+    path = tmp_path / "red \x1b[31m\nfake line.png"
+    RECORDS[0].image.load().save(path)
+    captions = ("A [tree] \x1b]0;title\x07 stands\r\nbelow \u202eevil",), ("A big [tree] stands below",)
+    records = [Record("a", FileImage(path), captions[0], None), Record("b", RECORDS[1].image, captions[1], None)]
+    small_index(tmp_path / "x.hnc", records)
+    with open_index(tmp_path / "x.hnc") as index:
+        result = index.search("a tree \x1b[2J", find=find, explain=True)
+    text = result.to_text()
+    assert not {"\x1b", "\x07", "\r", "\u202e"} & set(text)
+    assert not any(line.startswith("fake") for line in text.splitlines())
+    assert "fake line.png" in text
+    assert all(f"{hit.score:.3f}" in text for hit in result.hits or result.captions)
+    assert text.count("[tree]") == 2  # in the list; brackets mean something else where words differ
+    assert ("[big] (tree] stands" in text) == bool(result.groups) == (find == "images")
