@@ -21,8 +21,9 @@ import torch
 from synthetic_index import image_queries, synthetic_index, synthetic_vectors, text_queries
 
 from hnclip.measure import Report, Timing, machine, threads
-from hnclip.search.engines import Gallery, open_engine, update_engine
-from hnclip.search.store import EngineName, Store
+from hnclip.search.database import EngineName
+from hnclip.search.engines import VectorSearch, open_engine, update_engine
+from hnclip.search.reader import IndexReader
 from hnclip.search.writer import open_writer
 
 log = logging.getLogger("hnclip.bench")
@@ -116,22 +117,22 @@ def float16_search(vectors: np.ndarray) -> Search:
 
 def engine_search(index: Path, name: EngineName, uri: str | None, opened: ExitStack) -> tuple[Search, dict[str, float]]:
     """Build an engine of an index and open it. Its file stays mapped when that of the next engine replaces it."""
-    with Store(index) as store:
-        about = store.about
+    with IndexReader(index) as reader:
+        about = reader.about
     with open_writer(index, about) as writer:
         writer.set_about(replace(about, engine=name, uri=uri if name == "milvus" else None))
         start = time.perf_counter()
         update_engine(writer, "images", name, uri)
         built = time.perf_counter() - start
-    store = opened.enter_context(Store(index))
-    engine = open_engine(store, "images", name)
+    reader = opened.enter_context(IndexReader(index))
+    engine = open_engine(reader, "images", name)
     if engine is None and name != "exact":
         raise ValueError(f"{name} is not built for so few rows: raise --rows")
     if close := getattr(engine, "close", None):
         opened.callback(close)
-    gallery = Gallery(store, "images", engine)
+    vector_search = VectorSearch(reader, "images", engine)
     size = sum(file.stat().st_size for file in index.glob("images-*.faiss"))
-    return lambda query: gallery.nearest(query, K)[0], {"built": built, "megabytes": size / 1e6} if engine else {}
+    return lambda query: vector_search.nearest(query, K)[0], {"built": built, "megabytes": size / 1e6} if engine else {}
 
 
 def ask(ways: dict[str, Search], queries: np.ndarray) -> tuple[dict[str, list[np.ndarray]], dict[str, Timing]]:

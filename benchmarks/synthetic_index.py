@@ -17,8 +17,8 @@ from PIL import Image
 from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import save, wrap
+from hnclip.search.database import About
 from hnclip.search.query_encoder import update_text_encoder
-from hnclip.search.store import About
 from hnclip.search.writer import Change, NewFile, NewImage, open_writer
 
 FAMILY = 8  # near-duplicates

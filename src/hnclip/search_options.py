@@ -10,8 +10,8 @@ import tyro
 
 from hnclip.config import Opening, ReadConfig
 from hnclip.options import Output
+from hnclip.search.database import EngineName
 from hnclip.search.serve.settings import Settings
-from hnclip.search.store import EngineName
 
 
 @dataclass(frozen=True)

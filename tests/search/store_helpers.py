@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from hnclip.search import writer as writer_module
-from hnclip.search.store import About, Store, content_hash, text_hash
+from hnclip.search.database import About, content_hash, text_hash
+from hnclip.search.reader import IndexReader
 from hnclip.search.writer import Change, IndexWriter, NewFile, NewImage, open_writer
 
 WIDTH = 24
@@ -50,25 +51,25 @@ def change_to(writer: IndexWriter, state: State) -> Change:
     )
 
 
-def check_state(store: Store, state: State) -> None:
+def check_state(reader: IndexReader, state: State) -> None:
     """All that the index holds is that state, and each vector that of its image or caption."""
-    files = {file.name: file for file in store.all_files()}
+    files = {file.name: file for file in reader.all_files()}
     assert {name: (file.hash, file.captions) for name, file in files.items()} == {
         name: (image_hash(number), texts) for name, (number, texts) in state.items()
     }
-    assert store.count("images") == len(state)
-    rows = {int(number): row for row, number in enumerate(store.ids["images"])}
+    assert reader.count("images") == len(state)
+    rows = {int(number): row for row, number in enumerate(reader.ids["images"])}
     for name, (number, _) in state.items():
         file = files[name]
-        assert (file.width, store.thumbnail(file.image)) == (number + 1, b"thumbnail %d" % number)
-        stored = store.vectors["images"][rows[file.image]]
+        assert (file.width, reader.thumbnail(file.image)) == (number + 1, b"thumbnail %d" % number)
+        stored = reader.vectors["images"][rows[file.image]]
         assert np.array_equal(stored, unit_vector(number).astype(np.float16))
     texts = {text for _, some in state.values() for text in some}
-    found = store.captions(np.delete(store.ids["captions"], store.deleted["captions"]).tolist())
+    found = reader.captions(np.delete(reader.ids["captions"], reader.deleted["captions"]).tolist())
     assert texts == {caption.text for caption in found.values()}
-    rows = {int(number): row for row, number in enumerate(store.ids["captions"])}
+    rows = {int(number): row for row, number in enumerate(reader.ids["captions"])}
     for number, caption in found.items():
-        assert np.array_equal(store.vectors["captions"][rows[number]], unit_vector(caption.text).astype(np.float16))
+        assert np.array_equal(reader.vectors["captions"][rows[number]], unit_vector(caption.text).astype(np.float16))
         assert {file.name for file in caption.files} == {n for n, (_, some) in state.items() if caption.text in some}
 
 

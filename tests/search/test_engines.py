@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from store_helpers import WIDTH, about, image_hash
 
 from hnclip.search import engines
-from hnclip.search.engines import FaissScan, Gallery, TorchScan, open_engine, update_engine
-from hnclip.search.store import Kind, Store
+from hnclip.search.database import Kind
+from hnclip.search.engines import FaissScan, TorchScan, VectorSearch, open_engine, update_engine
+from hnclip.search.reader import IndexReader
 from hnclip.search.writer import Change, IndexWriter, NewFile, NewImage, open_writer
 
 COUNT = 1500
@@ -70,22 +71,22 @@ def delete(writer: IndexWriter, ids: Sequence[int]) -> None:
 
 
 @contextmanager
-def gallery(path: Path, engine: str, kind: Kind = "images") -> Iterator[Gallery]:
-    with Store(path) as store:
-        found = open_engine(store, kind, engine)
-        yield Gallery(store, kind, found)
+def vector_search(path: Path, engine: str, kind: Kind = "images") -> Iterator[VectorSearch]:
+    with IndexReader(path) as reader:
+        found = open_engine(reader, kind, engine)
+        yield VectorSearch(reader, kind, found)
         if close := getattr(found, "close", None):
             close()
 
 
-def true_scores(some: Gallery, query: np.ndarray) -> np.ndarray:
+def true_scores(some: VectorSearch, query: np.ndarray) -> np.ndarray:
     """[N], of all rows, literally; −∞ for deleted ones."""
     scores = some.vectors.astype(np.float64) @ query.astype(np.float64)
     scores[some.deleted] = -np.inf
     return scores
 
 
-def recall(some: Gallery, queries: np.ndarray, k: int) -> float:
+def recall(some: VectorSearch, queries: np.ndarray, k: int) -> float:
     """The share of the k nearest rows that is found; equal rows stand for each other."""
     shares = []
     for query in queries:
@@ -147,7 +148,7 @@ def path(engine: str, uri: str | None, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.parametrize("k", [1, 10, 300, 10 * COUNT])
 def test_hits_are_those_of_the_stored_vectors(engine: str, path: Path, k: int) -> None:
-    with gallery(path, engine) as some, gallery(path, "exact") as exact:
+    with vector_search(path, engine) as some, vector_search(path, "exact") as exact:
         assert (some.engine is None) == (engine == "exact")
         queries = queries_near(some.vectors, 20)
         for query in queries:
@@ -168,7 +169,7 @@ def test_an_engine_follows_its_index(
     place, rows, captions = tmp_path / "x.hnc", clusters(600, seed=7), clusters(120, seed=8)
 
     def check(covered: int, deleted: Sequence[int] = ()) -> None:
-        with gallery(place, engine) as some:
+        with vector_search(place, engine) as some:
             assert (0 if some.engine is None else some.engine.covered) == (0 if engine == "exact" else covered)
             assert set(some.deleted) == set(deleted)
             kept = np.setdiff1d(np.arange(len(some.vectors)), some.deleted)[::9]
@@ -199,11 +200,11 @@ def test_an_engine_follows_its_index(
         add(writer, rows[400:])
         check(400 - len(gone) - len(more))
         update_engine(writer, "captions", engine, uri)
-        with gallery(place, engine, "captions") as some:
+        with vector_search(place, engine, "captions") as some:
             assert recall(some, captions[::10], 1) == 1
         update_engine(writer, "images", "exact")
-        with Store(place) as store:
-            assert open_engine(store, "images", engine) is None  # the index's own engine is not built any more
+        with IndexReader(place) as reader:
+            assert open_engine(reader, "images", engine) is None  # the index's own engine is not built any more
         assert not list(place.glob("images*.faiss"))
 
 
@@ -219,15 +220,15 @@ class Told:
 
 
 class Vectors:
-    """A store, as far as a gallery needs one."""
+    """A reader, as far as a vector_search needs one."""
 
     def __init__(self, rows: np.ndarray, deleted: Sequence[int]) -> None:
         self.vectors = {"images": rows.astype(np.float16)}
         self.deleted = {"images": np.array(sorted(deleted), np.int64)}
 
 
-def make_gallery(rows: np.ndarray, deleted: Sequence[int], engine: Any = None) -> Gallery:
-    return Gallery(Vectors(rows, deleted), "images", engine)  # type: ignore[arg-type]
+def make_vector_search(rows: np.ndarray, deleted: Sequence[int], engine: Any = None) -> VectorSearch:
+    return VectorSearch(Vectors(rows, deleted), "images", engine)  # type: ignore[arg-type]
 
 
 def test_more_rows_are_asked_for_where_deleted_ones_are_nearest_and_then_all_are_scanned(
@@ -237,11 +238,11 @@ def test_more_rows_are_asked_for_where_deleted_ones_are_nearest_and_then_all_are
     rows = clusters(400)
     for told, asked in ((range(300, 400), [64]), (range(400), [64, 400]), (range(300), [64, 400])):
         engine = Told(told, covered=400)
-        some = make_gallery(rows, range(300), engine)
+        some = make_vector_search(rows, range(300), engine)
         assert recall(some, rows[310:311], 1) == 1
         assert engine.asked == asked
     recent = Told(range(300), covered=300)  # all that it knows is deleted
-    assert recall(make_gallery(rows, range(300), recent), rows[310:320], 6) == 1
+    assert recall(make_vector_search(rows, range(300), recent), rows[310:320], 6) == 1
 
 
 @settings(max_examples=60)
@@ -265,7 +266,7 @@ def test_the_exact_search_is_that_of_all_scores(
         patch.setattr(engines, "FEW", few)
         patch.setattr(engines, "_SCANNED", 37)
         patch.setattr(engines, "exact_scan", scan)
-        some, query = make_gallery(rows, gone), sign * queries_near(rows, 1, seed)[0]
+        some, query = make_vector_search(rows, gone), sign * queries_near(rows, 1, seed)[0]
         found, scores = some.nearest(query, k)
     expected = np.sort(true_scores(some, query))[::-1][: min(k, count - len(gone))]
     assert scores == pytest.approx(expected, abs=1e-5)
@@ -287,18 +288,21 @@ def test_what_cannot_be_searched_with_is_said(tmp_path: Path, monkeypatch: pytes
                 with pytest.raises(ValueError, match="pip install"):
                     update_engine(writer, "images", name, "http://127.0.0.1:1")
         update_engine(writer, "images", "faiss-ivf")
-        with Store(place) as store, pytest.raises(ValueError, match=r"(?s)has no faiss-hnsw.*--engine faiss-hnsw"):
-            open_engine(store, "images", "faiss-hnsw")
+        with (
+            IndexReader(place) as reader,
+            pytest.raises(ValueError, match=r"(?s)has no .*--engine faiss-hnsw"),
+        ):
+            open_engine(reader, "images", "faiss-hnsw")
         (file,) = place.glob("*.faiss")
         content = file.read_bytes()
         for damaged in (content[:-1], bytes(len(content)), None):
             file.unlink()
             if damaged is not None:
                 file.write_bytes(damaged)
-            with Store(place) as store, pytest.raises(ValueError, match=r"(?s)\.faiss.*--engine faiss-ivf"):
-                open_engine(store, "images", "faiss-ivf")
+            with IndexReader(place) as reader, pytest.raises(ValueError, match=r"(?s)\.faiss.*--engine faiss-ivf"):
+                open_engine(reader, "images", "faiss-ivf")
         update_engine(writer, "images", "faiss-ivf")
-    with gallery(place, "faiss-ivf") as some:
+    with vector_search(place, "faiss-ivf") as some:
         assert recall(some, clusters(120)[::5], 3) > 0.97
 
 

@@ -32,8 +32,8 @@ from hnclip.search.explain import (
     visible_box,
 )
 from hnclip.search.near_duplicates import Hit, Separation
+from hnclip.search.reader import IndexedImage
 from hnclip.search.searcher import Searcher, open_index
-from hnclip.search.store import IndexedImage
 from hnclip.util.text import STOP_WORDS
 from small_families import write_siglip, write_two_towers
 
@@ -56,7 +56,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Searcher]:
 
 
 def files_of(index: Searcher) -> list[IndexedImage]:
-    return list(index.store.all_files())
+    return list(index.reader.all_files())
 
 
 def literal_cosines(text: str, image: Image.Image) -> list[tuple[int, int, torch.Tensor]]:
@@ -74,7 +74,7 @@ def literal_cosines(text: str, image: Image.Image) -> list[tuple[int, int, torch
 def test_the_score_of_a_word_is_the_best_mean_over_its_tokens(index: Searcher) -> None:
     """20 images, so that there is more than one batch."""
     files = [files_of(index)[number % 8] for number in range(7, 27)]
-    explained = explain(bundled(), index.store, TEXT, files)
+    explained = explain(bundled(), index.reader, TEXT, files)
     assert [one.file for one in explained] == files
     for explanation, number in zip(explained[:2], (7, 0)):
         cosines = literal_cosines(TEXT, RECORDS[number].image.load())
@@ -97,9 +97,9 @@ def test_the_score_of_a_word_is_the_best_mean_over_its_tokens(index: Searcher) -
 def test_nothing_and_a_text_without_words(call: Callable[..., Any], index: Searcher) -> None:
     files: list[Any] = files_of(index)[:2]
     given = [Hit(file, 0, 0.5) for file in files] if call is rerank else files
-    assert call(bundled(), index.store, TEXT, []) in ([], Separation())
+    assert call(bundled(), index.reader, TEXT, []) in ([], Separation())
     with pytest.raises(ValueError, match="no words"):
-        call(bundled(), index.store, "...", given)
+        call(bundled(), index.reader, "...", given)
 
 
 def test_an_image_that_is_gone_or_another_is_explained_by_its_thumbnail(index: Searcher, tmp_path: Path) -> None:
@@ -110,14 +110,14 @@ def test_an_image_that_is_gone_or_another_is_explained_by_its_thumbnail(index: S
     (folder / names[0]).unlink()
     shutil.copy(folder / names[2], folder / names[1])
     with open_index(tmp_path / "x.hnc") as changed:
-        explained = explain(bundled(), changed.store, TEXT, files_of(changed))
+        explained = explain(bundled(), changed.reader, TEXT, files_of(changed))
         hits = changed.search(TEXT, rerank=True).hits
         assert changed.separate(TEXT, [one.file.id for one in explained]).approximate
         assert not changed.separate(TEXT, [one.file.id for one in explained[2:4]]).approximate
     approximate = {one.file.name: one.approximate for one in explained}
     assert list(approximate.values()) == [True, True, False, False, True, True]
     assert {hit.file.name: hit.approximate for hit in hits} == approximate
-    for one, other in zip(explained, explain(bundled(), index.store, TEXT, files_of(index)[:6])):
+    for one, other in zip(explained, explain(bundled(), index.reader, TEXT, files_of(index)[:6])):
         scores = [np.ravel([word.patches for word in each.words]) for each in (one, other)]
         assert np.corrcoef(*scores)[0, 1] > 0.9  # those of another image differ as much as words do
 
@@ -182,12 +182,12 @@ def test_words_that_separate_images_have_the_largest_differences(index: Searcher
     text = "The umbrella and the balloon stand under a pink tree, a tent, a house, the flag, an apple and the Balloon."
     files = files_of(index)[4:7]
     spreads: dict[str, float] = {}
-    for words in zip(*(one.words for one in explain(bundled(), index.store, text, files))):
+    for words in zip(*(one.words for one in explain(bundled(), index.reader, text, files))):
         scores = [word.score for word in words]
         spreads[words[0].text.lower()] = max(spreads.get(words[0].text.lower(), 0), max(scores) - min(scores))
     expected = sorted((word for word in spreads if word not in STOP_WORDS), key=lambda word: -spreads[word])
     assert len([word for word in expected if spreads[word] >= LEAST_SPREAD]) > SEPARATORS
-    found = separate(bundled(), index.store, text, files)
+    found = separate(bundled(), index.reader, text, files)
     assert found.ids == tuple(file.id for file in files)
     assert [word.lower() for word, _ in found.words] == expected[:SEPARATORS]
     for word, scores in found.words:
@@ -201,9 +201,9 @@ def test_equal_images_and_function_words_separate_nothing(index: Searcher) -> No
     one, bytes_equal, pixels_equal, other = files[5], files[8], files[9], files[4]
     assert one.image == bytes_equal.image != pixels_equal.image
     for some in ([one], [one, bytes_equal], [one, pixels_equal]):
-        assert separate(bundled(), index.store, TEXT, some).words == ()
-    assert separate(bundled(), index.store, "the of", [one, other]).words == ()
-    found = separate(bundled(), index.store, TEXT, [one, bytes_equal, other]).words
+        assert separate(bundled(), index.reader, TEXT, some).words == ()
+    assert separate(bundled(), index.reader, "the of", [one, other]).words == ()
+    found = separate(bundled(), index.reader, TEXT, [one, bytes_equal, other]).words
     assert found
     assert all(scores[0] == scores[1] != scores[2] for _, scores in found)
 
@@ -224,13 +224,13 @@ def test_the_token_score_is_the_mean_over_tokens_of_the_best_patch() -> None:
 @pytest.mark.parametrize("weight", [0.05, 3.0, -1.0])
 def test_re_ranked_hits_are_in_the_order_of_both_scores(weight: float, index: Searcher) -> None:
     hits = index.search(TEXT, k=50).hits
-    found = rerank(bundled(), index.store, TEXT, hits, weight=weight)
+    found = rerank(bundled(), index.reader, TEXT, hits, weight=weight)
     both = [hit.score + weight * (hit.token_score or 0) for hit in found]
     assert both == sorted(both, reverse=True)
     scores = {hit.file.id: hit.score for hit in hits}
     assert {hit.file.id: hit.score for hit in found} == scores
     for hit in found:
-        cosines = [row for *_, row in literal_cosines(TEXT, decode_image(index.store.content(hit.file), ""))]
+        cosines = [row for *_, row in literal_cosines(TEXT, decode_image(index.reader.content(hit.file), ""))]
         assert hit.token_score == pytest.approx(float(torch.stack(cosines).amax(dim=1).mean()), abs=1e-5)
     rows = [hit.row for hit in found if hit.file.name in ("a", "b") or hit.file.image == files_of(index)[5].image]
     assert rows == [5, 5, 8]  # of equal hits the first row comes first
@@ -239,7 +239,7 @@ def test_re_ranked_hits_are_in_the_order_of_both_scores(weight: float, index: Se
 def test_hits_beyond_the_best_stay_where_they_are(index: Searcher, monkeypatch: pytest.MonkeyPatch) -> None:
     hits = index.search(TEXT, k=50).hits
     monkeypatch.setattr("hnclip.search.explain.MOST", 4)
-    found = rerank(bundled(), index.store, TEXT, hits, weight=5.0)
+    found = rerank(bundled(), index.reader, TEXT, hits, weight=5.0)
     assert tuple(found[4:]) == hits[4:]
     assert {hit.file for hit in found[:4]} == {hit.file for hit in hits[:4]}
     assert all(hit.token_score is not None for hit in found[:4])

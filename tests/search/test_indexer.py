@@ -29,9 +29,9 @@ from hnclip.data.sources import open_records
 from hnclip.models.load import load
 from hnclip.search import indexer
 from hnclip.search.indexer import build_index
+from hnclip.search.reader import IndexReader
 from hnclip.search.render import IndexResult
 from hnclip.search.scan import Source, open_source
-from hnclip.search.store import Store
 from hnclip.search.writer import Change, IndexWriter
 
 COUNTS = ("added", "updated", "deleted", "unchanged", "encoded", "encoded_captions")
@@ -85,8 +85,8 @@ def counts(result: IndexResult) -> dict[str, int]:
 
 
 def captions_in(out: Path) -> Captions:
-    with Store(out) as store:
-        return {file.name: file.captions for file in store.all_files()}
+    with IndexReader(out) as reader:
+        return {file.name: file.captions for file in reader.all_files()}
 
 
 def without(name: str) -> Captions:
@@ -100,20 +100,20 @@ def check_index(out: Path, folder: Path, captions: Captions) -> None:
         with suppress(InvalidImage):
             expected[path.relative_to(folder).as_posix()] = FileImage(path).load()
     assert {name: found for name, found in captions_in(out).items() if found} == captions
-    with Store(out) as store:
-        files = {file.name: file for file in store.all_files()}
+    with IndexReader(out) as reader:
+        files = {file.name: file for file in reader.all_files()}
         assert files.keys() == expected.keys()
         for name, file in files.items():
             assert (file.width, file.height) == expected[name].size
-            assert store.content(file) == (folder / name).read_bytes()
-            assert Image.open(io.BytesIO(store.thumbnail(file.image))).size == expected[name].size
-        texts = {id: found.text for id, found in store.captions(store.ids["captions"].tolist()).items()}
+            assert reader.content(file) == (folder / name).read_bytes()
+            assert Image.open(io.BytesIO(reader.thumbnail(file.image))).size == expected[name].size
+        texts = {id: found.text for id, found in reader.captions(reader.ids["captions"].tolist()).items()}
         assert sorted(texts.values()) == sorted({text for some in captions.values() for text in some})
         wanted = {"images": {file.image: expected[name] for name, file in files.items()}, "captions": texts}
         for kind, inputs in wanted.items():
-            rows = {int(id): row for row, id in enumerate(store.ids[kind])}
+            rows = {int(id): row for row, id in enumerate(reader.ids[kind])}
             for id, one in inputs.items():
-                assert np.abs(store.vectors[kind][rows[id]] - bundled().encode([one])[0]).max() < 2e-3
+                assert np.abs(reader.vectors[kind][rows[id]] - bundled().encode([one])[0]).max() < 2e-3
 
 
 def forbid(patch: pytest.MonkeyPatch, *names: str, error: type[OSError] = PermissionError) -> None:
@@ -145,11 +145,11 @@ def test_a_new_index_and_one_that_is_up_to_date(build: Indexing, capsys: pytest.
     assert (counts(result), result.images, result.captions) == (NEW, 11, 4)
     check_index(build.out, build.folder, CAPTIONS)
     build.read.clear()
-    with Store(build.out) as store:
+    with IndexReader(build.out) as reader:
         assert main(["index", str(build.folder), "--out", str(build.out), "--no-text-encoder", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)  # the index remembers its model
         assert (found["unchanged"], found["added"], found["encoded"], build.read) == (11, 0, 0, [])
-        assert not store.changed()
+        assert not reader.changed()
 
 
 def test_new_changed_moved_copied_touched_and_deleted_files(build: Indexing) -> None:
@@ -202,8 +202,8 @@ def test_bad_images_are_listed_and_tried_again_when_they_change(build: Indexing)
     save_picture(folder / "nowhere.png", 78)  # what the link links to
     (folder / "again.png").unlink()
     assert counts(build()) == {"added": 3, "unchanged": 9, "encoded": 2, "problems": 2}
-    with Store(build.out) as store:
-        assert {problem.where for problem in store.problems()} == {"a/00.png", "b/01.png"}
+    with IndexReader(build.out) as reader:
+        assert {problem.where for problem in reader.problems()} == {"a/00.png", "b/01.png"}
 
 
 def test_copies_are_encoded_once(build: Indexing) -> None:
@@ -315,14 +315,14 @@ def test_an_index_of_something_else_is_refused_and_replaced(
         commit(writer, change)
         assert len(captions_in(out)) == 11  # readers see the old index until the new one is complete
 
-    with monkeypatch.context() as patch, Store(out) as old:
+    with monkeypatch.context() as patch, IndexReader(out) as old:
         patch.setattr(IndexWriter, "commit", commit_and_read)
         result = build(other, split="test", model=model, replace=True)
         assert counts(result) == {"added": 1, "encoded": 1, "encoded_captions": 1}
         assert old.changed()
         assert len(list(old.all_files())) == 11
-    with Store(out) as store:
-        assert (store.about.split, store.about.width) == ("test", 32)
+    with IndexReader(out) as reader:
+        assert (reader.about.split, reader.about.width) == ("test", 32)
     assert captions_in(out) == {"test/1.png": ("a house",)}
 
 
@@ -402,8 +402,8 @@ def test_a_folder_that_has_moved_is_not_read_again(build: Indexing) -> None:
     link.symlink_to(moved)
     for place in (moved, link):
         assert (counts(build(place)), build.read) == ({"unchanged": 11}, [])
-        with Store(build.out) as store:
-            assert store.about.root == str(place)
+        with IndexReader(build.out) as reader:
+            assert reader.about.root == str(place)
     check_index(build.out, moved, CAPTIONS)
     # The old place does not exist, but this is another folder: a mistake, or a disk that is not mounted.
     link.unlink()
@@ -435,10 +435,10 @@ def test_a_table_with_captions_that_the_model_cannot_read(build: Indexing) -> No
     kinds = {Path(problem.where).stem: problem.kind for problem in result.problems}
     assert kinds == {"00": "empty caption", "01": "empty caption", "none": "missing image"}
     assert list(captions_in(build.out).values()) == [("a house",), (), ("a tree",)]
-    with Store(build.out) as store:
+    with IndexReader(build.out) as reader:
         again = build(table)
         assert (counts(again), set(again.problems)) == ({"unchanged": 3, "problems": 3}, set(result.problems))
-        assert not store.changed()
+        assert not reader.changed()
 
 
 def test_a_record_whose_image_is_another_file_of_equal_size_and_time(build: Indexing) -> None:
@@ -449,8 +449,8 @@ def test_a_record_whose_image_is_another_file_of_equal_size_and_time(build: Inde
         table.write_text(f"name,image,caption\none,{name},a house\n")
         result = build(table, read=ReadConfig(id_column="name"))
         assert (getattr(result, expected), result.encoded) == (1, 1)
-        with Store(build.out) as store:
-            assert [store.content(file) for file in store.all_files()] == [(build.tmp / name).read_bytes()]
+        with IndexReader(build.out) as reader:
+            assert [reader.content(file) for file in reader.all_files()] == [(build.tmp / name).read_bytes()]
 
 
 def test_a_tar_file(build: Indexing) -> None:
@@ -460,8 +460,8 @@ def test_a_tar_file(build: Indexing) -> None:
             tar.add(image, image.name)
             tar.add(image.with_suffix(".txt"), f"{image.stem}.txt")
     assert counts(build(shard)) == {"added": 4, "encoded": 4, "encoded_captions": 4}
-    with Store(build.out) as store:
-        assert [store.content(file) for file in store.all_files()] == [image.read_bytes() for image in images]
+    with IndexReader(build.out) as reader:
+        assert [reader.content(file) for file in reader.all_files()] == [image.read_bytes() for image in images]
     assert counts(build(shard)) == {"unchanged": 4}
 
 
@@ -490,8 +490,8 @@ def test_model_and_tokenizer_are_found_from_any_directory(build: Indexing, monke
         "owner/both": "owner/both",
     }.items():
         build(model=model, opening=opening)
-        with Store(build.out) as store:
-            assert f"--model {expected} --context 120 --tokenizer {tmp}/words" in store.about.command
+        with IndexReader(build.out) as reader:
+            assert f"--model {expected} --context 120 --tokenizer {tmp}/words" in reader.about.command
         build(model=None)  # as the index says
         assert asked[-1] == asked[-2] == (expected, replace(opening, tokenizer=tmp / "words"))
 
@@ -504,8 +504,8 @@ def test_the_engine_is_checked_first_and_remembered(build: Indexing) -> None:
     assert not build.out.exists()
     for given, expected in (({"engine": "faiss-ivf"}, "faiss-ivf"), ({}, "faiss-ivf"), ({"engine": "exact"}, "exact")):
         build(**given)
-        with Store(build.out) as store:
-            assert store.about.engine == expected
+        with IndexReader(build.out) as reader:
+            assert reader.about.engine == expected
 
 
 def scanned(data: Path | str, split: str = "all", **read: Any) -> tuple[Captions, Source]:

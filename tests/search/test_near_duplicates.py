@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hnclip.search.near_duplicates import CLOSE, SAMPLE, CaptionHit, Hit, find_near_duplicates, mean_cosine
-from hnclip.search.store import IndexedCaption, IndexedImage
+from hnclip.search.reader import IndexedCaption, IndexedImage
 
 WIDTH = 64
 NONE = np.empty(0, np.int64)

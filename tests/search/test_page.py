@@ -20,7 +20,7 @@ from browser import open_browser
 from hnclip.core import Problem, Record
 from hnclip.data.image_sources import FileImage
 from hnclip.data.scenes import scene_records
-from hnclip.search.store import Store
+from hnclip.search.reader import IndexReader
 from hnclip.search.writer import Change, open_writer
 
 # Scenes that the bundled model finds first, with a lead of 0.01 or more, and the captions of which it finds.
@@ -130,8 +130,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     for number, (text, scene) in enumerate(zip(HOSTILE, scene_records("shelf", "validation", families=1))):
         records.append(Record(f"{text}{number}.jpg", scene.image, (text,), None))
     small_index(path, records)
-    with Store(path) as store:
-        about = store.about
+    with IndexReader(path) as reader:
+        about = reader.about
     with open_writer(path, about) as writer:
         writer.commit(Change(problems=[(Problem("corrupt image", f"{EVIL}.jpg", f"{EVIL}.jpg is empty"), "a stamp")]))
     with live(path, max_k=K, max_text=LETTERS, max_upload=UPLOAD) as found:

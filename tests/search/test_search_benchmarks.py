@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hnclip.bench import open_benchmark, run_benchmark
-from hnclip.search.store import Store
+from hnclip.search.reader import IndexReader
 
 
 def bench(name: str, arguments: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -54,11 +54,11 @@ def test_recall_is_the_share_of_the_nearest_rows() -> None:
 def test_synthetic_index(tmp_path: Path) -> None:
     module = open_benchmark("search_engines")
     module.synthetic_index(tmp_path / "x.hnc", 20_000, 8, captions=("one", "two", "three"))
-    with Store(tmp_path / "x.hnc") as store:
-        assert (store.count("images"), store.count("captions")) == (20_000, 3)
+    with IndexReader(tmp_path / "x.hnc") as reader:
+        assert (reader.count("images"), reader.count("captions")) == (20_000, 3)
         vectors = np.concatenate([*module.synthetic_vectors(20_000, 8)])
-        assert np.array_equal(store.vectors["images"], vectors.astype(np.float16))
-        assert [file.captions for file in store.files_of([1, 2, 3])[2]] == [("two",)]
+        assert np.array_equal(reader.vectors["images"], vectors.astype(np.float16))
+        assert [file.captions for file in reader.files_of([1, 2, 3])[2]] == [("two",)]
 
 
 def test_indexing() -> None:

@@ -20,9 +20,10 @@ from hnclip.core import Record
 from hnclip.data.image_sources import FileImage
 from hnclip.data.scenes import scene_records
 from hnclip.models.load import load
+from hnclip.search.database import Kind, content_hash
 from hnclip.search.engines import update_engine
+from hnclip.search.reader import IndexReader
 from hnclip.search.searcher import Searcher, open_index
-from hnclip.search.store import Kind, Store, content_hash
 from hnclip.search.writer import Change, NewFile, NewImage, open_writer
 
 RECORDS = scene_records("park", "test", families=3)
@@ -43,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (files / f"copy-{number}.png").write_bytes((files / name).read_bytes())
         copies.append(Record(f"copy {number}", FileImage(files / f"copy-{number}.png"), (SHARED,) * (number % 2), None))
     small_index(path, copies)
-    with Store(path) as store:
-        about = store.about
+    with IndexReader(path) as reader:
+        about = reader.about
     with open_writer(path, about) as writer:
         writer.commit(Change(deleted={names[3], names[7], names[8]}))
         writer.delete_unused()
@@ -59,16 +60,16 @@ def index(folder: Path) -> Iterator[Searcher]:
         yield index
 
 
-def every_score(store: Store, kind: Kind, vector: np.ndarray) -> dict[str, float]:
+def every_score(reader: IndexReader, kind: Kind, vector: np.ndarray) -> dict[str, float]:
     """By the name of a file or the text of a caption, best first, equal ones by id."""
-    rows = {int(number): row for row, number in enumerate(store.ids[kind])}
+    rows = {int(number): row for row, number in enumerate(reader.ids[kind])}
     if kind == "images":
-        found = [(file.name, file.image) for file in store.all_files()]
+        found = [(file.name, file.image) for file in reader.all_files()]
     else:
-        texts = {text for file in store.all_files() for text in file.captions}
-        found = [(one.text, number) for number, one in store.captions(list(rows)).items()]
+        texts = {text for file in reader.all_files() for text in file.captions}
+        found = [(one.text, number) for number, one in reader.captions(list(rows)).items()]
         assert {text for text, _ in found} == texts
-    scored = [(-float(store.vectors[kind][rows[number]] @ vector), number, name) for name, number in found]
+    scored = [(-float(reader.vectors[kind][rows[number]] @ vector), number, name) for name, number in found]
     return {name: -score for score, _, name in sorted(scored, key=lambda one: one[:2])}
 
 
@@ -76,16 +77,16 @@ def every_score(store: Store, kind: Kind, vector: np.ndarray) -> dict[str, float
 @pytest.mark.parametrize("query", [{"text": TEXT}, {"text": SHARED}, {"image": IMAGE}], ids=["text", "shared", "image"])
 def test_all_ways_to_search_against_every_score(query: dict[str, Any], k: int, index: Searcher) -> None:
     (vector,) = bundled().encode(list(query.values()))  # [D]
-    scores = every_score(index.store, "images", vector)
+    scores = every_score(index.reader, "images", vector)
     images = index.search(**query, k=k)
     assert {hit.file.name: hit.score for hit in images.hits} == pytest.approx(dict([*scores.items()][:k]), abs=1e-5)
     assert [hit.file.name for hit in images.hits] == [*scores][:k]
-    texts = every_score(index.store, "captions", vector)
+    texts = every_score(index.reader, "captions", vector)
     captions = index.search(**query, k=k, find="captions")
     assert [hit.text for hit in captions.captions] == [*texts][:k]
     for hit in captions.captions:
         assert hit.score == pytest.approx(texts[hit.text], abs=1e-5)
-        owners = {file.name: scores[file.name] for file in index.store.all_files() if hit.text in file.captions}
+        owners = {file.name: scores[file.name] for file in index.reader.all_files() if hit.text in file.captions}
         assert {one.file.name: one.score for one in hit.images} == pytest.approx(owners, abs=1e-5)
         assert len(owners) == (3 if hit.text == SHARED else 1)
     assert (images.total, images.captions, captions.total, captions.hits) == (len(scores), (), len(texts), ())
@@ -127,7 +128,7 @@ def test_a_searcher_may_be_shared_by_threads(index: Searcher) -> None:
     def search(text: str) -> dict[str, Any]:
         return index.search(text, k=5).to_dict() | {"seconds": 0}
 
-    texts = [text for file in index.store.all_files() for text in file.captions]
+    texts = [text for file in index.reader.all_files() for text in file.captions]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(search, texts)) == list(map(search, texts))
 
@@ -137,7 +138,7 @@ def test_the_best_of_all_that_are_re_ranked_are_shown(k: int, index: Searcher) -
     text = RECORDS[10].captions[0]
     whole, best = index.search(text, k=100, rerank=True), index.search(text, k=k, rerank=True)
     assert whole.hits[:k] == best.hits
-    assert {hit.file for hit in whole.hits} == set(index.store.all_files())
+    assert {hit.file for hit in whole.hits} == set(index.reader.all_files())
     assert all(hit.token_score is not None for hit in whole.hits)
     assert {hit.file for hit in best.hits} != {hit.file for hit in index.search(text, k=7).hits}
 
@@ -186,7 +187,7 @@ def test_wrong_queries_are_refused(options: dict[str, Any], index: Searcher) -> 
         index.search(**options)
     for call in (index.explain, index.separate):
         with pytest.raises(KeyError):
-            call(TEXT, [next(index.store.all_files()).id, 999])
+            call(TEXT, [next(index.reader.all_files()).id, 999])
 
 
 def test_a_searcher_of_an_older_state_and_its_successor(tmp_path: Path, model_directory: Path) -> None:
@@ -195,7 +196,7 @@ def test_a_searcher_of_an_older_state_and_its_successor(tmp_path: Path, model_di
     small_index(path, RECORDS[:4], files=tmp_path / "files")
     with open_index(path) as old:
         deleted, *others = (hit.file for hit in old.search(TEXT).hits)
-        with open_writer(path, old.store.about) as writer:
+        with open_writer(path, old.reader.about) as writer:
             writer.commit(Change(deleted={deleted.name}))
         small_index(path, [replace(RECORDS[4], captions=deleted.captions)], files=tmp_path / "files")
         assert [hit.file for hit in old.search(TEXT).hits] == others
@@ -207,15 +208,15 @@ def test_a_searcher_of_an_older_state_and_its_successor(tmp_path: Path, model_di
             shutil.rmtree(path)
             small_index(path, RECORDS[:1], model=load(model_directory).eval(), name=str(model_directory))
             with new.reopen() as another:
-                assert another.encoder.fingerprint == another.store.about.fingerprint != old.encoder.fingerprint
+                assert another.encoder.fingerprint == another.reader.about.fingerprint != old.encoder.fingerprint
                 assert len(another.search(TEXT).hits) == 1
 
 
 def thousand(path: Path) -> None:
     """An index of 1,001 images, most of them made up: enough for engines, of which it has none yet."""
     small_index(path, RECORDS[:1])
-    with Store(path) as store:
-        about = store.about
+    with IndexReader(path) as reader:
+        about = reader.about
     random = np.random.default_rng(0).standard_normal((1000, about.width)).astype(np.float32)
     vectors = random / np.linalg.norm(random, axis=1, keepdims=True)  # [1000, D]
     hashes = [content_hash(b"%d" % number) for number in range(1000)]
@@ -235,7 +236,7 @@ def test_engines_that_were_built_and_that_were_not(tmp_path: Path) -> None:
         exact = index.search(TEXT, k=3)
         assert (exact.engine, index.search(TEXT, k=1, find="captions").notes) == ("exact", ())
         assert "--engine faiss-hnsw" in exact.notes[0]  # the index's own, which was not built yet
-        with open_writer(path, index.store.about) as writer:
+        with open_writer(path, index.reader.about) as writer:
             update_engine(writer, "images", "faiss-hnsw")
         with index.reopen() as new:
             result = new.search(TEXT, k=3)
@@ -249,9 +250,12 @@ def test_engines_that_were_built_and_that_were_not(tmp_path: Path) -> None:
 def test_damaged_vectors_are_said(kind: Kind, tmp_path: Path) -> None:
     small_index(tmp_path / "x.hnc", RECORDS[:4])
     file = tmp_path / f"x.hnc/{kind}-1.f16"
-    file.write_bytes(b"\xff" * file.stat().st_size)
-    with open_index(tmp_path / "x.hnc") as index, pytest.raises(ValueError, match=r"(?s)damaged.*--replace"):
-        index.search(TEXT, find=kind)
+    with open_index(tmp_path / "x.hnc") as index:
+        file.write_bytes(b"\xff" * file.stat().st_size)  # in place: it is mapped
+        with pytest.raises(ValueError, match=r"(?s)damaged.*--replace"):
+            index.search(TEXT, find=kind)
+    with pytest.raises(ValueError, match=r"(?s)damaged.*--replace"):
+        open_index(tmp_path / "x.hnc")
 
 
 @pytest.mark.parametrize(

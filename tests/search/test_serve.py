@@ -23,10 +23,10 @@ from small_index import small_index
 from starlette.testclient import TestClient
 
 from hnclip.core import Problem
+from hnclip.search.reader import IndexReader
 from hnclip.search.searcher import Searcher, open_index
 from hnclip.search.serve import run, service
 from hnclip.search.serve.settings import Settings
-from hnclip.search.store import Store
 from hnclip.search.writer import Change, open_writer
 
 TEXT = scenes()[3].captions[0]
@@ -51,8 +51,8 @@ def library(index: Path) -> Iterator[Searcher]:
 
 def change(path: Path, **changed: Any) -> None:
     """Commit a change of an index."""
-    with Store(path) as store:
-        about = store.about
+    with IndexReader(path) as reader:
+        about = reader.about
     with open_writer(path, about) as writer:
         writer.commit(Change(**changed))
 

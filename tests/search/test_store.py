@@ -22,9 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_helpers import State, about, change_to, check_state, random_state, unit_vector
 
-from hnclip.search import store as store_module
+from hnclip.search import reader as reader_module
 from hnclip.search import writer as writer_module
-from hnclip.search.store import KINDS, Store, is_index
+from hnclip.search.database import KINDS, is_index
+from hnclip.search.reader import IndexReader
 from hnclip.search.writer import Change, NewImage, open_writer
 from hnclip.util.files import Busy
 
@@ -64,28 +65,28 @@ def possible_states(log: Path, before: State) -> list[State]:
     return states
 
 
-def shown_state(store: Store) -> State:
+def shown_state(reader: IndexReader) -> State:
     numbers = {store_helpers.image_hash(number): number for number in range(25)}
-    return {file.name: (numbers[file.hash], file.captions) for file in store.all_files()}
+    return {file.name: (numbers[file.hash], file.captions) for file in reader.all_files()}
 
 
 def check_after_kill(path: Path, log: Path, turn: int, before: State) -> State:
     """The index shows what was done, or what was begun after it; and the next writer goes on. Its state."""
     if path.exists() and any(path.glob("index-*.db")):
-        with Store(path) as store:
-            state = shown_state(store)
+        with IndexReader(path) as reader:
+            state = shown_state(reader)
             assert state in possible_states(log, before)
-            check_state(store, state)
+            check_state(reader, state)
     with open_writer(path, about(), replace=True) as writer:  # a new database, or an interrupted one of this model
         state = random_state(np.random.default_rng(turn))
         writer.verify()
         writer.commit(change_to(writer, state))
         writer.delete_unused()
         writer.publish()
-    with Store(path) as store:
-        check_state(store, state)
-    own = {"lock", "command.txt"} | {name for rows in store.files.values() for name in (rows.name, rows.ids_name)}
-    assert {file.name for file in path.iterdir()} == own | {store.database_file.name}
+    with IndexReader(path) as reader:
+        check_state(reader, state)
+    own = {"lock", "command.txt"} | {name for rows in reader.files.values() for name in (rows.name, rows.ids_name)}
+    assert {file.name for file in path.iterdir()} == own | {reader.database_file.name}
     return state
 
 
@@ -109,15 +110,15 @@ def test_sigkill_at_random_moments_with_a_reader_beside_it(tmp_path: Path) -> No
                 assert time.monotonic() < end
                 if not any(path.glob("index-*.db")) or not log.exists():
                     continue
-                with Store(path) as store:
-                    rows = {kind: store.vectors[kind].copy() for kind in KINDS}
-                    shown_state(store)  # every file has its image, whatever is committed meanwhile
-                    ids = store.ids["images"].tolist()
-                    for image, files in store.files_of(ids).items():
+                with IndexReader(path) as reader:
+                    rows = {kind: reader.vectors[kind].copy() for kind in KINDS}
+                    shown_state(reader)  # every file has its image, whatever is committed meanwhile
+                    ids = reader.ids["images"].tolist()
+                    for image, files in reader.files_of(ids).items():
                         vector = rows["images"][ids.index(image)]
                         number = files[0].width - 1
                         assert np.array_equal(vector, unit_vector(number).astype(np.float16))
-                    assert all(np.array_equal(store.vectors[kind], rows[kind]) for kind in KINDS)
+                    assert all(np.array_equal(reader.vectors[kind], rows[kind]) for kind in KINDS)
                 reads += 1
             process.kill()
             process.wait(SECONDS)
@@ -141,14 +142,14 @@ def test_any_sequence_of_changes_is_read_as_written(seeds: list[int], compacted:
                     writer.compact(least=1)
                 writer.publish()
                 writer.verify()
-            with Store(path) as store:
-                check_state(store, state)
+            with IndexReader(path) as reader:
+                check_state(reader, state)
 
 
 def test_a_reader_goes_on_while_the_index_is_compacted_and_replaced(tmp_path: Path) -> None:
     first: State = {f"{number}.jpg": (number, (f"caption {number}",)) for number in range(20)}
     path = write(tmp_path / "x.hnc", first)
-    with Store(path) as old:
+    with IndexReader(path) as old:
         vectors = {kind: old.vectors[kind].copy() for kind in KINDS}
         assert not old.changed()
         kept = {name: shown for name, shown in first.items() if shown[0] % 3 == 0}
@@ -161,16 +162,16 @@ def test_a_reader_goes_on_while_the_index_is_compacted_and_replaced(tmp_path: Pa
         assert all(np.array_equal(old.vectors[kind], vectors[kind]) for kind in KINDS)
         check = old.files_of(old.ids["images"].tolist())  # deleted images are not found, the others are the same
         assert {file.name for files in check.values() for file in files} == set(kept)
-        with Store(path) as store:
-            check_state(store, kept)
-            assert len(store.ids["images"]) == len(kept)
+        with IndexReader(path) as reader:
+            check_state(reader, kept)
+            assert len(reader.ids["images"]) == len(kept)
         with open_writer(path, about(fingerprint="another"), replace=True) as writer:
             writer.commit(change_to(writer, {"other.jpg": (3, ())}))
-            with Store(path) as store:  # until the new one is published
-                check_state(store, kept)
+            with IndexReader(path) as reader:  # until the new one is published
+                check_state(reader, kept)
             writer.publish()
-        with Store(path) as store:
-            check_state(store, {"other.jpg": (3, ())})
+        with IndexReader(path) as reader:
+            check_state(reader, {"other.jpg": (3, ())})
         assert all(np.array_equal(old.vectors[kind], vectors[kind]) for kind in KINDS)
 
 
@@ -181,8 +182,8 @@ def test_an_interrupted_replacement_is_continued_if_it_is_of_the_same_model(tmp_
         with open_writer(path, about(fingerprint=fingerprint), replace=True) as writer:
             assert writer.known().keys() == known
             writer.commit(change_to(writer, state))
-    with Store(path) as store:
-        check_state(store, {"0.jpg": (0, ())})
+    with IndexReader(path) as reader:
+        check_state(reader, {"0.jpg": (0, ())})
 
 
 def test_a_second_writer_is_refused_at_once(tmp_path: Path) -> None:
@@ -192,8 +193,8 @@ def test_a_second_writer_is_refused_at_once(tmp_path: Path) -> None:
             with pytest.raises(Busy, match="another process is writing"), open_writer(path, about(), replace=replace):
                 pass
         writer.commit(change_to(writer, {"0.jpg": (0, ())}))
-    with Store(path) as store:
-        check_state(store, {"0.jpg": (0, ())})
+    with IndexReader(path) as reader:
+        check_state(reader, {"0.jpg": (0, ())})
 
 
 @pytest.mark.parametrize("where", ["vectors", "database"])
@@ -212,11 +213,11 @@ def test_a_full_disk_is_said_and_loses_nothing(where: str, tmp_path: Path, monke
             writer._database.execute("PRAGMA max_page_count = 1")  # SQLite's error is that of a full disk
         with pytest.raises(OSError, match=r"is full.*is intact"):
             writer.commit(change_to(writer, {"new.jpg": (20, ("new " * 20_000,))}))
-    with Store(path) as store:
-        check_state(store, state)
+    with IndexReader(path) as reader:
+        check_state(reader, state)
     write(path, {"new.jpg": (20, ("new",))})
-    with Store(path) as store:
-        check_state(store, {"new.jpg": (20, ("new",))})
+    with IndexReader(path) as reader:
+        check_state(reader, {"new.jpg": (20, ("new",))})
 
 
 def damage_database(path: Path) -> None:
@@ -246,14 +247,14 @@ DAMAGES = {
 def test_damage_is_said_with_the_command_that_rebuilds_the_index(damage: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.hnc", {f"{number}.jpg": (number, (f"caption {number}",)) for number in range(20)})
     DAMAGES[damage](path)
-    with pytest.raises(ValueError, match=rf"(?s)is damaged.*{REBUILD}"), Store(path) as store:
-        list(store.all_files())
+    with pytest.raises(ValueError, match=rf"(?s)is damaged.*{REBUILD}"), IndexReader(path) as reader:
+        list(reader.all_files())
 
 
 @pytest.mark.parametrize("checked", [2**26, 0])
 def test_a_bit_that_changed_is_noticed(checked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By readers of small files, by the next update in any."""
-    monkeypatch.setattr(store_module, "CHECKED", checked)
+    monkeypatch.setattr(reader_module, "CHECKED", checked)
     path = write(tmp_path / "x.hnc", {f"{number}.jpg": (number, (f"caption {number}",)) for number in range(20)})
     for name in ("images-1.f16", "captions-1.f16", "images-1.ids"):
         content = (path / name).read_bytes()
@@ -262,9 +263,9 @@ def test_a_bit_that_changed_is_noticed(checked: int, tmp_path: Path, monkeypatch
             writer.verify()
         if checked:
             with pytest.raises(ValueError, match=rf"(?s)checksum.*{REBUILD}"):
-                Store(path)
+                IndexReader(path)
         else:
-            Store(path).close()
+            IndexReader(path).close()
         (path / name).write_bytes(content)
     with open_writer(path, about()) as writer:
         writer.verify()
@@ -276,7 +277,7 @@ def test_what_is_not_an_index_of_this_format_is_refused(tmp_path: Path) -> None:
     with sqlite3.connect(path / "index-1.db") as database:
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(ValueError, match=rf"(?s)format 99.*{REBUILD}"):
-        Store(path)
+        IndexReader(path)
     (tmp_path / "old.hnc").mkdir()
     (tmp_path / "old.hnc/index.json").write_text("{}")
     (tmp_path / "folder").mkdir()
@@ -284,7 +285,7 @@ def test_what_is_not_an_index_of_this_format_is_refused(tmp_path: Path) -> None:
     for name, message in (("old.hnc", "earlier version"), ("folder", "not an index"), ("none", "does not exist")):
         assert not is_index(tmp_path / name)
         with pytest.raises(ValueError, match=message):
-            Store(tmp_path / name)
+            IndexReader(tmp_path / name)
     for name, message in (("old.hnc", "earlier version"), ("folder", "holds other files")):
         with pytest.raises(ValueError, match=message), open_writer(tmp_path / name, about(), replace=True):
             pass
@@ -299,8 +300,8 @@ def test_vectors_that_are_not_of_length_one_are_refused(bad: float, tmp_path: Pa
         image = NewImage(store_helpers.image_hash(9), bad * unit_vector(9), (1, 1), b"")
         with pytest.raises(ValueError, match="not of length 1"):
             writer.commit(Change(images=[image]))
-    with Store(path) as store:
-        check_state(store, state)
+    with IndexReader(path) as reader:
+        check_state(reader, state)
 
 
 def test_an_index_is_read_where_nothing_can_be_written(tmp_path: Path) -> None:
@@ -312,8 +313,8 @@ def test_an_index_is_read_where_nothing_can_be_written(tmp_path: Path) -> None:
         file.chmod(0o444)
     copy.chmod(0o555)
     try:
-        with Store(copy) as store:
-            check_state(store, state)
-            assert not store.changed()
+        with IndexReader(copy) as reader:
+            check_state(reader, state)
+            assert not reader.changed()
     finally:
         copy.chmod(0o755)

@@ -1,7 +1,7 @@
 """Engines find the nearest vectors of an index: an engine only proposes rows, the stored vectors decide.
 
-`Gallery` scores proposed rows with the stored vectors, drops deleted ones, adds rows that the engine does not know yet,
-and sorts. So scores are the same whichever engine found a row, an engine that is behind loses nothing, and what an
+`VectorSearch` scores proposed rows with the stored vectors, drops deleted ones, adds rows that the engine does not know
+yet, and sorts. So scores are the same whichever engine found a row, an engine that is behind loses nothing, and what an
 approximate engine can get wrong is which rows it proposes: its recall.
 """
 
@@ -19,7 +19,8 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 
-from hnclip.search.store import EngineName, Kind, RowFile, Store
+from hnclip.search.database import EngineName, Kind, RowFile
+from hnclip.search.reader import IndexReader
 from hnclip.search.vectors import map_rows, score_rows
 from hnclip.search.writer import IndexWriter
 from hnclip.util.console import progress
@@ -48,15 +49,15 @@ class Engine(Protocol):
         ...
 
 
-class Gallery:
+class VectorSearch:
     """The images or captions of an index, ready to be searched. Threads may share it."""
 
-    def __init__(self, store: Store, kind: Kind, engine: Engine | None = None) -> None:
+    def __init__(self, reader: IndexReader, kind: Kind, engine: Engine | None = None) -> None:
         """
         Args:
             engine: an approximate engine; without one the search is exact.
         """
-        self.vectors, self.deleted = store.vectors[kind], store.deleted[kind]  # [N, D], [deleted]
+        self.vectors, self.deleted = reader.vectors[kind], reader.deleted[kind]  # [N, D], [deleted]
         self.engine = engine
         self._scan = cache(lambda first: exact_scan(self.vectors[first:]))
 
@@ -170,7 +171,7 @@ class MilvusEngine:
         self._client.close()
 
 
-def open_engine(store: Store, kind: Kind, name: str) -> Engine | None:
+def open_engine(reader: IndexReader, kind: Kind, name: str) -> Engine | None:
     """The engine of this name, or None if the search is exact: also for few rows, and for an index whose own engine has
     not been built yet.
 
@@ -179,22 +180,22 @@ def open_engine(store: Store, kind: Kind, name: str) -> Engine | None:
         OSError: a server does not answer.
     """
     check_engine(name)
-    if name == "exact" or store.files[kind].rows < FEW:
+    if name == "exact" or reader.files[kind].rows < FEW:
         return None
-    found = store.extras.get(f"engine:{kind}") or {}
-    build = f"build it with\n  {store.about.command} --out {store.path} --engine {name}"
-    if (found.get("engine"), found.get("vectors")) != (name, store.files[kind].name):
-        if name == store.about.engine:
+    found = reader.extras.get(f"engine:{kind}") or {}
+    build = f"build it with\n  {reader.about.command} --out {reader.path} --engine {name}"
+    if (found.get("engine"), found.get("vectors")) != (name, reader.files[kind].name):
+        if name == reader.about.engine:
             return None
-        raise ValueError(f"{store.path} has no {name} of its {kind}: {build}")
+        raise ValueError(f"{reader.path} has no {name} of its {kind}: {build}")
     if name == "milvus":
         return MilvusEngine(found["uri"], found["collection"], found["rows"])
-    if not _is_whole(store.path, found):
-        raise ValueError(f"{store.path / found['file']} is damaged: {build}")
+    if not _is_whole(reader.path, found):
+        raise ValueError(f"{reader.path / found['file']} is damaged: {build}")
     try:
-        return FaissEngine(store.path / found["file"], found["rows"])
+        return FaissEngine(reader.path / found["file"], found["rows"])
     except RuntimeError as error:
-        raise ValueError(f"{store.path / found['file']} cannot be read ({error}): delete it and {build}") from error
+        raise ValueError(f"{reader.path / found['file']} cannot be read ({error}): delete it and {build}") from error
 
 
 def update_engine(writer: IndexWriter, kind: Kind, name: str, uri: str | None = None) -> None:

@@ -16,7 +16,7 @@ from hnclip.data.image_sources import decode_image
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.search.near_duplicates import Hit, Separation
 from hnclip.search.query_encoder import QueryText, read_query
-from hnclip.search.store import IndexedImage, Store
+from hnclip.search.reader import IndexedImage, IndexReader
 from hnclip.util.text import STOP_WORDS, comparison_key
 
 BATCH = 16  # images at once: large ones have hundreds of patches
@@ -75,7 +75,7 @@ class Explanation:
         return {"id": self.file.id, **own, "words": [word.to_dict() for word in self.words], "box": list(self.box)}
 
 
-def explain(model: DualEncoder, store: Store, text: str, files: Sequence[IndexedImage]) -> list[Explanation]:
+def explain(model: DualEncoder, reader: IndexReader, text: str, files: Sequence[IndexedImage]) -> list[Explanation]:
     """How the words of a text match each of some images. ValueError for a text without words, or a model whose patches
     form no square.
 
@@ -85,7 +85,7 @@ def explain(model: DualEncoder, store: Store, text: str, files: Sequence[Indexed
     query = read_query(model.text_transform, text)
     words = word_vectors(model, query)  # [W, D]
     explained = []
-    for some, patches, approximate in patch_batches(model, store, files):
+    for some, patches, approximate in patch_batches(model, reader, files):
         side = patch_side(model, patches.shape[1])
         scores = (words @ patches.transpose(1, 2)).cpu()  # [n, W, P]
         for file, rows, by_thumbnail in zip(some, scores.tolist(), approximate):
@@ -95,13 +95,13 @@ def explain(model: DualEncoder, store: Store, text: str, files: Sequence[Indexed
     return explained
 
 
-def separate(model: DualEncoder, store: Store, text: str, files: Sequence[IndexedImage]) -> Separation:
+def separate(model: DualEncoder, reader: IndexReader, text: str, files: Sequence[IndexedImage]) -> Separation:
     """The words of a text that some images show most unequally, the most unequal first. Function words, and words that
     all images show equally, are left out; a word that occurs more than once counts where it separates best."""
     different = {file.image: file for file in files}  # equal images in several files are encoded once
     if len(different) < 2:
         return Separation()
-    explained = {one.file.image: one for one in explain(model, store, text, list(different.values()))}
+    explained = {one.file.image: one for one in explain(model, reader, text, list(different.values()))}
     found = [
         (matches[0].text, tuple(word.score for word in matches))
         for matches in zip(*(explained[file.image].words for file in files))
@@ -115,12 +115,14 @@ def separate(model: DualEncoder, store: Store, text: str, files: Sequence[Indexe
     return Separation(tuple(file.id for file in files), tuple(best.values())[:SEPARATORS], approximate)
 
 
-def rerank(model: DualEncoder, store: Store, text: str, hits: Sequence[Hit], *, weight: float = WEIGHT) -> list[Hit]:
+def rerank(
+    model: DualEncoder, reader: IndexReader, text: str, hits: Sequence[Hit], *, weight: float = WEIGHT
+) -> list[Hit]:
     """The best `MOST` hits in the order of cosine + weight · token score, equal ones by row; then the others."""
     words = token_vectors(model, read_query(model.text_transform, text).given)  # [T, D]
     files = {hit.row: hit.file for hit in hits[:MOST]}  # equal images in several files are encoded once
     scored: dict[int, dict[str, Any]] = {}
-    for some, patches, approximate in patch_batches(model, store, list(files.values())):
+    for some, patches, approximate in patch_batches(model, reader, list(files.values())):
         for file, score, by_thumbnail in zip(some, token_scores(words, patches).tolist(), approximate):
             scored[file.image] = {"token_score": score, "approximate": by_thumbnail}
     best = [replace(hit, **scored[hit.file.image]) for hit in hits[:MOST]]
@@ -154,24 +156,24 @@ def word_vectors(model: DualEncoder, query: QueryText) -> Tensor:
 
 
 def patch_batches(
-    model: DualEncoder, store: Store, files: Sequence[IndexedImage]
+    model: DualEncoder, reader: IndexReader, files: Sequence[IndexedImage]
 ) -> Iterator[tuple[Sequence[IndexedImage], Tensor, tuple[bool, ...]]]:
     """Files, their patch vectors [n, P, D], and whether each is that of the thumbnail, a few at a time, in order."""
     for start in range(0, len(files), BATCH):
         some = files[start : start + BATCH]
-        images, approximate = zip(*(_load(store, file) for file in some))
+        images, approximate = zip(*(_load(reader, file) for file in some))
         with model.inference():
             encoded = model.encode_images(model.preprocess_images(images), tokens=True)
         assert encoded.tokens is not None
         yield some, encoded.tokens.float(), approximate
 
 
-def _load(store: Store, file: IndexedImage) -> tuple[Image.Image, bool]:
+def _load(reader: IndexReader, file: IndexedImage) -> tuple[Image.Image, bool]:
     """The image of a file, or its thumbnail and True if it is gone, has changed, or is not a file of its own."""
     try:
-        return decode_image(store.content(file), file.name), False
+        return decode_image(reader.content(file), file.name), False
     except InvalidImage:
-        return decode_image(store.thumbnail(file.image), f"the thumbnail of {file.name}"), True
+        return decode_image(reader.thumbnail(file.image), f"the thumbnail of {file.name}"), True
 
 
 def patch_side(model: DualEncoder, patches: int) -> int:

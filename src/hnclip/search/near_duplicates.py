@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hnclip.search.store import IndexedCaption, IndexedImage
+from hnclip.search.reader import IndexedCaption, IndexedImage
 from hnclip.search.vectors import invalid_rows, unit_rows
 from hnclip.util.text import Passage, highlight_different
 

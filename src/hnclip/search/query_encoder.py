@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
 import unicodedata
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hnclip.data.texts import TextTransform, clean_caption
-from hnclip.search.store import Store, damaged, rebuild_command
+from hnclip.search.database import check_file, damaged, rebuild_command
+from hnclip.search.reader import CHECKED, IndexReader
+from hnclip.search.vectors import checksum
 from hnclip.util.text import word_spans
 
 if TYPE_CHECKING:
@@ -98,7 +102,7 @@ def _pieces(text: str) -> Iterator[tuple[int, int]]:
 class QueryEncoder:
     """Encodes queries for the states of an index that have the same model. Threads may share it."""
 
-    def __init__(self, store: Store, *, model: str | None = None, device: str = "auto") -> None:
+    def __init__(self, reader: IndexReader, *, model: str | None = None, device: str = "auto") -> None:
         """
         Args:
             model: where the model is now, if it has moved.
@@ -110,56 +114,59 @@ class QueryEncoder:
         self._name, self._device = model, device
         self._model: DualEncoder | None = None
         self._lock = Lock()
-        self.fingerprint = store.about.fingerprint
-        exported = store.extras.get(KEY) and all(map(find_spec, PACKAGES))
-        self._text_tower = OnnxTextTower(store) if exported else None
-        self.transform = self._text_tower.transform if self._text_tower else self.model(store).text_transform
+        self.fingerprint = reader.about.fingerprint
+        exported = reader.extras.get(KEY) and all(map(find_spec, PACKAGES))
+        self._text_tower = OnnxTextTower(reader) if exported else None
+        self.transform = self._text_tower.transform if self._text_tower else self.model(reader).text_transform
 
-    def for_index(self, store: Store) -> QueryEncoder:
+    def for_index(self, reader: IndexReader) -> QueryEncoder:
         """An encoder for a newer state of the index: this one, unless the state has another model."""
-        if store.about.fingerprint == self.fingerprint:
+        if reader.about.fingerprint == self.fingerprint:
             return self
-        return QueryEncoder(store, model=self._name, device=self._device)
+        return QueryEncoder(reader, model=self._name, device=self._device)
 
-    def model(self, store: Store) -> DualEncoder:
+    def model(self, reader: IndexReader) -> DualEncoder:
         """The model of an index, loaded at the first call. ValueError if it cannot be opened or is another one now."""
         with self._lock:
             if self._model is None:
-                self._model = open_model(store, self._name, self._device)
+                self._model = open_model(reader, self._name, self._device)
             return self._model
 
-    def encode_text(self, store: Store, text: str) -> np.ndarray:
+    def encode_text(self, reader: IndexReader, text: str) -> np.ndarray:
         """[D]; what exceeds the model's context is cut."""
         if self._text_tower is not None:
             return self._text_tower.encode(text)
-        model = self.model(store)
+        model = self.model(reader)
         with model.inference():  # model.encode would read a file whose name is the text
             return model.encode_texts(model.tokenize([text])).vectors[0].float().cpu().numpy()
 
-    def encode_image(self, store: Store, image: Image.Image) -> np.ndarray:
+    def encode_image(self, reader: IndexReader, image: Image.Image) -> np.ndarray:
         """[D]; ValueError for an image that the model cannot take."""
-        return self.model(store).encode([image])[0]
+        return self.model(reader).encode([image])[0]
 
 
 class OnnxTextTower:
     """The text tower of an index, by onnxruntime on the CPU. Threads may share it."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, reader: IndexReader) -> None:
         import onnxruntime
         from tokenizers import Tokenizer
 
-        self._settings, self._path, self._width = store.extras[KEY], store.path, store.about.width
-        directory = store.path / self._settings["file"]
+        self._settings, self._path, self._width = reader.extras[KEY], reader.path, reader.about.width
+        check_text_tower(self._path, self._settings, limit=CHECKED)
+        directory = reader.path / self._settings["file"]
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
         # Weights are used once or a few times: what is saved by packing them anew is less than it costs.
         options.add_session_config_entry("session.disable_prepacking", "1")
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # it keeps processors from others
         providers = ["CPUExecutionProvider"]
         try:
             tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
             self._session = onnxruntime.InferenceSession(str(directory / "text.onnx"), options, providers=providers)
         except Exception as error:  # both packages raise types of their own
-            raise ValueError(damaged(store.path, f"its text encoder cannot be read ({error})")) from error
+            what = f"its text encoder cannot be read ({error})"
+            raise ValueError(damaged(reader.path, what, replace=False)) from error
         clean = CLEANING[self._settings["clean"]]
         self.transform = TextTransform(FastTokenizer(tokenizer, self._settings), self._settings["context"], clean)
 
@@ -171,7 +178,7 @@ class OnnxTextTower:
         padded = np.pad(ids, padding, constant_values=settings["pad"])[None].astype(np.int64)  # [1, T]
         (vectors,) = self._session.run(None, dict(zip(settings["inputs"], (padded, mask))))
         if vectors.shape != (1, self._width) or not abs(float(np.linalg.norm(vectors)) - 1) < 1e-2:
-            raise ValueError(damaged(self._path, "its text encoder gives vectors of another length"))
+            raise ValueError(damaged(self._path, "its text encoder gives vectors of another length", replace=False))
         return vectors[0]
 
 
@@ -190,7 +197,7 @@ class FastTokenizer:
         return {"input_ids": [one.ids for one in found], "offset_mapping": [one.offsets for one in found]}
 
 
-def open_model(store: Store, name: str | None, device: str) -> DualEncoder:
+def open_model(reader: IndexReader, name: str | None, device: str) -> DualEncoder:
     """The model that an index was made with.
 
     Args:
@@ -203,31 +210,44 @@ def open_model(store: Store, name: str | None, device: str) -> DualEncoder:
         from hnclip.models.load import load, models_of
         from hnclip.util.device import find_device
 
-    about = store.about
+    about = reader.about
     try:
         model = load(models_of(name or about.model)[0][1], **about.opening).eval()
     except (ValueError, OSError) as error:
         if name is not None:
             raise
         raise ValueError(
-            f"{store.path} was made with {about.source}, which cannot be opened: {error}\n"
+            f"{reader.path} was made with {about.source}, which cannot be opened: {error}\n"
             "If it has moved, say where it is now with --model"
         ) from error
     if model_fingerprint(model, model.name) != about.fingerprint:
         raise ValueError(
-            f"{store.path} was made with {about.source}, but {name or about.model} is another model now: give the one "
-            f"that it was made with as --model, or make the index anew with\n  {rebuild_command(store.path)}"
+            f"{reader.path} was made with {about.source}, but {name or about.model} is another model now: give the one "
+            f"that it was made with as --model, or make the index anew with\n  {rebuild_command(reader.path)}"
         )
     return model.to(find_device(device))
+
+
+def check_text_tower(path: Path, settings: dict[str, Any], *, limit: int) -> None:
+    """`check_file` of the files of the text tower, which an update exports again."""
+    for name, (size, crc) in settings["files"].items():
+        check_file(path, f"{settings['file']}/{name}", size, crc, limit=limit, replace=False)
 
 
 def update_text_encoder(writer: IndexWriter, model: DualEncoder | None) -> None:
     """Export the text tower of a model into its index, unless it is there; with None, delete it. Where it cannot be
     exported, torch encodes queries."""
-    if model is None and writer.extras.get(KEY):
+    exported = writer.extras.get(KEY)
+    if model is None and exported:
         writer.set_extra(KEY, None)
-    if model is None or writer.extras.get(KEY) or not all(map(find_spec, ("onnx", "onnxscript", *PACKAGES))):
+    if model is None or not all(map(find_spec, ("onnx", "onnxscript", *PACKAGES))):
         return
+    if exported:
+        try:
+            check_text_tower(writer.path, exported, limit=sys.maxsize)
+            return
+        except ValueError as error:
+            log.warning(f"{error}\nIt is exported again.")
     transform = model.text_transform
     clean = next((name for name, function in CLEANING.items() if function == transform.clean), None)
     if clean is None:
@@ -245,6 +265,7 @@ def update_text_encoder(writer: IndexWriter, model: DualEncoder | None) -> None:
         return
     own = {
         "file": directory.name,
+        "files": {file.name: (size := file.stat().st_size, checksum(file, size)) for file in directory.iterdir()},
         "context": transform.context,
         "pad": transform.pad,
         "special": sorted(map(int, transform.tokenizer.all_special_ids)),

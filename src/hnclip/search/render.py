@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hnclip.core import Problem
 from hnclip.data.image_sources import FileImage
+from hnclip.search.database import Kind
 from hnclip.search.near_duplicates import CaptionHit, Hit, NearDuplicates
-from hnclip.search.store import IndexedImage, Kind, source_at
+from hnclip.search.reader import IndexedImage, source_at
 from hnclip.util.tables import text_table
 from hnclip.util.text import Passage, comparison_key, counted, shorten
 

@@ -19,7 +19,8 @@ from hnclip.data.readers.folders import count_captioned
 from hnclip.data.readers.locate import files_below
 from hnclip.data.records import DataSet, printable
 from hnclip.data.sources import is_data_name, local_path, open_data
-from hnclip.search.store import is_index, place_of, source_at
+from hnclip.search.database import is_index
+from hnclip.search.reader import place_of, source_at
 from hnclip.search.writer import Known, Noted, captions_hash
 
 log = logging.getLogger(__name__)
@@ -177,7 +178,7 @@ def _lies_in(name: str, folders: Iterable[str]) -> bool:
 
 
 @dataclass
-class Plan:
+class UpdatePlan:
     """What an update has to do.
 
     Args:
@@ -199,7 +200,7 @@ def compare(
     problems: Noted,
     pool: ThreadPoolExecutor,
     advance: Callable[[int], None],
-) -> Plan:
+) -> UpdatePlan:
     """Compare a source with an index by names, stamps and captions; no image is read.
 
     Args:
@@ -207,7 +208,7 @@ def compare(
         problems: what it could not index.
         advance: called with the number of entries that were compared.
     """
-    plan = Plan(problems=_noted(source.problems))
+    plan = UpdatePlan(problems=_noted(source.problems))
     present = set[str]()
 
     def compared(entries: list[Entry]) -> list[tuple[Entry, bool]]:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hnclip.search.engines import FEW, Gallery, open_engine
+from hnclip.search.database import KINDS, Kind, damaged
+from hnclip.search.engines import FEW, VectorSearch, open_engine
 from hnclip.search.near_duplicates import (
     CaptionHit,
     Hit,
@@ -22,8 +23,8 @@ from hnclip.search.near_duplicates import (
     mean_cosine,
 )
 from hnclip.search.query_encoder import QueryEncoder, QueryText, read_query
+from hnclip.search.reader import IndexedImage, IndexReader
 from hnclip.search.render import SearchResult
-from hnclip.search.store import KINDS, IndexedImage, Kind, Store, damaged
 from hnclip.search.vectors import invalid_rows, score_rows
 from hnclip.util.text import counted
 
@@ -41,26 +42,26 @@ THUMBNAILS = "for images that are gone, have changed, or are not files of their 
 class Searcher:
     """An open index and what encodes queries for it. Threads may share it."""
 
-    def __init__(self, store: Store, encoder: QueryEncoder, *, engine: str | None = None) -> None:
+    def __init__(self, reader: IndexReader, encoder: QueryEncoder, *, engine: str | None = None) -> None:
         """
         Args:
             engine: to use instead of the index's own.
         """
-        self.store, self.encoder = store, encoder
+        self.reader, self.encoder = reader, encoder
         self._engine = engine
-        self._galleries: dict[Kind, Gallery] = {}
-        self._mean = cache(lambda kind: mean_cosine(store.vectors[kind], store.deleted[kind]))
+        self._searches: dict[Kind, VectorSearch] = {}
+        self._mean = cache(lambda kind: mean_cosine(reader.vectors[kind], reader.deleted[kind]))
         with ExitStack() as opened:
             for kind in KINDS:
-                found = open_engine(store, kind, engine or store.about.engine)
+                found = open_engine(reader, kind, engine or reader.about.engine)
                 if close := getattr(found, "close", None):
                     opened.callback(close)
-                self._galleries[kind] = Gallery(store, kind, found)
+                self._searches[kind] = VectorSearch(reader, kind, found)
             self._opened = opened.pop_all()
 
     def close(self) -> None:
         self._opened.close()
-        self.store.close()
+        self.reader.close()
 
     def __enter__(self) -> Searcher:
         return self
@@ -70,20 +71,20 @@ class Searcher:
 
     def reopen(self) -> Searcher:
         """A searcher of the newest state of the index, with the same encoder if it has the same model."""
-        store = Store(self.store.path)
+        reader = IndexReader(self.reader.path)
         try:
-            return Searcher(store, self.encoder.for_index(store), engine=self._engine)
+            return Searcher(reader, self.encoder.for_index(reader), engine=self._engine)
         except BaseException:
-            store.close()
+            reader.close()
             raise
 
     def load_model(self) -> None:
         """Load the model with torch, which only text queries do not need. ValueError if it cannot be opened."""
-        self.encoder.model(self.store)
+        self.encoder.model(self.reader)
 
     def engine_of(self, kind: Kind) -> str:
         """The engine that searches a kind: exact where there are few rows, or no engine was built."""
-        return "exact" if self._galleries[kind].engine is None else self._engine or self.store.about.engine
+        return "exact" if self._searches[kind].engine is None else self._engine or self.reader.about.engine
 
     def search(
         self,
@@ -113,9 +114,9 @@ class Searcher:
             raise ValueError("re-ranking needs a text and finds images")
         query = None if text is None else read_query(self.encoder.transform, text)
         if query is not None and image is None:
-            vector = self.encoder.encode_text(self.store, query.given)  # [D]
+            vector = self.encoder.encode_text(self.reader, query.given)  # [D]
         elif query is None and image is not None:
-            vector = self.encoder.encode_image(self.store, image)  # [D]
+            vector = self.encoder.encode_image(self.reader, image)  # [D]
         else:
             raise ValueError("give either a text or an image")
         hits, captions = tuple[Hit, ...](), tuple[CaptionHit, ...]()
@@ -126,17 +127,17 @@ class Searcher:
         else:
             hits = self.find_images(vector, k)
         result = SearchResult(
-            index=self.store.path,
-            root=self.store.root,
+            index=self.reader.path,
+            root=self.reader.root,
             engine=self.engine_of(find),
             query=name if query is None else query.given.strip(),
             kind="image" if query is None else "text",
             find=find,
-            total=self.store.count(find),
+            total=self.reader.count(find),
             truncated=query is not None and query.truncated,
             hits=hits,
             captions=captions,
-            groups=tuple(find_near_duplicates(self.store.vectors[find], self._mean(find), hits or captions)),
+            groups=tuple(find_near_duplicates(self.reader.vectors[find], self._mean(find), hits or captions)),
         )
         if explain:
             result = self._explained(result, query)
@@ -146,25 +147,25 @@ class Searcher:
         """Which words of a text match which parts of the images with these ids. KeyError for an unknown id."""
         from hnclip.search.explain import explain
 
-        return explain(self.encoder.model(self.store), self.store, text, self._files(ids))
+        return explain(self.encoder.model(self.reader), self.reader, text, self._files(ids))
 
     def separate(self, text: str, ids: Sequence[int]) -> Separation:
         """Which words of a text separate the images with these ids. KeyError for an unknown id."""
         from hnclip.search.explain import separate
 
-        return separate(self.encoder.model(self.store), self.store, text, self._files(ids))
+        return separate(self.encoder.model(self.reader), self.reader, text, self._files(ids))
 
     def find_images(self, vector: np.ndarray, k: int) -> tuple[Hit, ...]:
         """The k nearest files to a vector [D]; files with equal images have equal scores."""
         found = self._nearest("images", vector, k)
-        files = self.store.files_of([image for image, _, _ in found])  # without those that were deleted since
+        files = self.reader.files_of([image for image, _, _ in found])  # without those that were deleted since
         hits = [Hit(file, row, score) for image, row, score in found for file in files.get(image, ())]
         return tuple(hits[:k])
 
     def find_captions(self, vector: np.ndarray, k: int) -> tuple[CaptionHit, ...]:
         """The k nearest captions to a vector [D], with the files that have them."""
         found = self._nearest("captions", vector, k)
-        captions = self.store.captions([caption for caption, _, _ in found])  # without those that were deleted since
+        captions = self.reader.captions([caption for caption, _, _ in found])  # without those that were deleted since
         hits = [
             CaptionHit(captions[caption], row, score, self._owners(vector, captions[caption].files[:OWNERS]))
             for caption, row, score in found
@@ -174,21 +175,21 @@ class Searcher:
 
     def _owners(self, vector: np.ndarray, files: Sequence[IndexedImage]) -> tuple[Hit, ...]:
         """The files of a caption, with the cosines of their images; without those that are newer than this state."""
-        ids = self.store.ids["images"]
+        ids = self.reader.ids["images"]
         rows = np.searchsorted(ids, [file.image for file in files])  # ids rise with the rows, and newer ones are larger
         known = [(file, int(row)) for file, row in zip(files, rows) if row < len(ids)]
-        scores = score_rows(self.store.vectors["images"], vector, np.array([row for _, row in known], np.int64))
+        scores = score_rows(self.reader.vectors["images"], vector, np.array([row for _, row in known], np.int64))
         return tuple(Hit(*pair, score) for pair, score in zip(known, scores.tolist()))
 
     def _nearest(self, kind: Kind, vector: np.ndarray, k: int) -> list[tuple[int, int, float]]:
         """Ids, rows and cosines of the k nearest rows to a vector [D]."""
-        rows, scores = self._galleries[kind].nearest(vector, k)
-        if len(invalid_rows(self.store.vectors[kind][rows])):
-            raise ValueError(damaged(self.store.path, f"a vector of its {kind} is not of length 1"))
-        return list(zip(self.store.ids[kind][rows].tolist(), rows.tolist(), scores.tolist()))
+        rows, scores = self._searches[kind].nearest(vector, k)
+        if len(invalid_rows(self.reader.vectors[kind][rows])):
+            raise ValueError(damaged(self.reader.path, f"a vector of its {kind} is not of length 1"))
+        return list(zip(self.reader.ids[kind][rows].tolist(), rows.tolist(), scores.tolist()))
 
     def _files(self, ids: Sequence[int]) -> list[IndexedImage]:
-        found = [self.store.file(number) for number in ids]
+        found = [self.reader.file(number) for number in ids]
         if missing := [number for number, file in zip(ids, found) if file is None]:
             raise KeyError(missing[0])
         return [file for file in found if file is not None]
@@ -197,7 +198,7 @@ class Searcher:
         from hnclip.search.explain import MOST, rerank
 
         hits = self.find_images(vector, max(k, MOST))
-        return tuple(rerank(self.encoder.model(self.store), self.store, query.given, hits)[:k])
+        return tuple(rerank(self.encoder.model(self.reader), self.reader, query.given, hits)[:k])
 
     def _explained(self, result: SearchResult, query: QueryText | None) -> SearchResult:
         """With the words that separate groups, and explanations of the best hits, for a text that finds images."""
@@ -205,30 +206,30 @@ class Searcher:
             return replace(result, groups=tuple(replace(group, separation=Separation()) for group in result.groups))
         from hnclip.search.explain import explain, separate
 
-        model, text = self.encoder.model(self.store), query.given
+        model, text = self.encoder.model(self.reader), query.given
 
         def separated(group: NearDuplicates) -> NearDuplicates:
             different: dict[int, IndexedImage] = {}
             for file in group.files:
                 different.setdefault(file.image, file)
             files = list(different.values())[:SEPARATED]
-            return replace(group, separation=separate(model, self.store, text, files))
+            return replace(group, separation=separate(model, self.reader, text, files))
 
         best = [hit.file for hit in result.hits[:EXPLAINED]]
-        explanations = tuple(explain(model, self.store, text, best))
+        explanations = tuple(explain(model, self.reader, text, best))
         return replace(result, groups=tuple(map(separated, result.groups)), explanations=explanations)
 
     def _notes(self, result: SearchResult, query: QueryText | None, k: int, explain: bool) -> tuple[str, ...]:
         notes = []
         what, found = result.find.removesuffix("s"), len(result.hits) + len(result.captions)
-        if not self.store.count("images"):
+        if not self.reader.count("images"):
             notes.append("the index holds no images")
         elif not result.total:
             notes.append("the index holds no captions: the data that it was made of had none")
         elif found == result.total < k:
             notes.append(f"the index holds no more than {counted(result.total, what)}")
-        engine = self._engine or self.store.about.engine
-        if result.engine != engine and len(self.store.ids[result.find]) >= FEW:
+        engine = self._engine or self.reader.about.engine
+        if result.engine != engine and len(self.reader.ids[result.find]) >= FEW:
             notes.append(f"all {result.find} were scanned: update the index with --engine {engine} to build it")
         if query is not None and query.truncated:
             last = " ".join(word.text for word in query.words[-5:])
@@ -257,9 +258,9 @@ def open_index(
     Raises:
         ValueError: there is no index, it is damaged, or its model cannot be opened; the message says what to do.
     """
-    store = Store(path)
+    reader = IndexReader(path)
     try:
-        return Searcher(store, QueryEncoder(store, model=model, device=device), engine=engine)
+        return Searcher(reader, QueryEncoder(reader, model=model, device=device), engine=engine)
     except BaseException:
-        store.close()
+        reader.close()
         raise

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from hnclip.core import Problem
-from hnclip.search.store import (
+from hnclip.search.database import (
     APPLICATION,
     COMMAND,
     FORMAT,

@@ -18,6 +18,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from hnclip import __version__
+from hnclip.search.reader import IndexedImage, IndexReader
 from hnclip.search.serve.images import decode_upload, original, thumbnail
 from hnclip.search.serve.schema import (
     ErrorResponse,
@@ -32,7 +33,6 @@ from hnclip.search.serve.schema import (
 from hnclip.search.serve.security import Auth, SecurityMiddleware, error_response, unauthorized
 from hnclip.search.serve.service import Queue, Service
 from hnclip.search.serve.settings import Settings
-from hnclip.search.store import IndexedImage, Store
 
 if TYPE_CHECKING:
     from hnclip.search.searcher import Searcher
@@ -109,13 +109,13 @@ def _add_index_routes(api: APIRouter, service: Service, settings: Settings) -> N
         """What is served, and the limits of requests."""
 
         def read(searcher: Searcher) -> dict[str, Any]:
-            store = searcher.store
+            reader = searcher.reader
             return {
-                "name": store.path.absolute().stem,
-                "images": store.count("images"),
-                "captions": store.count("captions"),
-                "problems": store.problem_count(),
-                "model": store.about.source,
+                "name": reader.path.absolute().stem,
+                "images": reader.count("images"),
+                "captions": reader.count("captions"),
+                "problems": reader.problem_count(),
+                "model": reader.about.source,
                 "engine": searcher.engine_of("images"),
                 "limits": {
                     "k": settings.max_k,
@@ -132,9 +132,9 @@ def _add_index_routes(api: APIRouter, service: Service, settings: Settings) -> N
         """The files that could not be indexed."""
 
         def read(searcher: Searcher) -> dict[str, list[dict[str, str]]]:
-            store = searcher.store
-            root = "" if store.root is None else f"{store.root}{os.sep}"  # of names; details contain whole paths
-            found = [{name: text.replace(root, "") for name, text in asdict(one).items()} for one in store.problems()]
+            reader = searcher.reader
+            root = "" if reader.root is None else f"{reader.root}{os.sep}"  # of names; details contain whole paths
+            found = [{name: text.replace(root, "") for name, text in asdict(one).items()} for one in reader.problems()]
             return {"problems": found}
 
         return await service.run(service.reading, request, read)
@@ -203,10 +203,10 @@ def _add_image_routes(api: APIRouter, service: Service, settings: Settings) -> N
         request: Request,
         id: int,
         queue: Queue,
-        read: Callable[[Store, IndexedImage], tuple[bytes, str]],
+        read: Callable[[IndexReader, IndexedImage], tuple[bytes, str]],
         part: str = "",
     ) -> Response:
-        file = await service.run(service.reading, request, lambda searcher: searcher.store.file(id))
+        file = await service.run(service.reading, request, lambda searcher: searcher.reader.file(id))
         if file is None:
             raise HTTPException(404, f"there is no image {id}")
         # The tag follows from the stored hash: a client that has the image already costs no reading of files.
@@ -214,7 +214,7 @@ def _add_image_routes(api: APIRouter, service: Service, settings: Settings) -> N
         known = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
         if headers["ETag"] in known or "*" in known:
             return Response(status_code=304, headers=headers)
-        content, type = await service.run(queue, request, lambda searcher: read(searcher.store, file))
+        content, type = await service.run(queue, request, lambda searcher: read(searcher.reader, file))
         return Response(content, media_type=type, headers=headers)
 
     @api.get("/images/{id}", response_class=Response, responses=IMAGE)
@@ -249,7 +249,7 @@ def _query_errors(searcher: Searcher) -> Iterator[None]:
     except KeyError as error:
         raise HTTPException(404, "there is no such image") from error
     except ValueError as error:
-        if str(searcher.store.path) in str(error):
+        if str(searcher.reader.path) in str(error):
             raise
         raise HTTPException(422, str(error)) from error
 

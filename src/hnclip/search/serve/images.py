@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 
 from hnclip.core import InvalidImage
 from hnclip.data.image_sources import FileImage, TarImage
-from hnclip.search.store import IndexedImage, Store
+from hnclip.search.reader import IndexedImage, IndexReader
 
 SHOWN = {  # by browsers
     "JPEG": "image/jpeg",
@@ -34,20 +34,20 @@ MAX_SCANS = 100  # of a JPEG: each takes as long to decode as a whole image, but
 PLAIN_PPM = (b"P1", b"P2", b"P3")  # decimal numbers, which Pillow reads one by one
 
 
-def thumbnail(store: Store, file: IndexedImage) -> tuple[bytes, str]:
+def thumbnail(reader: IndexReader, file: IndexedImage) -> tuple[bytes, str]:
     """A small JPEG of an image, and its type."""
     try:
-        return store.thumbnail(file.image), "image/jpeg"
+        return reader.thumbnail(file.image), "image/jpeg"
     except KeyError:  # deleted since the file was looked up
         raise HTTPException(404, f"there is no image {file.id}") from None
 
 
-def original(store: Store, file: IndexedImage, *, max_pixels: int) -> tuple[bytes, str]:
+def original(reader: IndexReader, file: IndexedImage, *, max_pixels: int) -> tuple[bytes, str]:
     """The indexed bytes of an image, and their type; if browsers do not show its format, a JPEG of it, or the thumbnail
     if it has more than `max_pixels` or cannot be decoded."""
     try:
-        _check_file(store, file)
-        content = store.content(file)
+        _check_file(reader, file)
+        content = reader.content(file)
     except (InvalidImage, OSError) as error:
         raise HTTPException(410, "the image is gone, was changed since it was indexed, or is too large") from error
     with suppress(Exception), Image.open(io.BytesIO(content), formats=DECODED) as image:  # plugins raise anything
@@ -55,12 +55,12 @@ def original(store: Store, file: IndexedImage, *, max_pixels: int) -> tuple[byte
             return content, SHOWN[image.format]
         if image.width * image.height <= max_pixels:
             return _jpeg(image), "image/jpeg"
-    return thumbnail(store, file)
+    return thumbnail(reader, file)
 
 
-def _check_file(store: Store, file: IndexedImage) -> None:
+def _check_file(reader: IndexReader, file: IndexedImage) -> None:
     """Check that the image is in a regular file of a size that can be read: a pipe would block, a device never end."""
-    source = store.source(file)
+    source = reader.source(file)
     if not isinstance(source, (FileImage, TarImage)):
         raise HTTPException(404, f"image {file.id} is not a file")
     status = (source.path if isinstance(source, FileImage) else source.tar).stat()  # of what a link points to

@@ -16,8 +16,8 @@ from hnclip.search.serve.settings import Settings
 if TYPE_CHECKING:
     import uvicorn
 
+    from hnclip.search.database import EngineName
     from hnclip.search.searcher import Searcher
-    from hnclip.search.store import EngineName
 
 CONNECTIONS = 256  # at once; further ones get status 503
 GRACE = 3  # seconds that requests have to finish when the server stops

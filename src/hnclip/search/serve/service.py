@@ -108,7 +108,7 @@ class Service:
     async def refresh(self) -> None:
         """Replace the searcher if the index has changed. Whatever is wrong with the new state is raised."""
         old = self._state
-        if await run_in_threadpool(old.searcher.store.changed):
+        if await run_in_threadpool(old.searcher.reader.changed):
             new = State(await run_in_threadpool(old.searcher.reopen))
             await self._load(new)
             self._state = new

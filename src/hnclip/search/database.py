@@ -1,0 +1,235 @@
+"""The format of an index on disk: database, files of vectors, and what is said when they are damaged. Nothing here
+imports torch.
+
+`photos.hnc` is a directory:
+
+    index-1.db          SQLite: images, thumbnails, files, captions, problems, and what the other files hold
+    images-1.f16, .ids  vectors of images, a row each, and the ids of the rows; likewise captions-1
+    images-1-*.faiss    approximate engines (`hnclip.search.engines`)
+    text-1/             the text tower and its tokenizer, for queries without torch (`hnclip.search.query_encoder`)
+    command.txt         the command that updates the index
+
+The database is the only commit point. Bytes of other files are flushed before the transaction that names them, so a
+killed writer leaves bytes that are not referenced. Of several databases the one with the highest number counts: an
+index is replaced by renaming a finished one to the next number.
+
+An image is its content, identified by its hash; a file is a name that has an image and captions. Row numbers and ids
+are never given to something else, so a reader may go on with the rows that it mapped: what was deleted since is not
+found in the database any more and is skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from hnclip.search.vectors import checksum
+
+FORMAT = 2  # raised by hand; PRAGMA user_version of the database
+APPLICATION = 0x686E6378  # PRAGMA application_id: "hncx"
+COMMAND = "command.txt"
+PATIENCE = 60.0  # seconds to wait for the transaction of another process
+
+Kind = Literal["images", "captions"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+EngineName = Literal["exact", "faiss-ivf", "faiss-hnsw", "milvus"]
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE images (
+    id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, row INTEGER NOT NULL, width INTEGER NOT NULL,
+    height INTEGER NOT NULL
+);
+CREATE TABLE thumbnails (image INTEGER PRIMARY KEY, jpeg BLOB NOT NULL);
+CREATE TABLE files (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, image INTEGER NOT NULL, place TEXT NOT NULL,
+    stamp TEXT NOT NULL, captions BLOB NOT NULL
+);
+CREATE INDEX files_of_image ON files (image);
+CREATE TABLE captions (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, row INTEGER NOT NULL, text TEXT NOT NULL);
+CREATE TABLE said (file INTEGER NOT NULL, number INTEGER NOT NULL, caption INTEGER NOT NULL,
+    PRIMARY KEY (file, number)) WITHOUT ROWID;
+CREATE INDEX said_of_caption ON said (caption);
+CREATE TABLE deleted (kind TEXT NOT NULL, row INTEGER NOT NULL, PRIMARY KEY (kind, row)) WITHOUT ROWID;
+CREATE TABLE problems (name TEXT PRIMARY KEY, kind TEXT NOT NULL, detail TEXT NOT NULL, stamp TEXT NOT NULL)
+    WITHOUT ROWID
+"""
+
+
+@dataclass(frozen=True)
+class About:
+    """What an index was made with and of; queries must be encoded by the same model.
+
+    Args:
+        model: as given to `hnclip index`; `source` is what was recognised, `fingerprint` what it computes by.
+        opening: how it was opened (`hnclip.config.Opening`).
+        width: D of a vector.
+        data: what was indexed; of files and folders the absolute path.
+        root: the directory that the places of files are relative to, if there is one.
+        engine: that searches unless another is asked for; `uri` of one that is a server.
+        split: of the data, or all.
+        command: updates the index, without --out.
+    """
+
+    model: str
+    source: str
+    fingerprint: str
+    opening: dict[str, Any]
+    width: int
+    data: str
+    root: str | None
+    engine: EngineName = "exact"
+    uri: str | None = None
+    split: str = "all"
+    command: str = "hnclip index DATA --model MODEL"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """The file of vectors of a kind: committed rows, their checksum, and the id of the next one."""
+
+    name: str
+    rows: int = 0
+    crc: int = 0
+    ids_crc: int = 0
+    next_id: int = 1
+
+    @property
+    def ids_name(self) -> str:
+        return f"{self.name.removesuffix('.f16')}.ids"
+
+
+def content_hash(content: bytes) -> bytes:
+    """Identifies the bytes of an image or the text of a caption."""
+    return blake2b(content, digest_size=32).digest()
+
+
+def text_hash(text: str) -> bytes:
+    return content_hash(text.encode("utf-8", "surrogatepass"))
+
+
+def current_database(path: Path) -> Path:
+    """The database of an index; ValueError if there is none."""
+    numbered = database_files(path)
+    if numbered:
+        return numbered[max(numbered)]
+    make = f"create it with hnclip index FOLDER --model MODEL --out {shlex.quote(str(path))}"
+    if not path.is_dir():
+        raise ValueError(f"{path} does not exist: {make}")
+    if (path / "index.json").is_file():
+        raise ValueError(f"{path} is an index of an earlier version: delete it, then {make}")
+    if (path / COMMAND).is_file():
+        raise ValueError(damaged(path, "it has no database"))
+    raise ValueError(f"{path} is not an index of hnclip: {make}")
+
+
+def database_files(path: Path) -> dict[int, Path]:
+    """Databases by number."""
+    names = [(re.fullmatch(r"index-(\d+)\.db", file.name), file) for file in path.glob("index-*.db")]
+    return {int(match[1]): file for match, file in names if match}
+
+
+def is_index(path: Path) -> bool:
+    """Whether a directory is an index, by the header of its database."""
+    for file in database_files(path).values():
+        with suppress(OSError), file.open("rb") as opened:
+            return opened.read(72)[68:] == APPLICATION.to_bytes(4, "big")
+    return False
+
+
+def connect(file: Path) -> sqlite3.Connection:
+    """A connection to a database that exists, for threads that take turns."""
+    escaped = file.absolute().as_posix().replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    # A reader may have to recover what a killed writer left, hence rw; a disk that is read-only allows the others.
+    for mode in ("mode=rw", "mode=ro", "mode=ro&immutable=1"):
+        uri = f"file:{escaped}?{mode}"
+        database = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+        try:
+            database.execute("SELECT count(*) FROM sqlite_master")
+            return database
+        except sqlite3.OperationalError as error:
+            database.close()
+            if "unable to open" not in str(error) and "readonly" not in str(error):
+                raise
+    raise OSError(f"{file} cannot be opened")
+
+
+def read_meta(database: sqlite3.Connection, path: Path) -> tuple[About, dict[Kind, RowFile], dict[str, Any]]:
+    """What an index is about, its files of vectors, and what else its directory holds: engines, the text encoder."""
+    application, version = (
+        database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+    )
+    if application != APPLICATION:
+        raise ValueError(damaged(path, "its database has no header of an index"))
+    if version != FORMAT:
+        raise ValueError(
+            f"{path} has format {version}, this version of hnclip reads {FORMAT}: use the version that made it, or "
+            f"make it anew with\n  {rebuild_command(path)}"
+        )
+    try:
+        meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
+        about = About(**{field.name: meta["about"][field.name] for field in fields(About)})
+        return about, {kind: RowFile(**meta.pop(kind)) for kind in KINDS}, meta
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(damaged(path, f"its database does not say what it holds ({error!r})")) from error
+
+
+def check_rows(path: Path, about: About, files: Mapping[Kind, RowFile], *, limit: int) -> None:
+    """`check_file` of all files of vectors and ids."""
+    for rows in files.values():
+        check_file(path, rows.name, rows.rows * 2 * about.width, rows.crc, limit=limit)
+        check_file(path, rows.ids_name, rows.rows * 8, rows.ids_crc, limit=limit)
+
+
+def check_file(path: Path, name: str, size: int, crc: int, *, limit: int, replace: bool = True) -> None:
+    """ValueError if a file of the index is missing or too short, or does not match its checksum.
+
+    Args:
+        limit: bytes; of larger files the checksum is not compared.
+        replace: the index has to be made anew; otherwise an update repairs it.
+    """
+    try:
+        found = (path / name).stat().st_size
+    except FileNotFoundError:
+        raise ValueError(damaged(path, f"{name} is missing", replace=replace)) from None
+    if found < size:
+        raise ValueError(damaged(path, f"{name} holds {found:,} of {size:,} bytes", replace=replace))
+    if size <= limit and checksum(path / name, size) != crc:
+        raise ValueError(damaged(path, f"{name} does not match its checksum", replace=replace))
+
+
+def damaged(path: Path, what: str, *, replace: bool = True) -> str:
+    return (
+        f"{path} is damaged: {what}. {'Rebuild' if replace else 'Repair'} it with\n  {rebuild_command(path, replace)}"
+    )
+
+
+def rebuild_command(path: Path, replace: bool = True) -> str:
+    command = "hnclip index DATA --model MODEL"
+    with suppress(OSError, UnicodeDecodeError):
+        command = (path / COMMAND).read_text(encoding="utf-8").strip() or command
+    return f"{command} --out {shlex.quote(str(path))}{' --replace' * replace}"
+
+
+@contextmanager
+def database_errors(path: Path) -> Iterator[None]:
+    """SQLite's errors with the index that they are about and what can be done."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "no such" in str(error):  # a table or a column: the file was cut or exchanged
+            raise ValueError(damaged(path, f"its database is incomplete ({error})")) from error
+        raise OSError(f"the database of {path} cannot be used: {error}") from error  # locked, full, no permission
+    except sqlite3.DatabaseError as error:
+        raise ValueError(damaged(path, f"its database cannot be read ({error})")) from error
