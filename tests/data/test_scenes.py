@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -235,3 +236,12 @@ def test_every_second_family_of_doubles_has_one_caption():
             assert [bool(record.regions) for record in family] == [True, False]
     for split in ("validation", "test"):
         assert open_records("scenes/park/doubles", split) == open_records("scenes/park/small", split)
+
+
+def test_a_folder_with_the_name_of_generated_scenes_is_pointed_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "scenes/shelf").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    open_data("scenes/shelf", splits={"validation"})
+    assert "./scenes/shelf" in caplog.text

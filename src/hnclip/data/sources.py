@@ -59,6 +59,9 @@ def open_data(source: str, read: ReadConfig = _DEFAULT, *, splits: Collection[st
         ValueError: the source is not known, cannot be read, or holds no record.
     """
     if source in SCENES:
+        if Path(source).is_dir():
+            detail = f"these are the generated scenes; for the folder of this name write ./{source}"
+            _warn_once(Problem("ambiguous name", source, detail))
         return _open_scenes(source, FAMILIES if splits is None or "all" in splits else splits)
     name, _, folder = source.partition("=")
     try:

@@ -94,7 +94,7 @@ class VectorSearch:
 
 
 def exact_scan(vectors: np.ndarray) -> Engine:
-    """A scan of all rows [N, D]: by faiss if it is installed, otherwise by torch, which takes half as long again."""
+    """A scan of all rows [N, D]: by faiss if it is installed, otherwise by torch, which is slower."""
     try:
         return FaissScan(vectors)
     except ImportError:
