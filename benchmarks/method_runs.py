@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from hnclip.config import RunOptions, TrainConfig, to_json
-from hnclip.evaluate.compare import Comparison
-from hnclip.evaluate.retrieval import comparisons, evaluate_models, open_task
+from hnclip.evaluation.compare import Comparison
+from hnclip.evaluation.retrieval import comparisons, evaluate_models, open_task
 from hnclip.measure import Report, machine
 from hnclip.models.load import load
 from hnclip.objectives.registry import METHOD_CHOICES, apply_method
 from hnclip.recipes import demo
-from hnclip.train.runs import train_or_continue
+from hnclip.training.runs import train_or_continue
 from hnclip.util.device import find_device
 
 log = logging.getLogger("hnclip.bench")

@@ -28,9 +28,9 @@ from hnclip.models.adapters import add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.base import Objective
 from hnclip.objectives.registry import METHOD_CHOICES, apply_method, build_objective, build_readouts
-from hnclip.train.data import needed_views
-from hnclip.train.optimizer import build_optimizer
-from hnclip.train.step import TrainStep
+from hnclip.training.data import needed_views
+from hnclip.training.optimizer import build_optimizer
+from hnclip.training.step import TrainStep
 
 log = logging.getLogger("hnclip.bench")
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from hnclip.analysis.captions import caption_similarity
-from hnclip.evaluate import Ranks, recall_at, retrieval_ranks, summarize
+from hnclip.evaluation import Ranks, recall_at, retrieval_ranks, summarize
 from hnclip.measure import Report, machine, peak_memory, threads, time_ways
 
 log = logging.getLogger("hnclip.bench")

@@ -20,8 +20,8 @@ from torch import Tensor
 from hnclip.config import ReadConfig
 from hnclip.core import Record
 from hnclip.data.sources import open_data
-from hnclip.evaluate.bootstrap import bootstrap_intervals
-from hnclip.evaluate.retrieval import group_numbers
+from hnclip.evaluation.bootstrap import bootstrap_intervals
+from hnclip.evaluation.retrieval import group_numbers
 from hnclip.measure import Report, machine
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, models_of

@@ -40,10 +40,10 @@ from hnclip.measure import Report, Timing, gemm_rate, machine, peak_memory, time
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, wrap
 from hnclip.objectives.registry import build_objective
-from hnclip.train.memory import PairMemory
-from hnclip.train.optimizer import build_optimizer
-from hnclip.train.setup import compile_blocks, fast_bf16, recompute_activations
-from hnclip.train.step import TrainStep
+from hnclip.training.memory import PairMemory
+from hnclip.training.optimizer import build_optimizer
+from hnclip.training.setup import compile_blocks, fast_bf16, recompute_activations
+from hnclip.training.step import TrainStep
 
 log = logging.getLogger("hnclip.bench")
 

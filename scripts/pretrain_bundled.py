@@ -29,13 +29,13 @@ from hnclip.core import Batch
 from hnclip.data.batching import prepare
 from hnclip.data.scenes import scene_records, stream_records
 from hnclip.data.scenes.world import DOMAINS
-from hnclip.evaluate.retrieval import evaluate, prepare_gallery
+from hnclip.evaluation.retrieval import evaluate, prepare_gallery
 from hnclip.losses import clip_loss
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import save, wrap
 from hnclip.models.long_context import stretch
 from hnclip.models.preprocessing import train_tokenizer
-from hnclip.train.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
+from hnclip.training.optimizer import build_optimizer, clamp_scale, learning_rate_factor, set_learning_rate
 
 IMAGE_SIZE, PATCH, WIDTH, LAYERS, CONTEXT = 96, 16, 128, 4, 77
 VOCABULARY = 1024  # tokens before missing bytes are added

@@ -18,12 +18,12 @@ from hnclip.analysis.captions import caption_similarity
 from hnclip.config import RunOptions
 from hnclip.data.scenes import scene_records
 from hnclip.data.scenes.world import DOMAINS
-from hnclip.evaluate.ranks import ARROWS
-from hnclip.evaluate.retrieval import evaluate, prepare_gallery
+from hnclip.evaluation.ranks import ARROWS
+from hnclip.evaluation.retrieval import evaluate, prepare_gallery
 from hnclip.models.load import load
 from hnclip.recipes import demo
-from hnclip.train.log import read_metrics
-from hnclip.train.runs import TrainResult, train_or_continue
+from hnclip.training.log import read_metrics
+from hnclip.training.runs import TrainResult, train_or_continue
 from hnclip.util.console import configure_logging
 from hnclip.util.tables import markdown_table
 

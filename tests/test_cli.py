@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import hnclip.train.runs as loop
+import hnclip.training.runs as loop
 from hnclip.cli import main
 from hnclip.config import RunOptions, SpeedConfig, TrainConfig, to_json
 from hnclip.recipes import tiny
-from hnclip.train.log import read_metrics
+from hnclip.training.log import read_metrics
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

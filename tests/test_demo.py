@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hnclip.demo as demo_module
-import hnclip.train.data as run_data
+import hnclip.training.data as run_data
 from hnclip.config import TrainConfig
 from hnclip.core import Record
 from hnclip.data.records import DataSet

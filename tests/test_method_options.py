@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import hnclip.train.runs as loop
+import hnclip.training.runs as loop
 from hnclip import recipes
 from hnclip.cli import main
 from hnclip.config import RunOptions, TrainConfig, to_json

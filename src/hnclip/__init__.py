@@ -23,7 +23,7 @@ _HOMES = {
     "wrap": "hnclip.models.load",
     "ObjectiveConfig": "hnclip.config",
     "TrainConfig": "hnclip.config",
-    "retrieval_ranks": "hnclip.evaluate",
+    "retrieval_ranks": "hnclip.evaluation",
 }
 __all__ = [*_HOMES, "__version__"]
 

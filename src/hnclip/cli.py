@@ -106,7 +106,7 @@ def _train(arguments: Sequence[str]) -> None:
     resumed, run = _value(arguments, "--resume"), RunOptions()
     if resumed is not None:
         with large_import():
-            from hnclip.train.runs import saved_config, saved_options
+            from hnclip.training.runs import saved_config, saved_options
 
         base, run = saved_config(Path(resumed)), saved_options(Path(resumed))
     elif (path := _value(arguments, "--config")) is not None:
@@ -126,8 +126,8 @@ def _train(arguments: Sequence[str]) -> None:
         )
 
     with large_import():
-        from hnclip.train.log import METRICS, read_metrics
-        from hnclip.train.runs import resume, saved_config, train
+        from hnclip.training.log import METRICS, read_metrics
+        from hnclip.training.runs import resume, saved_config, train
 
     if options.resume is not None:
         given = [
@@ -200,7 +200,7 @@ def _eval(arguments: Sequence[str]) -> None:
 
     with large_import():
         from hnclip.analysis.captions import caption_similarity
-        from hnclip.evaluate.retrieval import evaluate_models, open_task
+        from hnclip.evaluation.retrieval import evaluate_models, open_task
         from hnclip.models.load import load, models_of
         from hnclip.report.document import check_format
         from hnclip.report.results import evaluation_report
@@ -246,7 +246,7 @@ def _compare(arguments: Sequence[str]) -> None:
 
     options = _parse(Compare, "compare", arguments)
 
-    from hnclip.evaluate.compare import compare_queries, read_queries
+    from hnclip.evaluation.compare import compare_queries, read_queries
     from hnclip.report.results import comparison_report
 
     a, b = read_queries(options.a), read_queries(options.b)
@@ -435,7 +435,7 @@ def _interpolate(arguments: Sequence[str]) -> None:
     if options.out is not None:
         _check_free(options.out, options.replace)
 
-    from hnclip.evaluate.retrieval import drop_unusable, evaluate_task, open_task
+    from hnclip.evaluation.retrieval import drop_unusable, evaluate_task, open_task
     from hnclip.models.load import load, save
     from hnclip.models.model_card import Training
     from hnclip.models.parameters import interpolate, match_base

@@ -12,17 +12,17 @@ from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.config import RunOptions, TrainConfig
 from hnclip.core import Record
 from hnclip.data.sources import open_records
-from hnclip.evaluate.compare import compare_ranks
-from hnclip.evaluate.retrieval import EvaluationResult, evaluate, prepare_gallery
+from hnclip.evaluation.compare import compare_ranks
+from hnclip.evaluation.retrieval import EvaluationResult, evaluate, prepare_gallery
 from hnclip.models.load import load
 from hnclip.recipes import demo as demo_recipe
 from hnclip.report.caption_figures import retrieval_figure
 from hnclip.report.document import Figure, Report, Section, Table, Text
 from hnclip.report.results import recall_table
 from hnclip.report.run_figures import convergence_grid_figure, saturation_figure
-from hnclip.train.log import read_metrics
-from hnclip.train.runs import train_or_continue
-from hnclip.train.step import SATURATED
+from hnclip.training.log import read_metrics
+from hnclip.training.runs import train_or_continue
+from hnclip.training.step import SATURATED
 from hnclip.util.console import progress
 from hnclip.util.device import find_device
 

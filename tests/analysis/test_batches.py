@@ -32,7 +32,7 @@ from hnclip.losses import clip_loss, hard_negative_loss
 from hnclip.losses.hard_negative import check_pairs, negative_margins
 from hnclip.models.load import load
 from hnclip.recipes import tiny
-from hnclip.train.data import RunData
+from hnclip.training.data import RunData
 
 
 def vectors(count: int, seed: int = 0) -> Tensor:

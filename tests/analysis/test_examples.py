@@ -9,8 +9,8 @@ from PIL import Image
 
 from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.core import Record
-from hnclip.evaluate import retrieval_ranks
-from hnclip.evaluate.retrieval import EvaluationResult
+from hnclip.evaluation import retrieval_ranks
+from hnclip.evaluation.retrieval import EvaluationResult
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hnclip.data.sampler import choose_captions, cluster_order, cut_batches, epoch_order, nearest_captions, share
-from hnclip.train.step import chunk_slices
+from hnclip.training.step import chunk_slices
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2**32 - 1), st.integers(0, 99))

@@ -9,7 +9,7 @@ import pytest
 
 from hnclip.analysis.captions import caption_similarity
 from hnclip.data.scenes import scene_records
-from hnclip.evaluate.retrieval import evaluate, prepare_gallery
+from hnclip.evaluation.retrieval import evaluate, prepare_gallery
 from hnclip.models.load import load
 
 

@@ -21,7 +21,7 @@ from hnclip.objectives.base import TrainProgress
 from hnclip.objectives.long_clip import principal_note
 from hnclip.objectives.registry import METHODS, build_objective, build_readouts
 from hnclip.objectives.structxlip import weight_factors
-from hnclip.train.step import backward
+from hnclip.training.step import backward
 
 FIDELITIES = ("official", "corrected")
 OTHERS = [method for method in METHODS if method != "hn_clip"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hnclip.evaluate import Ranks, compare_ranks, published, summarize
-from hnclip.evaluate.retrieval import EvaluationResult
+from hnclip.evaluation import Ranks, compare_ranks, published, summarize
+from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.report.document import FORMATS, Report, Table
 from hnclip.report.results import comparison_report, evaluation_report, recall_table
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from hnclip.config import TrainConfig
-from hnclip.evaluate import summarize
-from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.retrieval import EvaluationResult
+from hnclip.evaluation import summarize
+from hnclip.evaluation.ranks import Ranks
+from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.studies.plan import MEASURED, MeasureJob, Place, Plan, RunJob
 from hnclip.studies.results import StudyResults
 from hnclip.studies.spec import Domain, Gallery, Setting, Study, galleries_of

@@ -14,8 +14,8 @@ from PIL import Image
 from small_studies import evaluation, queries, study_results
 
 from hnclip.config import ReadConfig
-from hnclip.evaluate.published import published
-from hnclip.evaluate.retrieval import EvaluationResult
+from hnclip.evaluation.published import published
+from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.options import Study
 from hnclip.studies import analyses
 from hnclip.studies.catalogue import STUDIES

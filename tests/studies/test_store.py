@@ -17,8 +17,8 @@ import torch
 from study_data import write_pairs
 
 from hnclip.config import RunOptions, TrainConfig, with_fields
-from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.retrieval import EvaluationResult
+from hnclip.evaluation.ranks import Ranks
+from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.models.load import load
 from hnclip.studies.plan import Plan, plan
 from hnclip.studies.spec import Domain, Setting, Study, Variant

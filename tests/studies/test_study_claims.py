@@ -8,7 +8,7 @@ import pytest
 from small_studies import evaluation, queries, study_results
 
 from hnclip.config import TrainConfig
-from hnclip.evaluate.bootstrap import Estimate
+from hnclip.evaluation.bootstrap import Estimate
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.claims import CLAIMS, Claim
 from hnclip.studies.results import StudyResults, Term

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_studies import queries, study_results
 
-from hnclip.evaluate.bootstrap import crossed_bootstrap, paired_difference
-from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.retrieval import EvaluationResult
+from hnclip.evaluation.bootstrap import crossed_bootstrap, paired_difference
+from hnclip.evaluation.ranks import Ranks
+from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.studies.results import FIELDS, MEAN, Column, Term, row_groups
 from hnclip.studies.spec import Domain, Gallery, Study, Variant
 

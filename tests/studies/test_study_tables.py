@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from small_studies import evaluation, queries, study_results
 
-from hnclip.evaluate.bootstrap import Estimate
-from hnclip.evaluate.retrieval import EvaluationResult
+from hnclip.evaluation.bootstrap import Estimate
+from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.report.document import Block, Table
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.epochs import convergence, epoch_choices, epochs, selection

@@ -13,8 +13,8 @@ from study_data import write_pairs
 
 from hnclip.config import ObjectiveConfig, OptimConfig, RunOptions, TrainConfig
 from hnclip.models.load import load
-from hnclip.train.log import read_metrics
-from hnclip.train.runs import train
+from hnclip.training.log import read_metrics
+from hnclip.training.runs import train
 
 INFONCE = ObjectiveConfig(global_loss="infonce", token_weight=0.0)
 COUNTS = {"train": 8, "validation": 8, "test": 8}

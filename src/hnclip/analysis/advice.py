@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from hnclip.analysis.batches import CLUSTER, BatchLosses, BatchNegatives
 from hnclip.report.document import Finding, Level
-from hnclip.train.step import SATURATED
+from hnclip.training.step import SATURATED
 from hnclip.util.text import counted
 
 TOO_FEW = 100  # records: a share of fewer is uncertain by more than 10 points (95 %)

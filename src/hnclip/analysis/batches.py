@@ -16,8 +16,8 @@ from hnclip.data.batching import PairData
 from hnclip.data.sampler import cluster_order, cut_batches, epoch_order, nearest_captions
 from hnclip.losses import clip_loss, hard_negative_loss
 from hnclip.losses.hard_negative import agree, product
-from hnclip.train.data import REACH, batch_sizes
-from hnclip.train.step import SATURATED, chunk_slices
+from hnclip.training.data import REACH, batch_sizes
+from hnclip.training.step import SATURATED, chunk_slices
 
 CLUSTER = 4  # near-duplicates in a batch, where clusters are compared with random batches
 SAMPLE = 4096  # queries that are compared with more pairs than a batch has

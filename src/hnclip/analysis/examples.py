@@ -9,7 +9,7 @@ from PIL.Image import Image
 from torch import Tensor
 
 from hnclip.core import Record
-from hnclip.evaluate.retrieval import EvaluationResult, group_numbers
+from hnclip.evaluation.retrieval import EvaluationResult, group_numbers
 from hnclip.report.caption_figures import Example
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hnclip.report.document import Table
-from hnclip.train.step import SATURATED
+from hnclip.training.step import SATURATED
 from hnclip.util.tables import text_table
 
 Entries = Sequence[Mapping[str, Any]]

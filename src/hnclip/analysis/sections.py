@@ -30,8 +30,8 @@ from hnclip.analysis.near_duplicates import near_duplicate_rows, suspect_rows
 from hnclip.config import TrainConfig
 from hnclip.core import Embeddings, Problem, Record, ViewEmbeddings
 from hnclip.data.batching import PairData
-from hnclip.evaluate.metrics import recall_at
-from hnclip.evaluate.ranks import ARROWS, retrieval_ranks
+from hnclip.evaluation.metrics import recall_at
+from hnclip.evaluation.ranks import ARROWS, retrieval_ranks
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
 from hnclip.options import Diagnose
@@ -39,10 +39,10 @@ from hnclip.report.caption_figures import Distribution, batch_figure, motivation
 from hnclip.report.document import Block, CaptionRows, Figure, Finding, Table, Text
 from hnclip.report.results import recall_table
 from hnclip.report.run_figures import gradient_figure
-from hnclip.train.gradient_probe import GradientProbe
-from hnclip.train.memory import PairMemory
-from hnclip.train.setup import choose_precision
-from hnclip.train.step import SATURATED, split_batch
+from hnclip.training.gradient_probe import GradientProbe
+from hnclip.training.memory import PairMemory
+from hnclip.training.setup import choose_precision
+from hnclip.training.step import SATURATED, split_batch
 from hnclip.util.console import progress
 from hnclip.util.text import shorten
 

@@ -31,7 +31,7 @@ class Training:
         data: the data and their size.
         objective: terms and their settings by name.
         command: the command that repeats the run.
-        metrics: by the name of the split, as `hnclip.evaluate.summarize` returns them.
+        metrics: by the name of the split, as `hnclip.evaluation.summarize` returns them.
         epoch: the epoch of the run that the model is from; 0 is the model before training.
         weights: checksums of the files of weights in the directory, which have none of their own.
     """

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from hnclip.evaluate.bootstrap import Estimate, mark_best, paired_difference
-from hnclip.evaluate.compare import Comparison
-from hnclip.evaluate.published import PublishedResult, paper_title, published
-from hnclip.evaluate.ranks import ARROWS
-from hnclip.evaluate.retrieval import EvaluationResult, ResultComparison, comparisons
+from hnclip.evaluation.bootstrap import Estimate, mark_best, paired_difference
+from hnclip.evaluation.compare import Comparison
+from hnclip.evaluation.published import PublishedResult, paper_title, published
+from hnclip.evaluation.ranks import ARROWS
+from hnclip.evaluation.retrieval import EvaluationResult, ResultComparison, comparisons
 from hnclip.report.document import Block, Report, Section, Table, Text
 from hnclip.util.tables import Mark
 

@@ -25,7 +25,7 @@ from hnclip.data.batching import prepare
 from hnclip.data.image_cache import cache_directory
 from hnclip.data.images import to_rgb
 from hnclip.encode.loop import encode_captions
-from hnclip.evaluate.retrieval import EvaluationResult, drop_unusable, evaluate, open_task, prepare_gallery
+from hnclip.evaluation.retrieval import EvaluationResult, drop_unusable, evaluate, open_task, prepare_gallery
 from hnclip.report.caption_figures import (
     Distribution,
     Example,

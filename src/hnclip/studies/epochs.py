@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from hnclip.evaluate.ranks import ARROWS
+from hnclip.evaluation.ranks import ARROWS
 from hnclip.report.document import Block, Figure, Table
 from hnclip.report.run_figures import convergence_grid_figure
 from hnclip.studies.paper import MISSING, paper_rows

@@ -23,13 +23,13 @@ from hnclip.data.image_hashes import image_hashes
 from hnclip.data.manifest import KINDS, Kind, apply_manifest, manifest_path, read_manifest
 from hnclip.data.sources import open_data
 from hnclip.encode.fingerprint import model_fingerprint
-from hnclip.evaluate.retrieval import open_task
+from hnclip.evaluation.retrieval import open_task
 from hnclip.models.adapters import BaseModel
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import is_hub_name, load
 from hnclip.objectives.registry import build_objective
 from hnclip.studies.spec import Gallery
-from hnclip.train.data import choose_records, needed_views
+from hnclip.training.data import choose_records, needed_views
 
 FORMAT = 1  # raise it when the same configuration, data and model give other results
 UNKNOWN = "unknown-"  # how stand-ins for identities begin

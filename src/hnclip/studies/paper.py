@@ -5,8 +5,8 @@ Printed numbers are shown below measured ones, on the paper's own benchmarks onl
 
 from __future__ import annotations
 
-from hnclip.evaluate.published import PublishedResult, Statistics, paper_title, published, published_statistics
-from hnclip.evaluate.published import same_benchmark as same
+from hnclip.evaluation.published import PublishedResult, Statistics, paper_title, published, published_statistics
+from hnclip.evaluation.published import same_benchmark as same
 from hnclip.recipes import PAPER_GALLERIES
 from hnclip.studies.results import Column
 from hnclip.studies.spec import Domain, Setting, Study, Variant

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hnclip.evaluate.bootstrap import Estimate, crossed_bootstrap, mark_best
-from hnclip.evaluate.metrics import recall_at
-from hnclip.evaluate.ranks import ARROWS
-from hnclip.evaluate.retrieval import EvaluationResult
+from hnclip.evaluation.bootstrap import Estimate, crossed_bootstrap, mark_best
+from hnclip.evaluation.metrics import recall_at
+from hnclip.evaluation.ranks import ARROWS
+from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.recipes import PAPER_GALLERIES
 from hnclip.studies.plan import MeasureJob, Place, Plan, RunJob
 from hnclip.studies.spec import Domain, Gallery, Setting, Study, galleries_of
@@ -97,7 +97,7 @@ class Column:
         seeds that all rows have. If all images are one group there is no spread to measure, and it is unbounded.
 
         Relations:
-            With weights 1 and −1 and one k this is `hnclip.evaluate.bootstrap.paired_difference` of both rows' ranks.
+            With weights 1 and −1 and one k this is `hnclip.evaluation.bootstrap.paired_difference` of both rows' ranks.
         """
         if (key := tuple(terms)) not in self._sums:
             self._sums[key] = self._bootstrap(key)

@@ -17,7 +17,7 @@ from hnclip.options import Study as Options
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES, RESULTS_RATES
 from hnclip.studies.catalogue import RESULTS_DATA, RESULTS_FIELDS, STUDIES
 from hnclip.studies.spec import Domain, Setting, Study
-from hnclip.train.setup import choose_precision
+from hnclip.training.setup import choose_precision
 from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)

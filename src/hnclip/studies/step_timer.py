@@ -22,10 +22,10 @@ from hnclip.studies.paper import STEPS
 from hnclip.studies.plan import MeasureJob
 from hnclip.studies.results import StudyResults
 from hnclip.studies.store import Store
-from hnclip.train.data import add_views, needed_views
-from hnclip.train.optimizer import build_optimizer
-from hnclip.train.setup import choose_precision, choose_trainable, compile_blocks, recompute_activations
-from hnclip.train.step import TrainStep
+from hnclip.training.data import add_views, needed_views
+from hnclip.training.optimizer import build_optimizer
+from hnclip.training.setup import choose_precision, choose_trainable, compile_blocks, recompute_activations
+from hnclip.training.step import TrainStep
 from hnclip.util.device import find_device
 from hnclip.util.text import counted
 

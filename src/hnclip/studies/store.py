@@ -28,8 +28,8 @@ from hnclip import __version__
 from hnclip.analysis.captions import mean_similarity
 from hnclip.config import RunOptions, TrainConfig
 from hnclip.encode.loop import encode_captions
-from hnclip.evaluate.ranks import Ranks
-from hnclip.evaluate.retrieval import EvaluationResult, drop_unusable, evaluate_task, open_task
+from hnclip.evaluation.ranks import Ranks
+from hnclip.evaluation.retrieval import EvaluationResult, drop_unusable, evaluate_task, open_task
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import RUN_RESULT, load
 from hnclip.studies.identity import (
@@ -43,9 +43,9 @@ from hnclip.studies.identity import (
 )
 from hnclip.studies.plan import Job, MeasureJob, RunJob
 from hnclip.studies.spec import Gallery
-from hnclip.train.checkpoint import CHECKPOINT
-from hnclip.train.log import METRICS, read_metrics
-from hnclip.train.runs import train_or_continue
+from hnclip.training.checkpoint import CHECKPOINT
+from hnclip.training.log import METRICS, read_metrics
+from hnclip.training.runs import train_or_continue
 from hnclip.util.files import exclusive_lock, read_json, replace_file
 from hnclip.util.text import slugify
 

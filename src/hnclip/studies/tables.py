@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from hnclip.evaluate.bootstrap import Estimate
-from hnclip.evaluate.ranks import ARROWS, Ranks
-from hnclip.evaluate.retrieval import EvaluationResult
+from hnclip.evaluation.bootstrap import Estimate
+from hnclip.evaluation.ranks import ARROWS, Ranks
+from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.report.document import Block, Table
 from hnclip.studies.paper import MISSING, NOTE, paper_rows, printed_cell
 from hnclip.studies.results import MEAN, Column, Spread, StudyResults, row_groups

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from hnclip.evaluate.bootstrap import Estimate
+from hnclip.evaluation.bootstrap import Estimate
 from hnclip.studies.results import Column, StudyResults, Term
 from hnclip.studies.tables import difference_cell
 

@@ -1,0 +1,1 @@
+"""Training: `hnclip.training.runs` starts and resumes runs, `hnclip.training.trainer` executes them."""

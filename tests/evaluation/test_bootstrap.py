@@ -1,0 +1,214 @@
+"""The bootstrap against known distributions, closed forms, slow twins and its own symmetries."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hnclip.evaluation import Ranks, bootstrap
+from hnclip.evaluation.bootstrap import Estimate, bootstrap_intervals, crossed_bootstrap, mark_best, paired_difference
+
+
+def interval(values: Tensor, **options: object) -> Estimate:
+    return bootstrap_intervals(values[:, None], **options)[0]  # type: ignore[arg-type]
+
+
+def bernoulli(count: int, share: float, seed: int) -> Tensor:
+    return (torch.rand(count, generator=torch.Generator().manual_seed(seed)) < share).double()
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def width(estimate: Estimate) -> float:
+    return estimate.high - estimate.low
+
+
+def test_interval_covers_the_true_mean_as_often_as_it_says():
+    covered = 0
+    for trial in range(400):
+        found = interval(bernoulli(150, 0.3, trial), level=0.9, resamples=300, seed=trial)
+        covered += found.low <= 0.3 <= found.high
+    assert 0.86 <= covered / 400 <= 0.94
+
+
+@pytest.mark.parametrize("groups", [None, torch.tensor([0, 0, 1, 1, 1, 2, 3])])
+def test_equal_values_have_no_width(groups):
+    assert interval(torch.full((7,), 3.0), groups=groups)[:3] == (3.0, 3.0, 3.0)
+
+
+def test_only_the_partition_matters():
+    values, groups = normal(40, seed=5), torch.arange(40) % 13
+    names = torch.randperm(13, generator=torch.Generator().manual_seed(6))
+    assert interval(values, groups=names[groups]) == interval(values, groups=groups) != interval(values)
+    alone = torch.randperm(40, generator=torch.Generator().manual_seed(4)) * 7 - 100
+    assert interval(values, groups=alone) == interval(values)
+
+
+def test_means_are_those_of_the_drawn_values():
+    """The slow twin: draw groups, put their values together, take the mean; every column as if it were alone."""
+    values, groups = normal(23, 2), torch.arange(23) // 4
+    members = [values[groups == label] for label in groups.unique()]
+    drawn = torch.randint(len(members), (50, len(members)), generator=torch.Generator().manual_seed(3))
+    means = torch.stack([torch.cat([members[g] for g in row]).mean(0) for row in drawn])  # [50, 2]
+    tails = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)  # [2, 2]
+    found = bootstrap_intervals(values, groups=groups, resamples=50, seed=3)
+    assert [estimate[1:3] for estimate in found] == [pytest.approx(column) for column in tails.T.tolist()]
+
+
+def test_memory_is_bounded_by_blocks_that_use_every_resample(monkeypatch):
+    values = bernoulli(300, 0.5, 8)
+    whole = interval(values, resamples=10)
+    monkeypatch.setattr(bootstrap, "DRAWS_AT_ONCE", 1000)
+    assert interval(values, resamples=10) == whole
+
+
+def test_seed_decides_and_the_global_generator_is_left_alone():
+    values, state = normal(60, 2, seed=9), torch.get_rng_state()
+    for call in (bootstrap_intervals, lambda v, seed: crossed_bootstrap([v], [torch.arange(60)], seed=seed)):
+        first = call(values, seed=5)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert call(values, seed=5) == first != call(values, seed=6)
+
+
+def test_pairing_removes_what_the_queries_share():
+    """Both models fail on the same hard queries; only the ten that differ make the interval."""
+    b = bernoulli(1000, 0.5, 16)
+    a = b.clone()
+    a[(b == 0).nonzero()[:10, 0]] = 1
+    assert interval(a - b).clear
+    assert interval(a - b).p_value == pytest.approx(2 / 2001)
+    assert interval(a).low < interval(b).high
+    assert interval(a - a) == (0.0, 0.0, 0.0, 1.0)
+    assert not interval(a - a).clear
+
+
+def test_p_value_is_uniform_without_a_difference():
+    small = 0
+    for trial in range(300):
+        difference = bernoulli(100, 0.5, 2 * trial) - bernoulli(100, 0.5, 2 * trial + 1)
+        small += interval(difference, resamples=300, seed=trial).p_value < 0.2
+    assert 0.12 <= small / 300 <= 0.28
+
+
+@pytest.mark.parametrize("runs", [1, 2, 5])
+def test_equal_runs_leave_the_bootstrap_of_queries(runs):
+    values, groups = normal(60), torch.arange(60) // 4
+    found = crossed_bootstrap([values[:, None].expand(60, runs)], [groups], resamples=300, seed=3)
+    expected = interval(values, groups=groups, resamples=300, seed=3)
+    assert len(found) == 2
+    for estimate in found:  # of one part, the mean of the parts is the part
+        assert estimate == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("runs", [2, 3, 8])
+def test_equal_queries_leave_the_spread_of_runs(runs):
+    """The variance of a resample is s²/S; with so few runs the interval ends at single ones."""
+    run = normal(runs, seed=runs)
+    (found, _) = crossed_bootstrap([run.expand(30, runs)], [torch.arange(30)], resamples=20_000)
+    assert found.mean == pytest.approx(float(run.mean()))
+    if runs <= 3:
+        assert (found.low, found.high) == pytest.approx((float(run.min()), float(run.max())))
+    else:
+        assert width(found) == pytest.approx(2 * 1.96 * (float(run.var()) / runs) ** 0.5, rel=0.15)
+
+
+def test_queries_and_runs_add_their_variances():
+    query, run = normal(400, seed=1), 0.1 * normal(12, seed=2)
+    (found, _) = crossed_bootstrap([query[:, None] + run], [torch.arange(400)], resamples=4000)
+    assert width(found) == pytest.approx(2 * 1.96 * (float(query.var()) / 400 + float(run.var()) / 12) ** 0.5, rel=0.06)
+
+
+def test_parts_share_what_is_drawn():
+    """The slow twin: put the drawn groups and runs together, average each part, then the parts."""
+    values = [normal(23, 3, seed=4), normal(10, 3, seed=5)]
+    groups = [torch.arange(23) % 5, torch.arange(10) % 5]
+    drawn = torch.randint(5, (40, 5), generator=torch.Generator().manual_seed(6))
+    runs = torch.randint(3, (40, 2), generator=torch.Generator().manual_seed((1 << 60) + 6))
+    twin = torch.tensor(
+        [
+            [
+                float(torch.cat([part[labels == group] for group in row])[:, chosen].mean())
+                for part, labels in zip(values, groups)
+            ]
+            for row, chosen in zip(drawn, runs)
+        ],
+        dtype=torch.float64,
+    )  # [40, 2]
+    tails = torch.tensor([0.025, 0.975], dtype=torch.float64)
+    found = crossed_bootstrap(values, groups, resamples=40, seed=6)
+    for estimate, column in zip(found, [*twin.unbind(1), twin.mean(1)], strict=True):
+        assert estimate[1:3] == pytest.approx(column.quantile(tails).tolist())
+    single = [float(part.mean()) for part in values]
+    assert [estimate.mean for estimate in found] == pytest.approx([*single, sum(single) / 2])
+    names = torch.tensor([40, -3, 7, 0, 12])
+    assert crossed_bootstrap(values, [names[labels] for labels in groups], resamples=40, seed=6) == found
+
+
+OWNER = torch.arange(40).repeat_interleave(2)
+
+
+def ranks(seed: int) -> Ranks:
+    generator = torch.Generator().manual_seed(seed)
+    return Ranks(*(torch.randint(1, 4, (count,), generator=generator) for count in (80, 40)), OWNER)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_paired_difference_of_one_or_more_runs(seeds):
+    a, b = ([ranks(start + seed) for seed in range(seeds)] for start in (0, 10))
+    groups = torch.arange(40) // 3
+    found = paired_difference(a, b, 2, groups=groups)
+    for direction, labels in (("text_to_image", groups[OWNER]), ("image_to_text", groups)):
+        hits = [torch.stack([getattr(run, direction) <= 2 for run in side], 1) for side in (a, b)]  # [n, S]
+        expected = crossed_bootstrap([100 * (hits[0].double() - hits[1].double())], [labels])[0]
+        assert found[direction] == pytest.approx(expected)
+    assert found["mean"].mean == pytest.approx((found["text_to_image"].mean + found["image_to_text"].mean) / 2)
+    for one, back in zip(found.values(), paired_difference(b, a, 2, groups=groups).values()):
+        assert back == pytest.approx((-one.mean, -one.high, -one.low, one.p_value))
+
+
+def test_other_galleries_cannot_be_paired():
+    moved = Ranks(ranks(1).text_to_image, ranks(1).image_to_text, OWNER.flip(0))
+    for b in ([moved], [ranks(1), ranks(2)]):
+        with pytest.raises(ValueError, match="same gallery"):
+            paired_difference([ranks(1)], b, 1)
+
+
+@pytest.mark.parametrize(
+    ("above", "marks"),
+    [
+        ({"ab", "ac", "bc"}, {"a": "best", "b": "second"}),
+        ({"ab", "ac"}, {"a": "best"}),
+        ({"ab", "bc"}, {}),  # the best must be clear of every other and not only of the next
+        ({"bc"}, {}),
+        (set(), {}),
+    ],
+)
+def test_a_mark_claims_no_difference_that_the_pairs_do_not_support(above, marks):
+    assert mark_best({"c": 1.0, "a": 3.0, "b": 2.0}, lambda row, other: row + other in above) == marks
+    assert mark_best({"a": 1.0}, lambda row, other: True) == {}
+
+
+@pytest.mark.parametrize(
+    ("argument", "values", "options"),
+    [
+        ("values", torch.zeros(0, 1), {}),
+        ("values", torch.zeros(2), {}),
+        ("values", torch.tensor([[0.0], [torch.nan]]), {}),
+        ("groups", torch.zeros(1, 1), {}),
+        ("groups", torch.zeros(4, 1), {"groups": torch.arange(3)}),
+        ("groups", torch.zeros(4, 1), {"groups": torch.zeros(4)}),
+        ("level", torch.zeros(4, 1), {"level": 95}),
+        ("resamples", torch.zeros(4, 1), {"resamples": 0}),
+    ],
+)
+def test_errors_name_the_argument(argument, values, options):
+    with pytest.raises(ValueError, match=rf"^{argument} "):
+        bootstrap_intervals(values, **options)
+
+
+def test_groups_must_have_queries_in_every_part():
+    with pytest.raises(ValueError, match="every part"):
+        crossed_bootstrap([torch.zeros(2, 1)] * 2, [torch.arange(2), torch.arange(1, 3)])

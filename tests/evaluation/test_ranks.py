@@ -1,0 +1,158 @@
+"""Ranks and top candidates against an explicit count over pairs, with ties made on purpose."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_galleries import tied_vectors
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hnclip.evaluation import ranks as ranks_module
+from hnclip.evaluation.ranks import Ranks, retrieval_ranks, top_candidates
+
+
+def counted_ranks(image: Tensor, text: Tensor, owner: Tensor) -> Ranks:
+    """Both directions by looking at every pair, in fp64; scores below 1e-9 apart are the same."""
+    scores = F.normalize(text.double(), dim=1) @ F.normalize(image.double(), dim=1).T  # [T, I]
+    text_ranks = []
+    for t, own in enumerate(owner.tolist()):
+        wrong = [scores[t, i] for i in range(len(image)) if i != own]
+        text_ranks.append(1 + sum(bool(score >= scores[t, own] - 1e-9) for score in wrong))
+    image_ranks = []
+    for i in range(len(image)):
+        best = max(scores[t, i] for t in range(len(text)) if owner[t] == i)
+        wrong = [scores[t, i] for t in range(len(text)) if owner[t] != i]
+        image_ranks.append(1 + sum(bool(score >= best - 1e-9) for score in wrong))
+    return Ranks(torch.tensor(text_ranks), torch.tensor(image_ranks), owner)
+
+
+def same(one: Ranks, other: Ranks) -> bool:
+    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in vars(one))
+
+
+def random_vectors(count: int, width: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(count, width, generator=generator, dtype=torch.float64), dim=1).to(dtype)
+
+
+@settings(max_examples=120, deadline=None)
+@given(tied_vectors(20), st.sampled_from([None, 1, 3, 7, 64]), st.sampled_from([torch.float32, torch.float64]))
+def test_equals_counting_pairs_with_ties(gallery, chunk, dtype):
+    image, text, owner = gallery
+    assert same(retrieval_ranks(image.to(dtype), text.to(dtype), owner, chunk=chunk), counted_ranks(*gallery))
+
+
+@settings(max_examples=60, deadline=None)
+@given(tied_vectors(), st.sampled_from([1, 2, 5, 40]), st.sampled_from([1, 3, 64]))
+def test_top_candidates_are_the_highest_wrong_scores(gallery, k, chunk):
+    image, text, owner = gallery
+    scores = F.normalize(text, dim=1) @ F.normalize(image, dim=1).T  # [T, I]
+    own = owner[:, None] == torch.arange(len(image))
+    found = top_candidates(*gallery, k, chunk=chunk)
+    assert found.right.tolist() == pytest.approx(scores[own].tolist(), abs=1e-6)
+    wrong = scores.masked_fill(own, -torch.inf)
+    for (highest, rows), literal in ((found.images, wrong), (found.texts, wrong.T)):
+        expected = F.pad(literal, (0, k), value=-torch.inf).sort(1, descending=True).values[:, :k]
+        torch.testing.assert_close(highest.sort(1, descending=True).values, expected)
+        there = highest > -torch.inf
+        torch.testing.assert_close(literal.gather(1, rows)[there], highest[there])
+        assert all(len(set(row[mask].tolist())) == int(mask.sum()) for row, mask in zip(rows, there))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [33, 512, 4096])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 16, None])
+def test_copies_of_the_right_answer_tie_at_every_place(chunk, width, dtype):
+    """Copies of every image, spread over all tile positions, in vectors wide enough for rounding errors."""
+    base = random_vectors(7, width, 5, dtype) + 2 / width**0.5  # large mean: scores near one
+    text = base + 0.1 * random_vectors(7, width, 6, dtype)  # [7, D]
+    ranks = retrieval_ranks(base.repeat(5, 1), text.repeat(5, 1), torch.arange(35), chunk=chunk)
+    assert ranks.text_to_image.tolist() == ranks.image_to_text.tolist() == [5] * 35
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "rank"),
+    [(torch.float32, 2e-7, 2), (torch.float32, 2e-5, 1), (torch.float64, 1e-13, 2), (torch.float64, 1e-11, 1)],
+)
+def test_a_worse_image_ties_only_within_rounding(dtype, gap, rank):
+    angle = torch.tensor(1.0, dtype=torch.float64)
+    angles = torch.stack([angle, angle + gap / angle.sin()])  # [2] cosines with the caption `gap` apart
+    image = torch.stack([angles.cos(), angles.sin()], dim=1).to(dtype)  # [2, 2]
+    text = torch.tensor([[1.0, 0.0]], dtype=dtype).expand(2, 2)  # [2, 2]
+    assert int(retrieval_ranks(image, text, torch.tensor([0, 1])).text_to_image[0]) == rank
+
+
+def test_docstring_examples():
+    result = doctest.testmod(ranks_module)
+    assert (result.attempted > 0, result.failed) == (True, 0)
+
+
+def test_bf16_vectors_are_multiplied_in_fp32():
+    """The ranks are those of the bf16 vectors in fp64; a bf16 product would tie what they keep apart."""
+    image, text = random_vectors(90, 8, 9, torch.bfloat16), random_vectors(90, 8, 10, torch.bfloat16)
+    expected = counted_ranks(image, text, torch.arange(90))
+    assert same(retrieval_ranks(image, text, torch.arange(90), chunk=64), expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same(retrieval_ranks(image, text, torch.arange(90)), expected)
+    scores = text @ image.T  # [T, I] bf16
+    assert (scores >= scores.diagonal()[:, None]).sum(1).tolist() != expected.text_to_image.tolist()
+
+
+def test_lengths_and_gradients_of_vectors_do_not_matter():
+    image, text = random_vectors(30, 8, 13, torch.float64), random_vectors(30, 8, 14, torch.float64)
+    lengths = torch.linspace(0.01, 50, 30, dtype=torch.float64)[:, None]
+    unit = retrieval_ranks(image, text, torch.arange(30))
+    scaled = retrieval_ranks((image * lengths).requires_grad_(), text * lengths.flip(0), torch.arange(30))
+    assert same(scaled, unit)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor any operation made."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for made in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(made, Tensor):
+                self.largest = max(self.largest, made.numel())
+        return result
+
+
+def test_memory_is_bounded_by_the_tile():
+    image, text = random_vectors(3000, 4, 15), random_vectors(3000, 4, 16)
+    with LargestTensor() as seen:
+        retrieval_ranks(image, text, torch.arange(3000), chunk=256)
+        top_candidates(image, text, torch.arange(3000), 5, chunk=256)
+    assert seen.largest == 256**2
+
+
+IMAGE, TEXT, OWNER = random_vectors(3, 4, 17), random_vectors(4, 4, 18), torch.tensor([0, 1, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("argument", "changed"),
+    [
+        ("image", {"image": IMAGE[0]}),
+        ("image", {"image": IMAGE[:0]}),
+        ("image", {"image": IMAGE.long()}),
+        ("image", {"image": IMAGE * torch.tensor([[1.0], [torch.nan], [1.0]])}),
+        ("image", {"image": IMAGE * torch.tensor([[1.0], [0.0], [1.0]])}),
+        ("text", {"text": TEXT[:, :3]}),
+        ("text_to_image", {"text_to_image": OWNER[:3]}),
+        ("text_to_image", {"text_to_image": OWNER.float()}),
+        ("text_to_image", {"text_to_image": torch.tensor([0, 1, 2, 3])}),
+        ("text_to_image", {"text_to_image": torch.tensor([0, 1, 2, -1])}),
+        ("text_to_image", {"text_to_image": torch.tensor([0, 2, 2, 2])}),
+        ("chunk", {"chunk": 0}),
+    ],
+)
+def test_errors_name_the_argument(argument, changed):
+    with pytest.raises(ValueError, match=rf"^{argument} "):
+        retrieval_ranks(**{"image": IMAGE, "text": TEXT, "text_to_image": OWNER, **changed})

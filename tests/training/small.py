@@ -1,0 +1,215 @@
+"""Small models, batches, data and runs for the tests of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import nn
+
+from hnclip.config import OptimConfig, RunOptions, TrainConfig
+from hnclip.core import Batch, Embeddings, TextBatch, ViewEmbeddings
+from hnclip.data.batching import prepare
+from hnclip.data.images import ImageTransform
+from hnclip.data.records import DataSet
+from hnclip.data.scenes import scene_records
+from hnclip.data.texts import TextTransform
+from hnclip.models.dual_encoder import DualEncoder
+from hnclip.models.load import load, wrap
+from hnclip.models.preprocessing import train_tokenizer
+from hnclip.training.distributed import process_group
+from hnclip.training.memory import PairMemory
+from hnclip.training.runs import train
+from hnclip.training.trainer import Trainer, TrainResult
+
+PAIRS = 11
+# Rows 0 and 5 have one image, rows 2 and 9 one caption.
+DUPLICATES = torch.tensor([[i if i != 5 else 0, i if i != 9 else 2] for i in range(PAIRS)])
+
+
+def small_batch():
+    """Eleven scenes, shortest caption first, with frozen caption embeddings, and a tokenizer of their captions."""
+    records = sorted(scene_records("park", "train", families=3, members=4)[:PAIRS], key=lambda r: len(r.captions[0]))
+    tokenizer = train_tokenizer([record.captions[0] for record in records], 700)
+    data = prepare(records, TextTransform(tokenizer, 200), ImageTransform(16))
+    margins = F.normalize(torch.randn(PAIRS, 6, generator=torch.Generator().manual_seed(3)).double(), dim=1)
+    return replace(data.with_margin_text(margins).batch(range(PAIRS)), ids=DUPLICATES), tokenizer
+
+
+def small_encoder(tokenizer, *, dropout=0.0, dtype=torch.float64):
+    """A two-layer CLIP, always with the same weights, in training mode."""
+    from transformers import CLIPConfig, CLIPModel
+
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    words = {
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 200,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config = CLIPConfig(
+        projection_dim=16,
+        text_config={**tower, **words, "attention_dropout": dropout},
+        vision_config={**tower, "image_size": 16, "patch_size": 8, "attention_dropout": dropout},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        clip = CLIPModel(config)
+        for parameter in clip.parameters():  # the usual weights are so small that a wrong gradient would hide
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=0.2)
+    return wrap(clip, tokenizer, ImageTransform(16, mean=(0.5,) * 3, std=(0.3,) * 3)).to(dtype).train()
+
+
+def small_memory(batch, size, count):
+    """A memory with the first `count` pairs of the batch, as another encoder sees them, and its vectors."""
+    g = torch.Generator().manual_seed(9)
+    image, text = (F.normalize(torch.randn(count, 16, generator=g).double(), dim=1) for _ in range(2))
+    views = {"full": ViewEmbeddings(image)}, {"caption": ViewEmbeddings(text)}
+    embeddings = Embeddings(*views, torch.tensor(1.0), batch.ids[:count], batch.margin_text[:count])
+    return PairMemory(size, embeddings, torch.arange(count)), image, text
+
+
+class Toy(nn.Module):
+    """Two linear towers with dropout; images have tokens, captions may; "crop" and "short" are second views."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *, text_tokens=True):
+        super().__init__()
+        self.pixels, self.words = nn.Linear(12, 6), nn.Embedding(20, 6)
+        self.dropout = nn.Dropout(0.4)
+        self.backbone = nn.Module()
+        self.backbone.logit_scale = nn.Parameter(torch.tensor(1.5))
+        self.text_tokens = text_tokens
+        self.double()
+
+    @property
+    def scale(self):
+        return self.backbone.logit_scale.exp()
+
+    def forward(self, batch, *, tokens=False):
+        return Embeddings(
+            {name: self.image(view, tokens) for name, view in batch.images.items()},
+            {name: self.text(view, tokens and self.text_tokens) for name, view in batch.texts.items()},
+            self.scale,
+            batch.ids,
+        )
+
+    def image(self, pixels, tokens):
+        patches = self.dropout(self.pixels(pixels.double().flatten(2).mT.reshape(len(pixels), -1, 12) / 255))
+        mask = torch.ones(patches.shape[:2], dtype=torch.bool)
+        vectors = F.normalize(patches.mean(1), dim=-1)
+        return ViewEmbeddings(vectors, patches, mask) if tokens else ViewEmbeddings(vectors)
+
+    def text(self, texts, tokens):
+        mask = torch.arange(texts.ids.shape[1])[None] < texts.lengths[:, None]
+        words = self.dropout(self.words(texts.ids)) * mask[..., None]
+        vectors = F.normalize(words.sum(1), dim=-1)
+        return ViewEmbeddings(vectors, words, mask) if tokens else ViewEmbeddings(vectors)
+
+
+def toy_batch(count=PAIRS):
+    g = torch.Generator().manual_seed(1)
+
+    def texts(longest):
+        lengths = torch.randint(1, longest + 1, (count,), generator=g)
+        return TextBatch(torch.randint(20, (count, int(lengths.max())), generator=g), lengths)
+
+    images = {
+        name: torch.randint(256, (count, 3, size, size), generator=g, dtype=torch.uint8)
+        for name, size in (("full", 4), ("crop", 2))
+    }
+    return Batch(images, {"caption": texts(9), "short": texts(3)}, torch.arange(count)[:, None])
+
+
+def gradients(model, step):
+    """What `step` leaves in every parameter, and what it returns."""
+    model.zero_grad(set_to_none=True)
+    result = step()
+    return {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}, result
+
+
+def assert_same(found, expected, atol=1e-12):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if value is None:
+            assert found[name] is None, name
+        else:
+            torch.testing.assert_close(found[name], value, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# Runs ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def scenes(families: int = 8) -> DataSet:
+    """Pairs of `families` families of four for training, and 20 for validation."""
+    train, validation = (
+        scene_records("park", split, families=n, members=4) for split, n in (("train", families), ("validation", 5))
+    )
+    return DataSet("scenes/park", (*train, *validation))
+
+
+def config_for(model: Path, *, optim: dict | None = None, **changes: object) -> TrainConfig:
+    chosen = {"epochs": 2, "micro_batch": 4, "accumulate": 2, "lr": 1e-3, "precision": "fp32", **(optim or {})}
+    return replace(TrainConfig(model=str(model), optim=OptimConfig(**chosen)), **changes)  # type: ignore[arg-type]
+
+
+def options_for(out: Path, **changes: object) -> RunOptions:
+    """A checkpoint after every step."""
+    return replace(RunOptions(out=out, device="cpu", threads=1, save_minutes=0.0), **changes)  # type: ignore[arg-type]
+
+
+class Stop(Exception):
+    """A run that ends here."""
+
+
+def stop_at(step: int) -> Callable[[int], None]:
+    """An `on_step` that ends the run before a checkpoint of this step is written."""
+
+    def on_step(done: int) -> None:
+        if done == step:
+            raise Stop
+
+    return on_step
+
+
+def train_until(step: int, config: TrainConfig, options: RunOptions, data: DataSet | None = None) -> None:
+    with pytest.raises(Stop):
+        train(config, options, data=data or scenes(), on_step=stop_at(step))
+
+
+class ExactTrainer(Trainer):
+    """In float64 and without dropout: between numbers of processes only the order of sums differs."""
+
+    def load_model(self) -> DualEncoder:
+        model = load(**asdict(self.base)).double()
+        for module in model.modules():
+            if isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0
+        return model
+
+
+def train_exactly(config: TrainConfig, options: RunOptions, **others: object) -> TrainResult:
+    with process_group("cpu"):
+        return ExactTrainer(config, options, **{"data": scenes(), **others}).fit()  # type: ignore[arg-type]
+
+
+def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    (file,) = (run / name).glob("*.safetensors")
+    return load_file(file)
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
