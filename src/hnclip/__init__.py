@@ -6,11 +6,23 @@ The names a user imports. They are loaded when first used, so that importing the
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from hnclip.analysis.diagnose import diagnose
+    from hnclip.api import evaluate, resume, train
+    from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig
+    from hnclip.evaluation import retrieval_ranks
+    from hnclip.losses import HardNegativeLoss, clip_loss, hard_negative_loss, tiled_hard_negative_loss, token_loss
+    from hnclip.models.dual_encoder import DualEncoder
+    from hnclip.models.load import load, save, wrap
+    from hnclip.models.long_context import stretch
+    from hnclip.search.indexer import build_index
+    from hnclip.search.searcher import open_index
 
-_HOMES = {
+__version__ = "0.2.0"
+
+_MODULES = {
     "HardNegativeLoss": "hnclip.losses",
     "clip_loss": "hnclip.losses",
     "hard_negative_loss": "hnclip.losses",
@@ -22,16 +34,45 @@ _HOMES = {
     "stretch": "hnclip.models.long_context",
     "wrap": "hnclip.models.load",
     "ObjectiveConfig": "hnclip.config",
+    "RunOptions": "hnclip.config",
     "TrainConfig": "hnclip.config",
+    "train": "hnclip.api",
+    "resume": "hnclip.api",
+    "evaluate": "hnclip.api",
     "retrieval_ranks": "hnclip.evaluation",
+    "diagnose": "hnclip.analysis.diagnose",
+    "build_index": "hnclip.search.indexer",
+    "open_index": "hnclip.search.searcher",
 }
-__all__ = [*_HOMES, "__version__"]
+__all__ = [  # the names of _MODULES, spelled out for type checkers
+    "DualEncoder",
+    "HardNegativeLoss",
+    "ObjectiveConfig",
+    "RunOptions",
+    "TrainConfig",
+    "__version__",
+    "build_index",
+    "clip_loss",
+    "diagnose",
+    "evaluate",
+    "hard_negative_loss",
+    "load",
+    "open_index",
+    "resume",
+    "retrieval_ranks",
+    "save",
+    "stretch",
+    "tiled_hard_negative_loss",
+    "token_loss",
+    "train",
+    "wrap",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'hnclip' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

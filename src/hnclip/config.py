@@ -85,7 +85,7 @@ class ObjectiveConfig:
             raise ValueError("weights is for methods other than hn_clip, which has token_weight")
         if self.method != "hn_clip" and self.token_weight:
             raise ValueError(
-                f"token_weight belongs to hn_clip: choose {self.method} by --objective {self.method}, which also "
+                f"token_weight belongs to hn_clip: choose {self.method} by --method {self.method}, which also "
                 "applies its own settings, or set the weight to 0"
             )
         if self.method != "structxlip" and self.crops != 2:
@@ -217,12 +217,9 @@ class ReadConfig:
 
 
 @dataclass(frozen=True, config=_STRICT)
-class TrainConfig:
-    """What is trained: model, data, objective, optimiser. Two runs with equal configurations have equal results."""
+class Opening:
+    """How a model is opened."""
 
-    model: str = "bundled"
-    """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter, or a checkpoint file in OpenAI's
-    layout (docs/models.md)."""
     context: Count | None = None
     """Longest caption in tokens; a shorter context is stretched to it, a longer one stays."""
     keep: Number = 20
@@ -233,14 +230,16 @@ class TrainConfig:
     """Directory of a tokenizer to use instead of the model's own."""
     activation: Literal["quick_gelu", "gelu"] | None = None
     """Activation function, if the checkpoint does not specify one (OpenAI: quick_gelu; most open_clip models: gelu)."""
-    data: str = "scenes/park"
-    """A folder of images with captions, a CSV, TSV, JSON, JSONL or Parquet file, Karpathy's JSON, WebDataset shards,
-    a Hugging Face data set, a benchmark as NAME=FOLDER, or generated `scenes/park`, `scenes/shelf` (docs/data.md)."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Selection:
+    """Which pairs are trained and validated on, in which order, and what is measured during training."""
+
     validation: str | None = None
-    """Another such source to validate on, instead of the validation split of --data."""
+    """Other data to validate on, instead of the validation split of the training data."""
     watch: str | None = None
-    """Another such source whose test split, or all of it, is evaluated after every epoch. It selects nothing."""
-    read: ReadConfig = field(default_factory=ReadConfig)
+    """Other data whose test split, or all of it, is evaluated after every epoch. It selects nothing."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Use only this share of the training pairs, chosen by a hash of their ids: smaller shares are subsets of larger
     ones, for every seed and objective."""
@@ -248,14 +247,27 @@ class TrainConfig:
     """Use only the first N training pairs, after --fraction."""
     cluster: Number = 0
     """Group N similar captions into each batch (0: random batches, as in the paper)."""
-    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    adapt: AdaptConfig = field(default_factory=AdaptConfig)
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
     """Seed of the order of pairs, the choice among an image's captions, and dropout."""
     probe_gradients: Number = 0
     """Measure both losses and their gradients on the batch of every N-th step; training is not affected (docs/runs.md).
     0 disables it."""
+
+
+@dataclass(frozen=True, config=_STRICT)
+class TrainConfig(Selection, Opening):
+    """What is trained: model, data, objective, optimiser. Two runs with equal configurations have equal results."""
+
+    model: str = "bundled"
+    """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter, a checkpoint file in OpenAI's
+    layout, or a run (docs/models.md)."""
+    data: str = "scenes/park"
+    """A folder of images with captions, a CSV, TSV, JSON, JSONL or Parquet file, Karpathy's JSON, WebDataset shards,
+    a Hugging Face data set, a benchmark as NAME=FOLDER, or generated `scenes/park`, `scenes/shelf` (docs/data.md)."""
+    read: ReadConfig = field(default_factory=ReadConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    adapt: AdaptConfig = field(default_factory=AdaptConfig)
 
     def __post_init__(self) -> None:
         if self.optim.negatives == "memory" and self.objective.global_loss == "none":
@@ -293,22 +305,6 @@ class RunOptions:
     """Images or captions encoded at once in evaluation."""
     tensorboard: bool = False
     """Also write TensorBoard events (pip install 'hnclip[track]')."""
-
-
-@dataclass(frozen=True)
-class Opening:
-    """How a model is loaded."""
-
-    context: int | None = None
-    """Longest caption in tokens; a shorter context is stretched to it, a longer one stays."""
-    keep: int = 20
-    """Leading positions that stretching does not change."""
-    ratio: int | None = None
-    """New positions for each old one after them; the smallest number that reaches the context if not given."""
-    tokenizer: Path | None = None
-    """Directory of a tokenizer to use instead of the model's own."""
-    activation: Literal["quick_gelu", "gelu"] | None = None
-    """Activation function, if the checkpoint does not specify one (OpenAI: quick_gelu; most open_clip models: gelu)."""
 
 
 def train_command(config: TrainConfig) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, TrainConfig
-from hnclip.objectives.registry import MethodChoice, apply_method
+from hnclip.config import AdaptConfig, Fidelity, GlobalLoss, ObjectiveConfig, OptimConfig, TrainConfig
+from hnclip.objectives.registry import MethodChoice, apply_method, with_fidelity, with_global
 
 
 def paper() -> TrainConfig:
@@ -175,3 +175,46 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "smartclip": smartclip,
     "structxlip": structxlip,
 }
+
+
+NEEDS_MODEL = (
+    "your own data need a model (--model): a directory or hub name of CLIP, Long-CLIP, SigLIP …, or a checkpoint file "
+    "(docs/models.md); bundled is the small model of the demo, for trials"
+)
+
+
+def make_config(
+    recipe: str | None = None,
+    model: str | None = None,
+    method: MethodChoice | None = None,
+    global_loss: GlobalLoss | None = None,
+    fidelity: Fidelity | None = None,
+    *,
+    adapt: str | None = None,
+) -> TrainConfig:
+    """The configuration of a recipe with another method or global loss.
+
+    Args:
+        recipe: demo for the bundled model and paper for any other if not given, or that of the adapter `adapt`.
+        method: replaces that of the recipe, with its own global loss; `global_loss` replaces the latter.
+
+    Raises:
+        ValueError: there is no such recipe, or it cannot be combined with the method.
+    """
+    usual = "demo" if model in (None, "bundled") else "paper"
+    name = recipe or (adapt if adapt in ("lora", "dora") else usual)
+    if name not in RECIPES:
+        raise ValueError(f"there is no recipe {name!r}: choose one of {', '.join(RECIPES)}")
+    return change_method(RECIPES[name](), method, global_loss, fidelity)
+
+
+def change_method(
+    config: TrainConfig, method: MethodChoice | None, global_loss: GlobalLoss | None, fidelity: Fidelity | None
+) -> TrainConfig:
+    """The configuration with another method, variant or global loss, each unchanged if None."""
+    source = config.objective.margin_source
+    if method is not None:
+        config = apply_method(config, method, fidelity)
+    elif fidelity is not None:
+        config = with_fidelity(config, fidelity)
+    return config if global_loss is None else with_global(config, global_loss, margin_source=source)

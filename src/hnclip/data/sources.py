@@ -80,6 +80,11 @@ def open_data(source: str, read: ReadConfig = _DEFAULT, *, splits: Collection[st
     return data
 
 
+def is_own_data(source: str) -> bool:
+    """Whether a source is not, and is not meant to be, generated scenes."""
+    return source not in SCENES and (Path(source).exists() or not source.startswith("scenes/"))
+
+
 def local_path(source: str) -> Path | None:
     """The absolute path of a file or directory, or None if the name means generated scenes or a benchmark, or nothing
     exists there."""

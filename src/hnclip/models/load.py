@@ -68,6 +68,7 @@ def load(
             `"bundled"`, the small model in this package;
             a Hugging Face directory, or a hub name `owner/model[@revision]`, of CLIP, SigLIP, SigLIP 2 or a
             `VisionTextDualEncoderModel`;
+            the directory of a run, for its best epoch;
             `IMAGE+TEXT`, two such directories or names of single towers, joined by untrained projections, which are
             the same at every load;
             the directory of an adapter (LoRA, DoRA), which is merged into its base model;
@@ -81,8 +82,9 @@ def load(
         device: where the model is placed; "auto" is the accelerator of the machine if it has one.
     """
     place = find_device(device)
-    opened = _open(str(model), None if tokenizer is None else open_tokenizer(Path(tokenizer)), activation)
-    opened.name = str(model)
+    (_, path), *_ = models_of(str(model))
+    opened = _open(path, None if tokenizer is None else open_tokenizer(Path(tokenizer)), activation)
+    opened.name = path
     if context is not None and context > opened.context:
         stretch(opened, context=context, keep=keep, ratio=ratio)
     return opened.to(place)
@@ -125,7 +127,7 @@ def load_transforms(
     **stretching: Any,
 ) -> tuple[TextTransform, ImageTransform]:
     """The preprocessing of a model, with the arguments of `load`; of a Hugging Face directory without its weights."""
-    name = str(model)
+    (_, name), *_ = models_of(str(model))
     with as_file(files("hnclip.models") / BUNDLED) as bundled:
         directory = bundled if name == BUNDLED else Path(name)
         if not directory.exists() and "+" not in name:

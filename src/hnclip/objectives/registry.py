@@ -121,7 +121,7 @@ def _global_term(config: ObjectiveConfig) -> GlobalTerm | None:
 
 
 def apply_method(config: TrainConfig, method: MethodChoice, fidelity: Fidelity | None = None) -> TrainConfig:
-    """The run with another method, as `--objective` of `hnclip train`: its terms and weights, its own global loss, its
+    """The run with another method, as `--method` of `hnclip train`: its terms and weights, its own global loss, its
     optimiser settings. γ, margin and center stay. LoRA and DoRA have no terms of their own: they train adapters with
     everything else and the scale frozen, and InfoNCE as the global loss.
 
@@ -134,7 +134,7 @@ def apply_method(config: TrainConfig, method: MethodChoice, fidelity: Fidelity |
     old = config.objective
     if old.method not in ("hn_clip", method):
         raise ValueError(
-            f"the recipe is already that of {old.method}: choose {method} by --objective with another recipe, or use "
+            f"the recipe is already that of {old.method}: choose {method} by --method with another recipe, or use "
             f"--recipe {method}"
         )
     if method in ("hn_clip", "lora", "dora") and fidelity is not None:

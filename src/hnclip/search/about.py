@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from hnclip.config import Opening, ReadConfig, option_words
@@ -52,7 +52,7 @@ def choose_model(data: str, model: str | None, opening: Opening, existing: About
         towers = model.split("+") if model.count("+") == 1 and not Path(model).exists() else [model]
         model = "+".join(map(_absolute, towers))
     if opening.tokenizer is not None:
-        opening = replace(opening, tokenizer=Path(_absolute(opening.tokenizer)))
+        opening = replace(opening, tokenizer=_absolute(opening.tokenizer))
     return model, opening
 
 
@@ -102,7 +102,7 @@ def make_about(
         model=model,
         source=opened.source,
         fingerprint=model_fingerprint(opened, opened.name),
-        opening={key: str(value) if isinstance(value, Path) else value for key, value in vars(opening).items()},
+        opening=asdict(opening),
         width=opened.width,
         data=source.data,
         root=None if source.root is None else str(source.root),

@@ -1,17 +1,22 @@
-"""Options of `hnclip index`, `hnclip search` and `hnclip serve`."""
+"""`hnclip index`, `hnclip search`, `hnclip serve`."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from hnclip.cli.options import ModelOpening, Output, OutputGroup, arguments_of, at_least
 from hnclip.config import Opening, ReadConfig
-from hnclip.options import Output
 from hnclip.search.database import EngineName
 from hnclip.search.serve.settings import Settings
+from hnclip.util.optional import large_import
+
+if TYPE_CHECKING:
+    from hnclip.search.render import IndexResult, SearchResult
 
 
 @dataclass(frozen=True)
@@ -19,15 +24,13 @@ class Index:
     """Index images, and their captions if there are any, for search by text. Run it again to update the index with new,
     changed, moved and deleted files; the same command resumes an interrupted one."""
 
-    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FOLDER|DATA")]
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
     """A folder of images, or data as for `hnclip train` (docs/data.md)."""
     out: Path
     """Directory of the index, by convention NAME.hnc."""
-    opening: Annotated[Opening, tyro.conf.arg(name="")]
-    read: ReadConfig
     model: str | None = None
-    """As for `hnclip eval` (docs/models.md); for a run directory, its best epoch. Required for a new index of your own
-    images; an existing index remembers its model."""
+    """As for `hnclip eval` (docs/models.md). Required for a new index of your own images; an existing index remembers
+    its model."""
     split: str = "all"
     """all, or one split of the data."""
     engine: EngineName | None = None
@@ -48,14 +51,19 @@ class Index:
     """CPU threads of the encoder; 0 leaves the choice to torch."""
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
-    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+    opening: ModelOpening = field(default_factory=Opening)
+    read: ReadConfig = field(default_factory=ReadConfig)
+    output: OutputGroup = field(default_factory=Output)
 
     def __post_init__(self) -> None:
-        if self.batch < 1:
-            raise ValueError(f"--batch must be at least 1, got {self.batch}")
-        for name in ("workers", "threads"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
+        at_least(1, self, "batch")
+        at_least(0, self, "workers", "threads")
+
+    def run(self) -> IndexResult:
+        with large_import():
+            from hnclip.search.indexer import build_index
+
+        return build_index(**arguments_of(self))
 
 
 @dataclass(frozen=True)
@@ -82,15 +90,33 @@ class Search:
     """Path of the index's model, if it has moved."""
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
-    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+    output: OutputGroup = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
             raise ValueError("give either a description or an image with --image")
-        if self.k < 1:
-            raise ValueError(f"-k must be at least 1, got {self.k}")
+        at_least(1, self, "k")
         if self.rerank and (self.text is None or self.find != "images"):
             raise ValueError("--rerank requires TEXT and --find images")
+
+    def run(self) -> SearchResult:
+        from hnclip.search.searcher import open_index
+
+        image = None
+        if self.image is not None:
+            from hnclip.data.image_sources import FileImage
+
+            image = FileImage(self.image).load()
+        with open_index(self.index, engine=self.engine, model=self.model, device=self.device) as opened:
+            return opened.search(
+                _standard_input() if self.text == "-" else self.text,
+                image=image,
+                k=self.k,
+                find=self.find,
+                rerank=self.rerank,
+                explain=self.explain,
+                name=str(self.image),
+            )
 
 
 @dataclass(frozen=True)
@@ -99,7 +125,6 @@ class Serve:
 
     index: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="INDEX")]
     """An index of `hnclip index`."""
-    settings: Annotated[Settings, tyro.conf.arg(name="")] = field(default_factory=Settings)
     token: str | None = None
     """Token that requests must present; also read from $HNCLIP_TOKEN, which other users of the machine cannot see."""
     engine: EngineName | None = None
@@ -108,4 +133,17 @@ class Serve:
     """Path of the index's model, if it has moved."""
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
-    output: Annotated[Output, tyro.conf.arg(name="")] = field(default_factory=Output)
+    settings: tyro.conf.OmitArgPrefixes[Settings] = field(default_factory=Settings)
+    output: OutputGroup = field(default_factory=Output)
+
+    def run(self) -> None:
+        from hnclip.search.serve.run import serve as run
+
+        run(**arguments_of(self))
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is no text in {(sys.stdin.encoding or '').upper()}: {error}") from error

@@ -1,0 +1,188 @@
+"""The Python API: train and evaluate in one call each, with everything that the commands take as keyword arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hnclip.config import Fidelity, GlobalLoss, Opening, ReadConfig, RunOptions, TrainConfig, with_fields
+from hnclip.data.records import DataSet
+from hnclip.data.sources import is_own_data
+from hnclip.objectives.registry import MethodChoice
+from hnclip.recipes import NEEDS_MODEL, make_config
+from hnclip.util.console import progress
+from hnclip.util.device import find_device
+
+if TYPE_CHECKING:
+    from hnclip.evaluation.retrieval import EvaluationResult
+    from hnclip.models.dual_encoder import DualEncoder
+    from hnclip.training.trainer import TrainResult
+
+
+SECTIONS = {"read", "objective", "optim", "adapt", "speed"}
+
+
+def train(
+    data: str | Path | DataSet | None = None,
+    *,
+    model: str | Path | None = None,
+    out: str | Path = "runs/train",
+    method: MethodChoice | None = None,
+    global_loss: GlobalLoss | None = None,
+    fidelity: Fidelity | None = None,
+    recipe: str | None = None,
+    config: TrainConfig | None = None,
+    options: RunOptions | None = None,
+    on_step: Callable[[int], None] | None = None,
+    **settings: Any,
+) -> TrainResult:
+    """Fine-tune a model on image–caption pairs, as `hnclip train`. `hnclip.resume(out)` continues an interrupted run.
+
+    Args:
+        data: anything that `hnclip train` takes (docs/data.md), or records.
+        model: a directory, checkpoint file, hub name or run; the bundled model of drawings only if `data` is not given
+            or generated.
+        out: directory of the run; `out/best` and `out/last` are models that `hnclip.load` opens.
+        method: its terms and global loss; HN-CLIP if not given. `global_loss` replaces that of the method.
+        fidelity: a method as released, or with its errors corrected.
+        recipe: the settings that all others override; if not given, demo for the bundled model, paper for any other.
+        config, options: instead of a recipe, for example those of an earlier run.
+        on_step: called after every optimiser step with the number of finished steps.
+        settings: fields of `TrainConfig` and `RunOptions` by name, those of a section without its name where only one
+            section has them: `lr=1e-5, epochs=3, gamma=0.25, device="cuda"`, or `adapt={"method": "lora"}`.
+
+    Raises:
+        ValueError: a setting, the data or the model cannot be used; nothing was written.
+    """
+    if data is not None and not isinstance(data, DataSet):
+        data = str(data)
+    name = data.name if isinstance(data, DataSet) else data
+    chosen, running = split_settings(settings)
+    if config is None:
+        adapt = chosen.get("adapt.method")
+        model_name = None if model is None else str(model)
+        config = make_config(recipe, model_name, method, global_loss, fidelity, adapt=adapt)
+        if model is None and recipe is None and name is not None and (data is not name or is_own_data(name)):
+            raise ValueError(NEEDS_MODEL)
+    if model is not None:
+        chosen["model"] = str(model)
+    if name is not None:
+        chosen["data"] = name
+    from hnclip.training import runs
+
+    config = with_fields(config, chosen)
+    options = with_fields(options or RunOptions(out=Path(out)), running)
+    return runs.train(config, options, data=data if isinstance(data, DataSet) else None, on_step=on_step)
+
+
+def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings by name as dotted fields of `TrainConfig` and of `RunOptions`.
+
+    >>> split_settings({"lr": 1e-5, "adapt": {"method": "lora"}, "device": "cpu"})
+    ({'optim.lr': 1e-05, 'adapt.method': 'lora'}, {'device': 'cpu'})
+    """
+    found: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    known = _field_paths(TrainConfig()), _field_paths(RunOptions())
+    for name, value in settings.items():
+        place = next((place for place, paths in enumerate(known) if name in paths), None)
+        if place is None:
+            close = get_close_matches(name, [*known[0], *known[1]], n=1)
+            raise ValueError(f"there is no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        path = known[place][name]
+        section = path in SECTIONS and isinstance(value, Mapping)
+        found[place].update({f"{path}.{key}": one for key, one in value.items()} if section else {path: value})
+    return found
+
+
+def _field_paths(config: Any, prefix: str = "") -> dict[str, str]:
+    """The dotted field of each name; of equal names the outer one."""
+    paths = {spec.name: prefix + spec.name for spec in fields(config)}
+    for name in SECTIONS & paths.keys():
+        paths = {**_field_paths(getattr(config, name), f"{prefix}{name}."), **paths}
+    return paths
+
+
+def resume(out: str | Path, options: RunOptions | None = None) -> TrainResult:
+    """Continue the run in a directory from its last checkpoint, to the same weights as if it had never stopped."""
+    from hnclip.training import runs
+
+    return runs.resume(Path(out), options)
+
+
+def evaluate(
+    model: str | Path | DualEncoder,
+    data: str | Path = "scenes/park",
+    *,
+    split: str | None = None,
+    read: ReadConfig | None = None,
+    opening: Opening | None = None,
+    queries: Path | None = None,
+    top: int = 10,
+    batch: int = 128,
+    device: str = "auto",
+) -> EvaluationResult:
+    """Retrieval metrics of a model on a split, in both directions, with bootstrap intervals; as `hnclip eval`.
+
+    >>> evaluate("bundled", "scenes/park/small").metrics["text_to_image"]["R@1"]  # doctest: +SKIP
+    18.6
+
+    Args:
+        model: as for `hnclip.load`; of a run its best epoch.
+        split: the test split if not given, or all records if the data declare no splits.
+        queries: also write every query with its rank and its `top` candidates to this directory.
+    """
+    results = evaluate_all(
+        open_models(model, opening or Opening(), device)[:1],
+        [str(data)],
+        split=split,
+        read=read or ReadConfig(),
+        queries=queries,
+        top=top,
+        batch=batch,
+    )
+    return results[0]
+
+
+def evaluate_all(
+    models: Sequence[tuple[str, Callable[[], DualEncoder]]],
+    data: Sequence[str],
+    *,
+    split: str | None = None,
+    read: ReadConfig,
+    queries: Path | None = None,
+    top: int = 10,
+    batch: int = 128,
+) -> list[EvaluationResult]:
+    """Several models, by name with what opens each, on several data sets: every model is compared on the records that
+    all of them can use."""
+    from hnclip.analysis.captions import caption_similarity
+    from hnclip.evaluation.retrieval import evaluate_models, open_task
+
+    tasks = [open_task(source, split, read) for source in data]
+    with progress("evaluating, batches") as bar:
+        return evaluate_models(
+            models,
+            tasks,
+            read,
+            batch=batch,
+            queries=queries,
+            top=top,
+            caption_similarity=caption_similarity,
+            progress=bar.iterate,
+        )
+
+
+def open_models(
+    model: str | Path | DualEncoder, opening: Opening, device: str
+) -> list[tuple[str, Callable[[], DualEncoder]]]:
+    """The models that a name stands for (of a run its best and its last epoch), with what opens each."""
+    from hnclip.models.load import load, models_of
+
+    if not isinstance(model, str | Path):
+        return [(model.name, lambda: model)]
+    place = find_device(device)
+    return [(name, partial(load, path, **vars(opening), device=place)) for name, path in models_of(str(model))]

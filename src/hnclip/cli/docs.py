@@ -1,0 +1,54 @@
+"""`hnclip docs`: the documentation that comes with the package."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from hnclip.cli.options import Output, OutputGroup, Printed
+
+
+@dataclass(frozen=True)
+class Docs:
+    """List the pages of the documentation, or print one."""
+
+    page: Annotated[tyro.conf.Positional[str | None], tyro.conf.arg(metavar="PAGE")] = None
+    """Name of a page, with or without its folder."""
+    output: OutputGroup = field(default_factory=Output)
+
+    def run(self) -> Printed | None:
+        pages = find_pages()
+        if self.page is None:
+            titles = {
+                name: page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for name, page in pages.items()
+            }
+            width = max(map(len, titles))
+            lines = ["usage: hnclip docs PAGE", "", *(f"  {name:<{width}}  {title}" for name, title in titles.items())]
+            return Printed("\n".join(lines), titles)
+        wanted = self.page.removesuffix(".md").removeprefix("docs/")
+        found = [name for name in pages if wanted in (name, name.rpartition("/")[2])]
+        if not found:
+            close = get_close_matches(wanted, [*pages, *(name.rpartition("/")[2] for name in pages)], n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"there is no page {wanted!r}{hint} hnclip docs lists all")
+        text = pages[found[0]].read_text(encoding="utf-8")
+        if self.output.json or not sys.stdout.isatty():
+            return Printed(text, {"page": found[0], "text": text})
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        with (console := Console()).pager(styles=True):
+            console.print(Markdown(text))
+        return None
+
+
+def find_pages() -> dict[str, Path]:
+    """The pages by name, those of the top folder first."""
+    top = Path(__file__).parents[1] / "pages"
+    paths = sorted(top.rglob("*.md"), key=lambda path: (len(path.relative_to(top).parts), path))
+    return {path.relative_to(top).with_suffix("").as_posix(): path for path in paths}
