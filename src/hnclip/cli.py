@@ -331,7 +331,7 @@ def _diagnose(arguments: Sequence[str]) -> None:
 
     from hnclip.analysis.diagnose import diagnose
 
-    found = diagnose(options)
+    found = diagnose(**_settings(options))
     print(json.dumps(found.to_dict()) if options.output.json else found.to_text())
 
 
@@ -517,9 +517,10 @@ def _prepare(arguments: Sequence[str]) -> int:
         return 0 if asked else 2
     options = _parse(kinds[kind], f"prepare {kind}", rest)
 
-    from hnclip.prepare.run import prepare
+    from hnclip.prepare.run import prepare_regions, prepare_text
 
-    result = prepare(options)
+    prepare = prepare_regions if kind == "regions" else prepare_text
+    result = prepare(**_settings(options))
     print(json.dumps(result.to_dict()) if options.output.json else result.to_text())
     return 0
 
@@ -536,9 +537,9 @@ def _study(arguments: Sequence[str]) -> int:
         print(json.dumps(listed) if options.output.json else "\n".join(lines))
         return 0
 
-    from hnclip.studies.runner import study_command
+    from hnclip.studies.runner import run_study
 
-    outcome = study_command(options)
+    outcome = run_study(**_settings(options))
     print(json.dumps(outcome.to_dict()) if options.output.json else outcome.text)
     for failure in outcome.failures:
         log.error(f"hnclip study: {failure}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -187,15 +187,6 @@ class Diagnose:
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
-    def __post_init__(self) -> None:
-        for name in ("batch", "batches"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {value}")
-        if not 0 < self.threshold <= 1:
-            raise ValueError(f"--threshold must be a cosine similarity above 0 and at most 1, got {self.threshold}")
-        if self.gamma < 0:
-            raise ValueError(f"--gamma must not be negative, got {self.gamma}")
-
 
 @dataclass(frozen=True)
 class Convert:
@@ -291,9 +282,6 @@ class PrepareRegions:
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
 
-    def __post_init__(self) -> None:
-        _at_least_one(self, "batch", "workers")
-
 
 @dataclass(frozen=True)
 class PrepareText:
@@ -315,15 +303,6 @@ class PrepareText:
     workers: int = 1
     """Records filtered at once, for a function that waits for a service."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
-
-    def __post_init__(self) -> None:
-        _at_least_one(self, "workers")
-
-
-def _at_least_one(options: Any, *names: str) -> None:
-    for name in names:
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)
@@ -367,14 +346,6 @@ class Study:
     threads: int = 0
     """CPU threads of a run; 0 leaves the choice to torch. Results are bit-identical only for the same number."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
-
-    def __post_init__(self) -> None:
-        if len({*self.seeds}) < len(self.seeds):
-            raise ValueError(f"--seeds names a seed twice: {' '.join(map(str, self.seeds))}")
-        if self.shard is not None:
-            number, slash, count = self.shard.partition("/")
-            if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-                raise ValueError(f"--shard is K/N, for example 2/4, got {self.shard!r}")
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from small_studies import evaluation, queries, study_results
 from hnclip.config import ReadConfig
 from hnclip.evaluation.published import published
 from hnclip.evaluation.retrieval import EvaluationResult
-from hnclip.options import Study
 from hnclip.studies import analyses
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.claims import CLAIMS
 from hnclip.studies.page import MAKE_RESULTS, study_report, write_results
 from hnclip.studies.results import StudyResults
 from hnclip.studies.runner import command_line
+from hnclip.studies.settings import StudyRequest
 
 DOMAINS = ("scenes/park/small", "scenes/shelf/small")
 
@@ -96,11 +96,11 @@ def test_the_page_has_all_studies_and_claims_on_300_lines(complete: list[StudyRe
 
 
 def test_the_command_on_the_page_names_what_changes_its_numbers() -> None:
-    plain = Study("all", ReadConfig(), recipe="results", docs=Path("docs"))
-    assert command_line(replace(plain, threads=1, device="cpu", out=Path("x"), shard="1/2")) == MAKE_RESULTS
+    plain = StudyRequest("all", recipe="results", device="cpu")
+    assert command_line(plain, Path("docs")) == MAKE_RESULTS
     more = replace(plain, set=("optim.epochs=2", "context=9"), seeds=(1, 2), read=ReadConfig(images="a b"))
     words = " --set optim.epochs=2 context=9 --seeds 1 2 --read.images 'a b' --docs docs"
-    assert command_line(more) == MAKE_RESULTS.removesuffix(" --docs docs") + words
+    assert command_line(more, Path("docs")) == MAKE_RESULTS.removesuffix(" --docs docs") + words
 
 
 def test_missing_runs_are_said_on_the_page_and_in_the_report(tmp_path: Path) -> None:

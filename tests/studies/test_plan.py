@@ -9,11 +9,10 @@ import pytest
 from study_data import write_pairs
 
 from hnclip.config import ReadConfig, TrainConfig
-from hnclip.options import Study as Options
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.plan import Place, plan
-from hnclip.studies.settings import domains_of, entries_of
+from hnclip.studies.settings import StudyRequest, domains_of, entries_of
 from hnclip.studies.spec import Domain, Gallery, Setting, Study, Variant, resolve
 
 INFONCE = Variant("InfoNCE", method="hn_clip", global_loss="infonce", set={"objective.token_weight": 0.0})
@@ -73,7 +72,7 @@ def test_measurements_name_the_runs_that_they_need(setting: Setting) -> None:
 
 def test_every_study_of_the_catalogue_can_be_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HNCLIP_DATA", raising=False)
-    found = plan(entries_of(Options(name="all", read=READ, recipe="paper/docci", data=("docci", "dci"))))
+    found = plan(entries_of(StudyRequest("all", recipe="paper/docci", data=("docci", "dci"))))
     assert {name for job in found.jobs for name in job.places} == set(STUDIES)
     rates = {place.row: job.config.optim.lr for job in found.runs for place in job.places.get("plug", ())}
     for row, method in (("FineLIP", "finelip"), ("GOAL", "goal"), ("LoRA", "lora")):

@@ -8,19 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-import tyro
-from study_data import asked, write_pairs
+from study_data import SHORT, asked, write_pairs
 
 from hnclip.cli import main
-from hnclip.options import Study as Options
 from hnclip.studies import store
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.plan import Plan, plan
-from hnclip.studies.runner import run
-from hnclip.studies.settings import entries_of
+from hnclip.studies.runner import run, run_study
+from hnclip.studies.settings import StudyRequest, entries_of
 
 ROWS = 4  # of the study that most tests run
 ROOT = Path(__file__).parents[2]
@@ -115,7 +113,8 @@ def test_shards_divide_a_plan(place: Place, tmp_path: Path, capsys: pytest.Captu
 
 
 def planned(place: Place, name: str) -> Plan:
-    return plan(entries_of(tyro.cli(Options, args=[name, *place.options()])))
+    request = StudyRequest(name, (str(place.data),), model=str(place.model), recipe="demo", set=SHORT, seeds=(42,))
+    return plan(entries_of(request))
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyError, AssertionError, MemoryError])
@@ -216,10 +215,10 @@ def test_wrong_calls_say_what_is_wrong_before_anything_runs(
     assert not list(tmp_path.glob("out/*/*"))
 
 
-@pytest.mark.parametrize("wrong", [["--shard", "5/4"], ["--seeds", "1", "1"]], ids=str)
-def test_wrong_options_are_refused(wrong: list[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["study", "main", *wrong])
+@pytest.mark.parametrize("wrong", [{"shard": "5/4"}, {"seeds": (1, 1)}, {"recipe": "none"}], ids=str)
+def test_wrong_arguments_are_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="5/4" if "shard" in wrong else next(iter(wrong))):
+        run_study("main", dry_run=True, **wrong)
 
 
 def test_the_list_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
