@@ -79,16 +79,6 @@ def test_pairing_removes_what_the_queries_share():
     assert interval(a - a) == (0.0, 0.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("runs", [1, 2, 5])
-def test_equal_runs_leave_the_bootstrap_of_queries(runs):
-    values, groups = normal(60), torch.arange(60) // 4
-    found = crossed_bootstrap([values[:, None].expand(60, runs)], [groups], resamples=300, seed=3)
-    expected = interval(values, groups=groups, resamples=300, seed=3)
-    assert len(found) == 2
-    for estimate in found:  # of one part, the mean of the parts is the part
-        assert estimate == pytest.approx(expected, abs=1e-12)
-
-
 @pytest.mark.parametrize("runs", [2, 3, 8])
 def test_equal_queries_leave_the_spread_of_runs(runs):
     """The variance of a resample is s²/S; with so few runs the interval ends at single ones."""

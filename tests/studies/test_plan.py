@@ -9,11 +9,11 @@ import pytest
 from study_data import write_pairs
 
 from hnclip.config import ReadConfig, TrainConfig
-from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES
+from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.plan import Place, plan
 from hnclip.studies.settings import StudyRequest, domains_of, entries_of
-from hnclip.studies.spec import Domain, Gallery, Setting, Study, Variant, resolve
+from hnclip.studies.spec import Domain, Gallery, Setting, Study, Variant
 
 INFONCE = Variant("InfoNCE", method="hn_clip", global_loss="infonce", set={"objective.token_weight": 0.0})
 HN_CLIP = Variant("HN-CLIP", method="hn_clip", against=("InfoNCE",))
@@ -77,22 +77,6 @@ def test_every_study_of_the_catalogue_can_be_planned(monkeypatch: pytest.MonkeyP
     for row, method in (("FineLIP", "finelip"), ("GOAL", "goal"), ("LoRA", "lora")):
         assert rates[row] == rates[f"{row} + L_HN"] == PAPER_RATES[method]  # type: ignore[index]
     assert rates["InfoNCE"] == rates["L_HN"] == 2e-6
-
-
-def test_the_family_changes_one_thing_at_a_time() -> None:
-    """Rows differ from those that they are compared with in what their names say, and in nothing else."""
-    base, family = RECIPES["results"](), STUDIES["family"]
-    assert (family.seeds, base.optim.negatives) == (3, "micro")
-    configs = {row.name: resolve(base, row) for row in family.rows if row.trained}
-    infonce = configs["InfoNCE"]
-    for name in ("InfoNCE, scale 20", "InfoNCE, scale 50", "InfoNCE, batch"):
-        assert configs[name].objective == infonce.objective
-        assert configs[name].optim != infonce.optim
-    adaptive, l_hn = configs["adaptive part alone"], configs["L_HN"]
-    assert replace(adaptive.objective, center=0.0) == l_hn.objective
-    memory = [configs[f"memory, γ {gamma}"] for gamma in ("0", "0.25", "0.5")]
-    assert [one.objective.gamma for one in memory] == [0.0, 0.25, 0.5]
-    assert {(one.optim.negatives, one.optim.memory) for one in memory} == {("memory", 1024)}
 
 
 @pytest.mark.parametrize(
