@@ -55,7 +55,7 @@ def test_all_numbers_are_those_of_a_loop(tile: int, owner: list[int]) -> None:
     expected = sorted(suspects.items(), key=lambda item: -item[1])[:5]
     assert [suspect[:2] for suspect in found.suspects] == [pair for pair, _ in expected]
     assert [suspect.similarity for suspect in found.suspects] == pytest.approx([c for _, c in expected], abs=1e-6)
-    both = caption_similarity(text, torch.tensor(owner), tile=tile)
+    both = caption_similarity(text, torch.tensor(owner))
     assert both == pytest.approx({"pairwise": found.pairwise.mean, "hardest": found.hardest.mean}, abs=1e-7)
     assert mean_similarity(text, torch.tensor(owner)) == found.pairwise.mean
 

@@ -11,6 +11,7 @@ from hnclip.analysis.examples import count_differences, differing_examples
 from hnclip.core import Record
 from hnclip.evaluation import retrieval_ranks
 from hnclip.evaluation.retrieval import EvaluationResult
+from hnclip.report.caption_figures import Example
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,19 @@ def shown(models: dict[str, EvaluationResult], groups: str, **options: int) -> l
 
 
 def test_counts_add_up():
-    a = answers(0, 1, 2, 0, 0, 0)
-    b = answers(0, 0, 0, 3, 0, 0)
+    a, b = answers(0, 1, 2, 0, 0, 0), answers(0, 0, 0, 3, 0, 0)
     assert count_differences({"A": a, "B": b}) == {"both": 1, "only A": 2, "only B": 1, "neither": 2}
 
 
+def pixels(example: Example) -> list[tuple[int, bool]]:
+    """What each model answers: the grey of its image, and whether it is correct."""
+    return [(image.getpixel((0, 0)), correct) for image, correct in example.answers.values()]
+
+
 def test_an_example_shows_the_right_image_and_both_answers():
-    models = {"A": answers(0, 0, 2), "B": answers(0, 1, 2)}
-    (example,) = differing_examples(models, gallery("abc"))
-    assert example.caption == "caption 1"
-    assert example.right.getpixel((0, 0)) == 1
-    assert {name: (image.getpixel((0, 0)), correct) for name, (image, correct) in example.answers.items()} == {
-        "A": (0, False),
-        "B": (1, True),
-    }
+    (example,) = differing_examples({"A": answers(0, 0, 2), "B": answers(0, 1, 2)}, gallery("abc"))
+    assert (example.caption, example.right.getpixel((0, 0))) == ("caption 1", 1)
+    assert pixels(example) == [(0, False), (1, True)]
 
 
 def test_kinds_take_turns_and_the_rarer_begins():
@@ -84,13 +84,8 @@ def test_a_group_appears_once():
 
 
 def test_a_tie_is_answered_with_the_wrong_image():
-    owner = torch.arange(2)
     image = torch.tensor([[1.0, 0.0], [1.0, 0.0]])  # two copies: neither caption can have its own first
-    text = torch.eye(2)
-    ranks = retrieval_ranks(image, text, owner)
-    tied = EvaluationResult(ranks, torch.arange(len(image)), (), image=image, text=text)
-    (first, second) = differing_examples({"A": tied, "B": answers(0, 1)}, gallery(".."))
-    assert [(e.answers["A"][0].getpixel((0, 0)), e.answers["A"][1]) for e in (first, second)] == [
-        (1, False),
-        (0, False),
-    ]
+    ranks = retrieval_ranks(image, torch.eye(2), torch.arange(2))
+    tied = EvaluationResult(ranks, torch.arange(2), (), image=image, text=torch.eye(2))
+    found = differing_examples({"A": tied, "B": answers(0, 1)}, gallery(".."))
+    assert [pixels(example)[0] for example in found] == [(1, False), (0, False)]

@@ -7,27 +7,13 @@ from typing import Any
 
 import pytest
 
-from hnclip.analysis.gradients import HEADERS, gradient_summary
+from hnclip.analysis.gradients import gradient_summary
 
 
 def measured(epoch: int, **changes: Any) -> dict[str, Any]:
-    entry = {
-        "epoch": epoch,
-        "step": 0,
-        "infonce": 0.5,
-        "hn": 2.0,
-        "infonce_norm": 1.0,
-        "hn_norm": 10.0,
-        "cosine": 0.5,
-        "ratio": 10.0,
-        "infonce_saturated": 0.25,
-        "hn_saturated": 0.0,
-        "gamma": 0.5,
-        "negatives": "micro",
-        "dtype": "float32",
-        "towers": "fp32",
-    }
-    return {**entry, **changes}
+    values = {"infonce": 0.5, "hn": 2.0, "infonce_norm": 1.0, "hn_norm": 10.0, "cosine": 0.5, "ratio": 10.0}
+    kinds = {"gamma": 0.5, "negatives": "micro", "dtype": "float32", "towers": "fp32"}
+    return {"epoch": epoch, "step": 0, "infonce_saturated": 0.25, "hn_saturated": 0.0, **values, **kinds, **changes}
 
 
 ZERO = {"infonce": 0.0, "infonce_norm": 0.0, "cosine": None, "ratio": None, "infonce_saturated": 1.0}
@@ -58,9 +44,8 @@ def test_numbers_by_hand() -> None:
     assert (last["ratio"], last["cosine"], last["cosine_mean"]) == (None, None, None)
 
 
-def test_the_table_has_a_row_for_each_epoch_and_says_what_was_mixed() -> None:
+def test_the_table_has_a_row_for_each_epoch_and_names_what_was_mixed() -> None:
     found = gradient_summary(ENTRIES)
     table = found.table()
     assert [row[:1] for row in table.rows] == [["1"], ["3"], [], ["all"]]
-    assert all(len(row) in (0, len(HEADERS)) for row in table.rows)
     assert "float32 and float64" in found.to_text()

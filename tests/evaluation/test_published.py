@@ -60,7 +60,6 @@ def test_every_number_of_every_table_is_there():
     for result in everything():
         counts[result.table] += len(values(result))
     assert counts == NUMBERS
-    assert sum(counts.values()) == 1406
 
 
 def test_margins_over_the_best_other_method():
@@ -90,14 +89,8 @@ def configuration(result: PublishedResult) -> tuple[str, ...]:
     method, setting = result.method, result.setting
     if setting.startswith("released checkpoint"):
         return ("released", result.benchmark)
-    same = {
-        "γ = 0.5": "",
-        "L_HN and L_tok": "",
-        "Ḡ recomputed": "",
-        "seed 42": "",
-        "100 % of the training data": "",
-        "γ = 0": "InfoNCE and L_tok",
-    }
+    plain = ("γ = 0.5", "L_HN and L_tok", "Ḡ recomputed", "seed 42", "100 % of the training data")
+    same = {**dict.fromkeys(plain, ""), "γ = 0": "InfoNCE and L_tok"}
     if method == "Long-CLIP":
         method, setting = "HN-CLIP", {"with L_HN": "L_HN alone", "fine-tuned with InfoNCE": "InfoNCE alone"}[setting]
     return (method, same.get(setting, setting), str(result.trained_on), result.benchmark)
@@ -134,39 +127,22 @@ def test_recalls_grow_with_k_and_are_counts_of_queries():
     }
 
 
-def test_deviations_belong_to_the_means_of_three_seeds():
-    for result in everything():
-        seeds = result.setting == "mean of 3 seeds"
-        assert seeds == (result.table == "A11" and result.method != "Long-CLIP")
-        assert {d: list(ks) for d, ks in result.deviation.items()} == (
-            {d: [1, 5, 10] for d in DIRECTIONS} if seeds else {}
-        )
-    (found,) = rows("A11", "Urban-1K", "HN-CLIP")
-    assert found.deviation["image_to_text"] == {1: 0.83, 5: 0.35, 10: 0.06}
-
-
-def test_names_say_where_a_number_is_from():
+def test_rows_are_named_by_their_tables():
     names = [(result.name, result.benchmark) for result in everything()]
     assert len(names) == len(set(names))
-    assert all(name.startswith("paper, Table ") for name, _ in names)
-    assert [row.name for row in rows("1", "docci")] == [
-        "paper, Table 1: Long-CLIP, released checkpoint",
-        "paper, Table 1: FineLIP",
-        "paper, Table 1: GOAL",
-        "paper, Table 1: StructXLIP",
-        "paper, Table 1: HN-CLIP",
-    ]
-    transfer = [row for row in rows("A10", "DOCCI", "HN-CLIP") if row.trained_on == "DCI"]
-    assert [(row.name, row.recall["text_to_image"][1]) for row in transfer] == [
-        ("paper, Table A10: HN-CLIP, trained on DCI", 85.0)
-    ]
+    assert rows("1", "docci")[0].name == "paper, Table 1: Long-CLIP, released checkpoint"
+    (transfer,) = (row for row in rows("A10", "DOCCI", "HN-CLIP") if row.trained_on == "DCI")
+    assert transfer.name == "paper, Table A10: HN-CLIP, trained on DCI"
+    (seeds,) = rows("A11", "Urban-1K", "HN-CLIP")
+    assert seeds.deviation["image_to_text"] == {1: 0.83, 5: 0.35, 10: 0.06}
+    assert f'"{paper_title()}"' in (Path(__file__).parents[2] / "CITATION.cff").read_text(encoding="utf-8")
 
 
-def test_spelling_of_a_benchmark_does_not_matter():
+def test_the_spelling_of_a_benchmark_does_not_matter():
     assert published("urban1k") == published("Urban-1K") != []
     assert not same_benchmark("dci", "Long-DCI")
     assert published("scenes/park") == published("docci/official") == []
-    with pytest.raises(ValueError, match="no table 'A3'"):
+    with pytest.raises(ValueError, match="A3"):
         published("DOCCI", table="A3")
 
 
@@ -175,8 +151,3 @@ def test_statistics():
     assert found["Long-DCI"].test == found["DCI"].train + found["DCI"].test  # the gallery holds the training pairs
     assert all(0 < one.pairwise < one.hardest < 1 for one in found.values())
     assert published_statistics("scenes/park") is None
-
-
-def test_the_title_is_that_of_the_citation():
-    citation = Path(__file__).parents[2] / "CITATION.cff"
-    assert f'"{paper_title()}"' in citation.read_text(encoding="utf-8")

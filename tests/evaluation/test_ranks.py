@@ -66,8 +66,8 @@ def test_top_candidates_are_the_highest_wrong_scores(gallery, k, chunk):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("width", [33, 512, 4096])
-@pytest.mark.parametrize("chunk", [1, 3, 7, 16, None])
+@pytest.mark.parametrize("width", [33, 4096])
+@pytest.mark.parametrize("chunk", [1, 7, None])
 def test_copies_of_the_right_answer_tie_at_every_place(chunk, width, dtype):
     """Copies of every image, spread over all tile positions, in vectors wide enough for rounding errors."""
     base = random_vectors(7, width, 5, dtype) + 2 / width**0.5  # large mean: scores near one
@@ -98,18 +98,13 @@ def test_bf16_vectors_are_multiplied_in_fp32():
     image, text = random_vectors(90, 8, 9, torch.bfloat16), random_vectors(90, 8, 10, torch.bfloat16)
     expected = counted_ranks(image, text, torch.arange(90))
     assert same(retrieval_ranks(image, text, torch.arange(90), chunk=64), expected)
+    lengths = torch.linspace(0.01, 50, 90)[:, None]  # lengths and gradients of vectors do not matter
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert same(retrieval_ranks(image, text, torch.arange(90)), expected)
+        assert same(
+            retrieval_ranks((lengths * image).requires_grad_(), lengths.flip(0) * text, torch.arange(90)), expected
+        )
     scores = text @ image.T  # [T, I] bf16
     assert (scores >= scores.diagonal()[:, None]).sum(1).tolist() != expected.text_to_image.tolist()
-
-
-def test_lengths_and_gradients_of_vectors_do_not_matter():
-    image, text = random_vectors(30, 8, 13, torch.float64), random_vectors(30, 8, 14, torch.float64)
-    lengths = torch.linspace(0.01, 50, 30, dtype=torch.float64)[:, None]
-    unit = retrieval_ranks(image, text, torch.arange(30))
-    scaled = retrieval_ranks((image * lengths).requires_grad_(), text * lengths.flip(0), torch.arange(30))
-    assert same(scaled, unit)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -139,16 +134,12 @@ IMAGE, TEXT, OWNER = random_vectors(3, 4, 17), random_vectors(4, 4, 18), torch.t
 @pytest.mark.parametrize(
     ("argument", "changed"),
     [
-        ("image", {"image": IMAGE[0]}),
         ("image", {"image": IMAGE[:0]}),
-        ("image", {"image": IMAGE.long()}),
         ("image", {"image": IMAGE * torch.tensor([[1.0], [torch.nan], [1.0]])}),
         ("image", {"image": IMAGE * torch.tensor([[1.0], [0.0], [1.0]])}),
         ("text", {"text": TEXT[:, :3]}),
-        ("text_to_image", {"text_to_image": OWNER[:3]}),
         ("text_to_image", {"text_to_image": OWNER.float()}),
         ("text_to_image", {"text_to_image": torch.tensor([0, 1, 2, 3])}),
-        ("text_to_image", {"text_to_image": torch.tensor([0, 1, 2, -1])}),
         ("text_to_image", {"text_to_image": torch.tensor([0, 2, 2, 2])}),
         ("chunk", {"chunk": 0}),
     ],

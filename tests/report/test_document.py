@@ -51,7 +51,6 @@ def test_hostile_text_is_text() -> None:
 def test_spans_are_headers_over_headers_only_where_they_differ() -> None:
     table = Table(["m", "R@1", "R@1"], [["x", "1", "2"]], spans=[("a", 1), ("b", 1)])
     assert table.flat_headers == ["m", "a R@1", "b R@1"]
-    assert 'colspan="1" dir="auto">a</th>' in Report("t", [], [Section("", [table])]).to_html()
     assert replace(table, spans=[("a", 2)]).flat_headers == ["m", "R@1", "R@1"]
 
 
@@ -78,17 +77,11 @@ def test_files_are_written_together_and_the_same_each_time(tmp_path: Path) -> No
 
 
 def test_a_figure_is_drawn_once_and_only_if_it_is_needed() -> None:
-    drawn = []
-
-    def draw():
-        drawn.append(1)
-        return blank_figure(1.0)
-
-    report = Report("t", [], [Section("s", [Figure("f", "title", draw)])])
-    assert "f.svg" in report.to_markdown()
+    drawn: list[int] = []
+    figure = Figure("f", "title", lambda: drawn.append(1) or blank_figure(1.0))  # type: ignore[func-returns-value]
+    assert "f.svg" in Report("t", [], [Section("s", [figure])]).to_markdown()
     assert drawn == []
-    report.figures[0].render("png")
-    report.figures[0].render("svg")
+    assert figure.render("png") != figure.render("svg")
     assert drawn == [1]
 
 

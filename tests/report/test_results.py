@@ -76,6 +76,7 @@ def test_data_are_complete_and_keep_the_paper_apart() -> None:
     assert {key: first[key] for key in names} == names
     assert first["difference"]["mean"] == 50.0
     assert {row["benchmark"] for row in data["paper"]} == {"DOCCI"}
+    assert "{best} {x} test" in evaluation_report([result("m", "{best} {x}", 3)]).to_markdown()  # names with braces
 
 
 @pytest.mark.parametrize(
@@ -113,10 +114,6 @@ def test_a_held_out_part_has_its_own_table_columns_and_marks() -> None:
     assert every.rows[0][1:5] == ["83.33", "83.33", "50.00", "50.00"]
     assert {place for place in every.marks if place[1] < 5} == {(0, 1), (0, 2)}
     assert next(row for row in every.rows if row and "GOAL" in row[0])[1:5] == ["74.11", "73.29", "–", "–"]
-
-
-def test_names_with_braces_stay_as_they_are() -> None:
-    assert "{best} {x} test" in evaluation_report([result("m", "{best} {x}", 3)]).to_markdown()
 
 
 def test_comparisons_count_queries_and_give_the_interval() -> None:

@@ -19,7 +19,7 @@ from hnclip.data.scenes import scene_records
 from hnclip.encode.loop import encode_captions
 from hnclip.measure import Timing
 from hnclip.models.load import load
-from hnclip.report.document import Figure, Table
+from hnclip.report.document import Table
 from hnclip.studies import step_timer
 from hnclip.studies.analyses import MEASURES
 from hnclip.studies.catalogue import STUDIES
@@ -91,9 +91,7 @@ def test_geometry_is_that_of_the_training_captions(config: TrainConfig) -> None:
     assert (found["train"], found["test"]) == (16, {config.data: 12})
     assert sum(found["negatives"]["shares"]) == pytest.approx(1)
     assert np.array(found["batch"]).shape == (4, 4)
-    shown = blocks("geometry", found)
-    assert len([block.render("svg") for block in shown if isinstance(block, Figure)]) == 5
-    (table,) = (block for block in shown if isinstance(block, Table))
+    *_, table = (block for block in blocks("geometry", found) if isinstance(block, Table))
     assert table.rows[0][4] == f"{found['pairwise']['mean']:.2f}"
 
 
@@ -129,12 +127,7 @@ def test_a_step_of_every_row_is_timed_in_turns(config: TrainConfig, monkeypatch:
 
 
 def test_efficiency_shows_ratios_to_hn_clip() -> None:
-    seconds = {"InfoNCE": 1.0, "HN-CLIP": 2.0, "GOAL": 3.0}
+    stored = {f"{row}/a/1": [value] * 5 for row, value in {"InfoNCE": 1.0, "HN-CLIP": 2.0, "GOAL": 3.0}.items()}
     machine = {"processor": "P", "device": "cpu", "threads": 1}
-    stored = {f"{row}/a/1": [value] * 5 for row, value in seconds.items()}
     (table,) = blocks("efficiency", {"machine": machine, "precision": "fp32", "pairs": 8, "seconds": stored})
-    assert {row[0]: row[3:] for row in table.rows} == {
-        "InfoNCE": ("8.0", "0.50"),
-        "HN-CLIP": ("4.0", "1.00"),
-        "GOAL": ("2.7", "1.50"),
-    }
+    assert [row[3:] for row in table.rows] == [("8.0", "0.50"), ("4.0", "1.00"), ("2.7", "1.50")]

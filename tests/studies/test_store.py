@@ -6,11 +6,9 @@ import json
 import random
 import re
 import shutil
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,8 +44,8 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path, held_out: Evaluation
     saved = result(held_out=held_out)
     write_result(tmp_path / "a", saved)
     found = read_result(tmp_path / "a")
-    assert (found.metrics, found.data, found.ids) == (saved.metrics, saved.data, saved.ids)
-    for one, other in [(found, saved), (found.held_out, held_out)][: 2 if held_out else 1]:
+    assert found == saved  # of a result, everything but its tensors
+    for one, other in ((found, saved), (found.held_out, held_out)) if held_out else ((found, saved),):
         assert one is not None
         assert other is not None
         assert all(torch.equal(a, b) for a, b in zip(vars(one.ranks).values(), vars(other.ranks).values()))
@@ -104,7 +102,6 @@ def test_a_run_is_found_with_its_result_training_and_log(setting: Setting, done:
     assert [entry["step"] for entry in done.metrics(run, "step")] == [1, 2, 3, 4]
     about = json.loads((done.home(run) / "about.json").read_text(encoding="utf-8"))
     assert about["places"]["one"][0]["row"] == "InfoNCE"
-    assert "torch" in about["versions"]
 
 
 @pytest.fixture
@@ -139,10 +136,11 @@ def test_a_run_without_an_observation_is_not_done_for_it(setting: Setting, copie
     copied.do(observed)
     assert copied.is_done(observed)
     assert copied.home(plain) == before != copied.home(observed)
-    assert len(copied.metrics(observed, "watched")) == 2
+    watched = copied.metrics(observed, "watched")
+    assert [(entry["epoch"], entry["text_to_image"]["queries"]) for entry in watched] == [(0, 8), (1, 8)]
     assert copied.metrics(observed, "gradients")
-    weights = [(home / "best/model.safetensors").read_bytes() for home in (before, copied.home(observed))]
-    assert weights[0] == weights[1]
+    same = ("best/model.safetensors", "last/model.safetensors")
+    assert all((before / name).read_bytes() == (copied.home(observed) / name).read_bytes() for name in same)
     shutil.rmtree(before)
     fewer = [replace(observed, config=replace(observed.config, **less)) for less in ({"watch": None}, NO_PROBE)]
     assert {copied.home(job) for job in (plain, *fewer)} == {copied.home(observed)}
@@ -171,14 +169,12 @@ def test_a_job_that_another_process_does_is_busy(setting: Setting, tmp_path: Pat
         store.do(run)
 
 
-def test_a_measurement_is_kept(setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, (job,) = Store(tmp_path), planned(setting, parts=("geometry",)).measures
-    measures = {"geometry": lambda job, store: {"of": job.domain.name}}
-    monkeypatch.setitem(sys.modules, "hnclip.studies.analyses", SimpleNamespace(MEASURES=measures))
+def test_a_measurement_is_kept(setting: Setting, tmp_path: Path) -> None:
+    store, (job,) = Store(tmp_path, OPTIONS), planned(setting, parts=("duplicates",)).measures
     assert store.measurement(job) is None
     store.do(job)
     assert store.is_done(job)
-    assert store.measurement(job) == {"of": setting.domains[0].name}
+    assert store.measurement(job) == {"pairs": 16, "caption": 0, "image": 0, "either": 0}
 
 
 def test_the_matched_margin_is_gamma_times_the_mean_similarity(setting: Setting, tmp_path: Path) -> None:

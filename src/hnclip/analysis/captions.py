@@ -160,18 +160,15 @@ def caption_geometry(
     )
 
 
-def caption_similarity(text: Tensor, owner: Tensor, *, tile: int = TILE) -> dict[str, float]:
+def caption_similarity(text: Tensor, owner: Tensor) -> dict[str, float]:
     """Mean cosine of all pairs of captions of different images ("pairwise"), and of each caption with its hardest
     negative ("hardest"). Arguments as of `caption_geometry`.
 
     Reference:
         HN-CLIP, section 2.1 and table s1.
     """
-    text, own = _check_captions(text, owner)
-    hardest = _Hardest(text)
-    for left, right, similarity in _tiles(text, own, tile, iter):
-        hardest.add(left, right, similarity)
-    return {"pairwise": _mean(text, own), "hardest": hardest.similarity.cpu().double().mean().item()}
+    found = caption_geometry(text, owner, largest=len(text))
+    return {"pairwise": found.pairwise.mean, "hardest": found.hardest.mean}
 
 
 def mean_similarity(text: Tensor, owner: Tensor) -> float:

@@ -21,8 +21,17 @@ from torch import Tensor
 from hnclip import recipes
 from hnclip.analysis.batches import SAMPLE, first_epoch
 from hnclip.analysis.captions import LARGEST, caption_geometry
-from hnclip.analysis.sections import SECTIONS, Analysed, SectionResult, data_findings, no_conclusions
-from hnclip.config import with_fields
+from hnclip.analysis.sections import (
+    KINDS,
+    SECTIONS,
+    Analysed,
+    DiagnoseOptions,
+    Negatives,
+    SectionResult,
+    data_findings,
+    no_conclusions,
+)
+from hnclip.config import Opening, ReadConfig, with_fields
 from hnclip.core import Problem, Record
 from hnclip.data.batching import PairData, prepare
 from hnclip.data.image_cache import cache_directory
@@ -32,7 +41,6 @@ from hnclip.encode.fingerprint import images_fingerprint, model_fingerprint, rec
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, models_of
-from hnclip.options import Diagnose
 from hnclip.report.document import Findings, Missing, Report, Section, Text
 from hnclip.util.console import progress
 from hnclip.util.files import replace_file
@@ -60,12 +68,68 @@ class DiagnoseResult:
         return f"{replace(self.report, sections=sections).to_text()}\n\nreport: {self.page}"
 
 
-def diagnose(options: Diagnose) -> DiagnoseResult:
+def diagnose(
+    data: str,
+    *,
+    model: str = "bundled",
+    out: Path = Path("runs/diagnose"),
+    opening: Opening | None = None,
+    read: ReadConfig | None = None,
+    split: str | None = None,
+    images: bool = True,
+    gradients: bool = False,
+    batches: int = 16,
+    recipe: str = "demo",
+    negatives: Negatives = "micro",
+    gamma: float = 0.5,
+    threshold: float = 0.98,
+    batch: int = 128,
+    device: str = "auto",
+) -> DiagnoseResult:
     """Analyse a split with a model, and write report.html, report.json and the figures. Sections that cannot be
-    computed, because images are missing or no pairs differ, say why."""
-    model = load(models_of(options.model)[0][1], **vars(options.opening), device=options.device)
-    model.require_trained("a diagnosis")
-    found = _analyse(model, options)
+    computed, because images are missing or no pairs differ, say why.
+
+    Args:
+        data: as of `open_data`, read with `read`. Without images, only the captions are analysed.
+        model, opening, device: as of `load`; of a run directory its best epoch.
+        out: directory of the report, and of the embeddings, which later calls reuse.
+        split: the training split if not given, or all records if there are no splits.
+        images: also encode the images, for retrieval, losses and gradients.
+        gradients: measure the gradients of both losses with respect to all parameters, on so many `batches`.
+        recipe, negatives, gamma: settings of the planned run.
+        threshold: captions with at least this cosine are reported as suspected duplicates.
+        batch: images or captions encoded at once.
+    """
+    for name, number in (("batch", batch), ("batches", batches)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number}")
+    if not 0 < threshold <= 1:
+        raise ValueError(f"threshold must be a cosine above 0 and at most 1, got {threshold}")
+    if gamma < 0:
+        raise ValueError(f"gamma must not be negative, got {gamma}")
+    for name, chosen, choices in (("recipe", recipe, recipes.RECIPES), ("negatives", negatives, KINDS)):
+        if chosen not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
+    encoder = load(models_of(model)[0][1], **vars(opening or Opening()), device=device)
+    encoder.require_trained("a diagnosis")
+    options = DiagnoseOptions(
+        data=data,
+        out=out,
+        read=read or ReadConfig(),
+        split=split,
+        images=images,
+        batches=batches if gradients else 0,
+        recipe=recipe,
+        negatives=negatives,
+        gamma=gamma,
+        threshold=threshold,
+        batch=batch,
+    )
+    return _report(_analyse(encoder, options))
+
+
+def _report(found: Analysed) -> DiagnoseResult:
+    options, model = found.options, found.model
     parts = {name: _compute(section, found) for name, (_, section) in SECTIONS.items()}
     findings = [*data_findings(found), *(finding for part in parts.values() for finding in part.findings)]
     findings.sort(key=lambda finding: ("act", "note", "good").index(finding.level))
@@ -115,7 +179,7 @@ def _compute(section: Callable[[Analysed], SectionResult], found: Analysed) -> S
         return SectionResult(missing=str(error))
 
 
-def _analyse(model: DualEncoder, options: Diagnose) -> Analysed:
+def _analyse(model: DualEncoder, options: DiagnoseOptions) -> Analysed:
     """Read, validate and encode the split, and compare its captions."""
     split, every = _choose_records(options)
     chosen = _at_most(every, LARGEST)
@@ -155,7 +219,7 @@ def _analyse(model: DualEncoder, options: Diagnose) -> Analysed:
     )
 
 
-def _choose_records(options: Diagnose) -> tuple[str, Sequence[Record]]:
+def _choose_records(options: DiagnoseOptions) -> tuple[str, Sequence[Record]]:
     """The given split; otherwise what a run would train on, or all records if there are no splits."""
     data = open_data(options.data, options.read, splits={options.split} if options.split else {"train", "validation"})
     declared = data.splits()
@@ -175,7 +239,7 @@ def _at_most(records: Sequence[Record], captions: int) -> Sequence[Record]:
 
 
 def _drop_invalid(
-    model: DualEncoder, options: Diagnose, records: Sequence[Record]
+    model: DualEncoder, options: DiagnoseOptions, records: Sequence[Record]
 ) -> tuple[Sequence[Record], Sequence[Problem], str]:
     """Valid records, the problems of the others, and why images are not used; "" if they are."""
     readable, problems = drop_unreadable(records, model.text_transform)
@@ -191,7 +255,7 @@ def _drop_invalid(
     return readable, problems, reason
 
 
-def _encode(model: DualEncoder, pairs: PairData, options: Diagnose) -> tuple[Tensor, Tensor | None]:
+def _encode(model: DualEncoder, pairs: PairData, options: DiagnoseOptions) -> tuple[Tensor, Tensor | None]:
     """Vectors of all captions and images; those that an earlier call stored are read."""
     name, captions = model_fingerprint(model, model.name), records_fingerprint(pairs.records)
 

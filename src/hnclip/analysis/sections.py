@@ -6,7 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -27,14 +28,13 @@ from hnclip.analysis.batches import (
 from hnclip.analysis.captions import CaptionGeometry
 from hnclip.analysis.gradients import gradient_summary
 from hnclip.analysis.near_duplicates import near_duplicate_rows, suspect_rows
-from hnclip.config import TrainConfig
+from hnclip.config import ReadConfig, TrainConfig
 from hnclip.core import Embeddings, Problem, Record, ViewEmbeddings
 from hnclip.data.batching import PairData
 from hnclip.evaluation.metrics import recall_at
 from hnclip.evaluation.ranks import ARROWS, retrieval_ranks
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
-from hnclip.options import Diagnose
 from hnclip.report.caption_figures import Distribution, batch_figure, motivation_figure
 from hnclip.report.document import Block, CaptionRows, Figure, Finding, Table, Text
 from hnclip.report.results import recall_table
@@ -50,7 +50,29 @@ NEAREST = 0.1  # the share of images among which the right one should be
 LOWER_SCALES = (0.5, 0.2)  # parts of the model's scale that are compared with it
 STRENGTHS = np.logspace(-1, 4, 101).tolist()  # values of s·γ that are compared
 SUSPECTS = 5  # pairs that the page shows; the JSON has all
+Negatives = Literal["micro", "batch", "memory"]
 KINDS = {"micro": "the micro-batch", "batch": "the batch", "memory": "memory, at the start"}
+
+
+@dataclass(frozen=True)
+class DiagnoseOptions:
+    """What is analysed and for which planned run: arguments of `diagnose`.
+
+    Args:
+        batches: on which gradients are measured; 0 measures none.
+    """
+
+    data: str
+    out: Path
+    read: ReadConfig
+    split: str | None
+    images: bool
+    batches: int
+    recipe: str
+    negatives: Negatives
+    gamma: float
+    threshold: float
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +89,7 @@ class Analysed:
         text [T, D], image [N, D] or None; unit vectors, on the CPU
     """
 
-    options: Diagnose
+    options: DiagnoseOptions
     config: TrainConfig
     model: DualEncoder
     split: str
@@ -309,7 +331,7 @@ def _losses(found: Analysed) -> SectionResult:
 def _gradients(found: Analysed) -> SectionResult:
     """Gradients of both losses by all parameters, on the first batches of the epoch."""
     options, model, epoch, image = found.options, found.model, found.epoch, found.require_images()
-    if not options.gradients:
+    if not options.batches:
         raise ValueError("--gradients measures them")
     memory = _memory(found, image) if options.negatives == "memory" else None
     optim = replace(

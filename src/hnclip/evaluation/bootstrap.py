@@ -134,12 +134,9 @@ def paired_difference(
         Swapping a and b flips every sign and keeps the p-values. With one run per model the interval of a direction is
         that of `bootstrap_intervals` of the differences.
     """
-    owner = a[0].owner
-    if len(a) != len(b) or not all(torch.equal(ranks.owner, owner) for ranks in (*a, *b)):
+    if len(a) != len(b) or not all(torch.equal(ranks.owner, a[0].owner) for ranks in (*a, *b)):
         raise ValueError("a and b must be the same number of runs, ranked on the same gallery")
-    if groups is None:
-        groups = torch.arange(len(a[0].image_to_text))  # [I]
-    labels = {"text_to_image": groups[owner], "image_to_text": groups}  # [T], [I]
+    labels = a[0].query_groups(groups)
 
     def hits(runs: Sequence[Ranks], direction: str) -> Tensor:
         return 100.0 * (torch.stack([getattr(ranks, direction) for ranks in runs], 1) <= k)  # [n, S]

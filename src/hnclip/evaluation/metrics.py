@@ -55,9 +55,8 @@ def summarize(
     Shape:
         groups [I].
     """
-    image_groups = torch.arange(len(ranks.image_to_text)) if groups is None else groups.cpu()  # [I]
-    labels = {"text_to_image": image_groups[ranks.owner], "image_to_text": image_groups}  # [T], [I]
-    bootstrapped = intervals and image_groups.unique().numel() > 1  # a single group has no spread to measure
+    labels = ranks.query_groups(groups)
+    bootstrapped = intervals and labels["image_to_text"].unique().numel() > 1  # one group has no spread to measure
     found: dict[str, Any] = {}
     for direction in ARROWS:
         own = getattr(ranks, direction)  # [n]

@@ -34,6 +34,12 @@ class Ranks:
     image_to_text: Tensor
     owner: Tensor
 
+    def query_groups(self, groups: Tensor | None = None) -> dict[str, Tensor]:
+        """The group of every query by direction, [T] and [I], from the label [I] of every image. Captions have that of
+        their image; without labels every image is its own group."""
+        groups = torch.arange(len(self.image_to_text)) if groups is None else groups.cpu()
+        return {"text_to_image": groups[self.owner], "image_to_text": groups}
+
 
 def retrieval_ranks(image: Tensor, text: Tensor, text_to_image: Tensor, *, chunk: int | None = None) -> Ranks:
     """Rank the right image of every caption and the best own caption of every image, ties against the model.

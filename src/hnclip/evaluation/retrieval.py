@@ -99,10 +99,6 @@ class EvaluationResult:
     def captions(self) -> int:
         return len(self.ranks.owner)
 
-    def groups_of(self, direction: str) -> Tensor:
-        """The group of every query of a direction: [T] captions or [I] images."""
-        return self.groups[self.ranks.owner] if direction == "text_to_image" else self.groups
-
     def to_dict(self) -> dict[str, Any]:
         """Names, counts and metrics, ready for JSON."""
         values: dict[str, Any] = {

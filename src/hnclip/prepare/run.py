@@ -13,7 +13,7 @@ import logging
 import shlex
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,20 +23,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hnclip.config import ReadConfig, option_words
+from hnclip.config import Opening, ReadConfig, option_words
 from hnclip.core import Box, InvalidImage, Problem, Record
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
 from hnclip.data.lexicon import CaptionFilter, filter_version, load_filter
 from hnclip.data.manifest import Kind, manifest_path, record_mark, write_manifest
 from hnclip.data.sources import open_data
-from hnclip.data.texts import split_sentences
+from hnclip.data.texts import Splitting, split_sentences
 from hnclip.data.validate import list_problems
 from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, models_of
-from hnclip.options import PrepareRegions, PrepareText
 from hnclip.prepare.proposers import FindBoxes, open_proposer
 from hnclip.util.console import progress
 from hnclip.util.text import counted
@@ -82,28 +81,119 @@ class PrepareResult:
         return "\n".join([*lines, f"next: {self.next}"])
 
 
-def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
-    """Make what the manifest of the data lacks, one record at a time; a killed process loses the current one."""
-    kind: Kind = "regions" if isinstance(options, PrepareRegions) else "text"
-    read = options.read if options.out is None else replace(options.read, prepared=str(options.out))
-    path = manifest_path(read, options.data, kind)
-    data = open_data(options.data, options.read, splits=None if options.split is None else {options.split})
-    split = options.split or ("train" if "train" in data.splits() else "all")
-    # Unless the split was named, nothing is held out: a later training may hold out other records.
-    records = data.part(split, validation_share=0.0 if options.split is None else options.read.validation_share)
-    log.info(f"{counted(len(records), 'record')} of {options.data}, split {split}")
+Maker = tuple[str, dict[str, Any], Callable[[Sequence[Record]], Made]]
+"""What makes the content, for people and with all settings, and a function that makes it."""
+
+
+def prepare_regions(
+    data: str,
+    *,
+    opening: Opening | None = None,
+    read: ReadConfig | None = None,
+    proposer: str = "auto",
+    weights: Path | None = None,
+    model: str = "bundled",
+    sentences: Splitting = "careful",
+    split: str | None = None,
+    out: Path | None = None,
+    replace: bool = False,
+    batch: int = 128,
+    workers: int | None = None,
+    device: str = "auto",
+) -> PrepareResult:
+    """Find regions of the images, and the sentences of the captions that describe them.
+
+    Args:
+        data: as of `open_data`, read with `read`.
+        opening: how the model is loaded that matches sentences to regions; of a run its best epoch.
+        proposer: "sam", "felzenszwalb", "grid" or "felzenszwalb+grid". "auto": sam if `weights` are given, otherwise
+            felzenszwalb+grid, for records without regions of their own.
+        weights: directory of SAM's weights, as saved by transformers.
+        sentences: how captions are split: "careful" knows decimals and abbreviations, "dots" is GOAL's `split(".")`.
+        split: train if not given, all records if the data declare no splits.
+        out: directory of the manifest instead of that of `read`.
+        replace: overwrite a manifest instead of continuing it.
+        batch: crops or sentences encoded at once.
+        workers: images processed at once before they are encoded; the number of processors if not given.
+    """
+    count = cpu_count() if workers is None else workers
+    for name, number in (("batch", batch), ("workers", count)):
+        _at_least_one(name, number)
+
+    @contextmanager
+    def open_regions() -> Iterator[Maker]:
+        automatic = "felzenszwalb+grid" if weights is None else "sam"
+        name = automatic if proposer == "auto" else proposer
+        with open_proposer(name, weights=weights, device=device, workers=count) as (find_boxes, settings):
+            encoder = load(models_of(model)[0][1], **vars(opening or Opening()), device=device)
+            encoder.require_trained("matching regions")
+            tool = {"proposer": settings, "model": model_fingerprint(encoder), "sentences": sentences}
+            if name != "sam":
+                log.info("these regions are not SAM's, which GOAL was published with")
+            find = partial(_find_regions, encoder, find_boxes, sentences=sentences, batch=batch, workers=count)
+            yield f"{name}, matched by {encoder.name}", tool, find
+
     # Unless a proposer is named, records with regions of their own keep them.
-    keep_own = isinstance(options, PrepareRegions) and options.proposer == "auto"
+    return _prepare("regions", data, read, split, out, replace, open_regions, keep_own=proposer == "auto")
+
+
+def prepare_text(
+    data: str,
+    *,
+    read: ReadConfig | None = None,
+    filter: str = "lexicon",
+    split: str | None = None,
+    out: Path | None = None,
+    replace: bool = False,
+    workers: int = 1,
+) -> PrepareResult:
+    """Remove words of appearance (colours, materials, textures) from the captions.
+
+    Args:
+        data, read, split, out, replace: as of `prepare_regions`.
+        filter: as of `load_filter`.
+        workers: records filtered at once, for a function that waits for a service.
+    """
+    _at_least_one("workers", workers)
+
+    @contextmanager
+    def open_filter() -> Iterator[Maker]:
+        tool = {"filter": filter_version(filter)}
+        yield filter, tool, partial(_filter, change=load_filter(filter), workers=workers)
+
+    return _prepare("text", data, read, split, out, replace, open_filter)
+
+
+def _at_least_one(name: str, number: int) -> None:
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+
+
+def _prepare(
+    kind: Kind,
+    source: str,
+    read: ReadConfig | None,
+    split: str | None,
+    out: Path | None,
+    overwrite: bool,
+    open_maker: Callable[[], AbstractContextManager[Maker]],
+    keep_own: bool = False,
+) -> PrepareResult:
+    """Make what the manifest of the data lacks, one record at a time; a killed process loses the current one."""
+    read = read or ReadConfig()
+    used = read if out is None else replace(read, prepared=str(out))
+    path = manifest_path(used, source, kind)
+    data = open_data(source, read, splits=None if split is None else {split})
+    chosen = split or ("train" if "train" in data.splits() else "all")
+    # Unless the split was named, nothing is held out: a later training may hold out other records.
+    records = data.part(chosen, validation_share=0.0 if split is None else read.validation_share)
+    log.info(f"{counted(len(records), 'record')} of {source}, split {chosen}")
     wanted = [record for record in records if not (keep_own and record.regions)]
     done, problems, kept = list[tuple[Record, Any]](), list[Problem](), 0
     if wanted:
         with (
-            _open_regions(options) if isinstance(options, PrepareRegions) else _open_filter(options) as (
-                by,
-                tool,
-                make,
-            ),
-            write_manifest(path, kind, by=by, tool=tool, data=options.data, overwrite=options.replace) as manifest,
+            open_maker() as (by, tool, make),
+            write_manifest(path, kind, by=by, tool=tool, data=source, overwrite=overwrite) as manifest,
         ):
             pending = [record for record in wanted if manifest.current(record) is None]
             kept = len(wanted) - len(pending)
@@ -117,16 +207,16 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
                     bar.advance()
             done = [(record, content) for record in wanted if (content := manifest.current(record)) is not None]
         if not done and len(wanted) == len(records):
-            raise ValueError("\n".join([f"nothing of {options.data} could be prepared:", *list_problems(problems)]))
+            raise ValueError("\n".join([f"nothing of {source} could be prepared:", *list_problems(problems)]))
     if kind == "regions":
         counts = {"regions": sum(len(content) for _, content in done)}
     else:
         pairs = [pair for record, content in done for pair in zip(record.captions, content)]
         counts = {"captions": len(pairs), "changed": sum(old != new for old, new in pairs)}
-    train = ["hnclip", "train", "--objective", "goal" if kind == "regions" else "structxlip", "--data", options.data]
+    train = ["hnclip", "train", "--objective", "goal" if kind == "regions" else "structxlip", "--data", source]
     return PrepareResult(
         kind=kind,
-        data=options.data,
+        data=source,
         records=len(records),
         made=len(done) - kept,
         kept=kept,
@@ -134,18 +224,8 @@ def prepare(options: PrepareRegions | PrepareText) -> PrepareResult:
         counts=counts,
         problems=problems,
         manifest=path,
-        next=shlex.join([*train, *option_words(read, ReadConfig(), "read.")]),
+        next=shlex.join([*train, *option_words(used, ReadConfig(), "read.")]),
     )
-
-
-Opened = Iterator[tuple[str, dict[str, Any], Callable[[Sequence[Record]], Made]]]
-"""What makes the content, for people and with all settings, and a function that makes it."""
-
-
-@contextmanager
-def _open_filter(options: PrepareText) -> Opened:
-    tool = {"filter": filter_version(options.filter)}
-    yield options.filter, tool, partial(_filter, change=load_filter(options.filter), workers=options.workers)
 
 
 def _filter(records: Sequence[Record], change: CaptionFilter, workers: int) -> Made:
@@ -169,23 +249,14 @@ def _filter(records: Sequence[Record], change: CaptionFilter, workers: int) -> M
         pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _open_regions(options: PrepareRegions) -> Opened:
-    automatic = "felzenszwalb+grid" if options.weights is None else "sam"
-    name = automatic if options.proposer == "auto" else options.proposer
-    workers = options.workers or cpu_count()
-    with open_proposer(name, weights=options.weights, device=options.device, workers=workers) as (find_boxes, settings):
-        model = load(models_of(options.model)[0][1], **vars(options.opening), device=options.device)
-        model.require_trained("matching regions")
-        tool = {"proposer": settings, "model": model_fingerprint(model), "sentences": options.sentences}
-        if name != "sam":
-            log.info("these regions are not SAM's, which GOAL was published with")
-        find = partial(_find_regions, model=model, find_boxes=find_boxes, options=options, workers=workers)
-        yield f"{name}, matched by {model.name}", tool, find
-
-
 def _find_regions(
-    records: Sequence[Record], model: DualEncoder, find_boxes: FindBoxes, options: PrepareRegions, workers: int
+    model: DualEncoder,
+    find_boxes: FindBoxes,
+    records: Sequence[Record],
+    *,
+    sentences: Splitting,
+    batch: int,
+    workers: int,
 ) -> Made:
     """Threads decode, propose and crop the next images while the model encodes."""
 
@@ -200,16 +271,16 @@ def _find_regions(
     with decoding_threads(workers) as pool:
         # Each of those ahead may hold a large image.
         for record, found in zip(records, in_order(pool, candidates, records, workers + 2)):
-            parts = [part for caption in record.captions for part in split_sentences(caption, options.sentences)]
-            reasons = model.text_transform.validate(sentences := list(dict.fromkeys(parts)))
-            readable = [text for text, reason in zip(sentences, reasons) if reason is None]
+            parts = [part for caption in record.captions for part in split_sentences(caption, sentences)]
+            reasons = model.text_transform.validate(distinct := list(dict.fromkeys(parts)))
+            readable = [text for text, reason in zip(distinct, reasons) if reason is None]
             if isinstance(found, Problem):
                 yield found
             elif not readable:
                 yield Problem("empty caption", record.id, "no sentence of its captions holds a word")
             else:
                 mark, boxes, pixels = found
-                yield record.id, mark, match_sentences(model, boxes, pixels, readable, batch=options.batch)
+                yield record.id, mark, match_sentences(model, boxes, pixels, readable, batch=batch)
 
 
 def crop_candidates(image: Image.Image, boxes: Sequence[Box], transform: ImageTransform) -> tuple[list[Box], Tensor]:

@@ -210,15 +210,12 @@ class Report:
             parts += [text for block in section.blocks if (text := _text(block))]
         return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), "\n\n".join(parts))
 
-    def to_markdown(self, *, level: int = 1, figures: str = "") -> str:
-        """Args:
-        level: of the title's heading.
-        figures: where the figures are, seen from the file, with a slash at its end.
-        """
-        parts = [f"{'#' * level} {self.title}", *self.summary]
+    def to_markdown(self) -> str:
+        """With figures as SVG files next to it."""
+        parts = [f"# {self.title}", *self.summary]
         for section in self.sections:
-            parts += [f"{'#' * (level + 1)} {section.heading}"] if section.heading else []
-            parts += [text for block in section.blocks if (text := _markdown(block, figures))]
+            parts += [f"## {section.heading}"] if section.heading else []
+            parts += [text for block in section.blocks if (text := _markdown(block))]
         return "\n\n".join(parts) + "\n"
 
     def to_latex(self, label: str) -> str:
@@ -316,7 +313,7 @@ def _finding_text(finding: Finding) -> str:
     return "\n".join(lines)
 
 
-def _markdown(block: Block, figures: str) -> str:
+def _markdown(block: Block) -> str:
     match block:
         case Text(paragraphs):
             return "\n\n".join(paragraphs)
@@ -325,7 +322,7 @@ def _markdown(block: Block, figures: str) -> str:
             title = [f"**{block.title}**"] if block.title else []
             return "\n\n".join([*title, table, *block.notes_with("bold", "italic")])
         case Figure():
-            return f"![{block.title}]({figures}{block.name}.svg)\n\n*{block.title}.* {block.caption}".rstrip()
+            return f"![{block.title}]({block.name}.svg)\n\n*{block.title}.* {block.caption}".rstrip()
         case Findings(items):
             said = [f"- **{item.title}: {item.number}.** {item.meaning} {item.advice}".rstrip() for item in items]
             return "\n".join(said)

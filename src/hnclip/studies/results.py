@@ -131,7 +131,8 @@ class Column:
 
         values = [torch.stack([hits(run, direction) for run in runs], dim=1) for direction in ARROWS]  # [n, S] each
         if first.groups.unique().numel() > 1:
-            return dict(zip(DIRECTIONS, crossed_bootstrap(values, [first.groups_of(one) for one in ARROWS])))
+            groups = first.ranks.query_groups(first.groups)
+            return dict(zip(DIRECTIONS, crossed_bootstrap(values, [groups[one] for one in ARROWS])))
         means = [float(part.mean()) for part in values]
         return {name: Estimate(one, -math.inf, math.inf) for name, one in zip(DIRECTIONS, [*means, fmean(means)])}
 

@@ -10,18 +10,21 @@ import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hnclip.config import ReadConfig, option_words
-from hnclip.options import Study as Options
+from hnclip.report.document import Report
 from hnclip.studies.identity import UNKNOWN, gallery_identity, model_identity, pair_count, training_records
+from hnclip.studies.page import PAGE, study_report, write_results
 from hnclip.studies.plan import Job, MeasureJob, Plan, RunJob, plan
-from hnclip.studies.settings import Entry, entries_of, run_options_of
+from hnclip.studies.results import FIELDS, StudyResults
+from hnclip.studies.settings import Entry, StudyRequest, entries_of, run_options_of
 from hnclip.studies.spec import Gallery, galleries_of
 from hnclip.studies.store import Store
 from hnclip.util.files import Busy, replace_file
 from hnclip.util.tables import text_table
-from hnclip.util.text import counted, duration
+from hnclip.util.text import counted, duration, parse_share
 
 log = logging.getLogger(__name__)
 
@@ -43,39 +46,81 @@ class StudyOutcome:
         return {**self.content, "failures": list(self.failures)}
 
 
-def study_command(options: Options) -> StudyOutcome:
-    """Do what the options ask for.
+def run_study(
+    name: str,
+    *,
+    data: Sequence[str] = (),
+    tests: Sequence[str] = (),
+    model: str | None = None,
+    recipe: str | None = None,
+    set: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    read: ReadConfig | None = None,
+    out: Path = Path("runs/studies"),
+    docs: Path | None = None,
+    dry_run: bool = False,
+    shard: str | None = None,
+    device: str = "auto",
+    threads: int = 0,
+) -> StudyOutcome:
+    """Train the missing runs of studies, reuse finished ones, and write tables and figures (docs/studies.md).
+
+    Args:
+        name: a study, several separated by commas, or "all".
+        data: domains to train on, read with `read`; each is also tested on its test split. Those of the recipe if not
+            given.
+        tests: additional data to test on, each for the domain that the paper tests on it, or for all.
+        model: that of the recipe if not given.
+        recipe: base settings of all rows; if not given, demo for the bundled model and paper for any other.
+        set: fields of the configuration or of `RunOptions`, "optim.epochs=2". Settings of a row take precedence.
+        seeds: of all rows; if not given, as many of the paper's as the study requires.
+        out: directory of the runs, which all studies share, and of the tables and figures.
+        docs: directory in which `results.md` is also written, one page about all studies of the call.
+        dry_run: only list the planned jobs with their state. Data of benchmarks and the model need not be here.
+        shard: "K/N" executes the K-th of N parts of the plan, K from 1 to N; the process that finds everything done
+            writes the tables.
+        threads: CPU threads of a run; 0 leaves the choice to torch.
 
     Raises:
-        ValueError: a study cannot be made of the options, the data or the model; nothing has been run.
+        ValueError: a study cannot be made of the arguments, the data or the model; nothing has been run.
     """
-    entries = entries_of(options)
-    store = Store(options.out / "runs", run_options_of(options))
-    if options.dry_run:
+    share = None if shard is None else parse_share(shard)
+    request = StudyRequest(name, data, tests, model, recipe, set, seeds, read or ReadConfig(), device)
+    entries = entries_of(request)
+    store = Store(out / "runs", run_options_of(set, device=device, threads=threads))
+    if dry_run:
         return _dry_run(plan(entries), store)
     store.directory.mkdir(parents=True, exist_ok=True)
     _check_inputs(entries)
     planned = plan(entries)
-    failures = run(planned, store, shard=options.shard)
+    failures = run(planned, store, share=share)
     missing = [job.title for job in planned.jobs if not store.is_done(job)]
     content = {"jobs": len(planned.jobs), "missing": missing}
     state = f"{len(planned.jobs) - len(missing)} of {len(planned.jobs)} jobs are done"
-    if options.shard and missing:
+    if share and missing:
         return StudyOutcome(f"{state}: the tables are written when all are", content, failures)
-    text, written = _write_reports(options, entries, planned, store)
-    return StudyOutcome(text + f"\n\nincomplete: {state}" * bool(missing), content | written, failures)
+    results = [StudyResults(study, setting, planned, store) for study, setting in entries]
+    reports, files = _write_reports(results, out)
+    if docs is None:
+        texts = [f"{report.to_text()}\n\nwritten: {out / one.study.name}" for one, report in zip(results, reports)]
+    else:
+        files += write_results(results, docs, command_line(request, docs))
+        texts = [f"written: {docs / PAGE}"]
+    texts += [f"incomplete: {state}"] * bool(missing)
+    content |= {"studies": [report.data for report in reports], "files": list(map(str, files))}
+    return StudyOutcome("\n\n".join(texts), content, failures)
 
 
-def run(planned: Plan, store: Store, *, shard: str | None = None) -> list[str]:
+def run(planned: Plan, store: Store, *, share: tuple[int, int] | None = None) -> list[str]:
     """Do what is missing of a plan; returns what failed. A failure stops no other job; its traceback is in a log file.
 
     Args:
-        shard: "K/N": only the K-th of N parts, and only measurements whose runs are done.
+        share: (K, N): only part K of N, counted from 0, and only measurements whose runs are done.
     """
-    number, count = map(int, shard.split("/")) if shard else (1, 1)
+    number, count = share or (0, 1)
     failures: list[str] = []
     for jobs in (planned.runs, planned.measures):
-        waiting = deque[Job](job for job in jobs[number - 1 :: count] if not store.is_done(job))
+        waiting = deque[Job](job for job in jobs[number::count] if not store.is_done(job))
         total, busy = len(waiting), set[str]()
         while waiting:
             job = waiting.popleft()
@@ -85,7 +130,7 @@ def run(planned: Plan, store: Store, *, shard: str | None = None) -> list[str]:
                 continue
             lacking = [one for one in job.needs if not store.is_done(one)] if isinstance(job, MeasureJob) else []
             if lacking:
-                if not shard:
+                if share is None:
                     failures.append(f"{job.title} failed: it needs {lacking[0].title}, which failed")
                 continue
             if job.identity not in busy:
@@ -164,35 +209,24 @@ def _check_inputs(entries: Sequence[Entry]) -> None:
                 gallery_identity(gallery, setting.base.read)
 
 
-def _write_reports(
-    options: Options, entries: Sequence[Entry], planned: Plan, store: Store
-) -> tuple[str, dict[str, Any]]:
-    """Write the report of every study and the numbers of all; returns them as text and for programs."""
-    from hnclip.studies.page import study_report, write_results
-    from hnclip.studies.results import FIELDS, StudyResults
-
-    results = [StudyResults(study, setting, planned, store) for study, setting in entries]
-    texts, reports, files = [], [], [options.out / MEASUREMENTS]
-    for found in results:
-        name, report = found.study.name, study_report(found)
-        files += report.write(options.out / name, name, formats=("txt", "md", "tex", "json"), figures=("svg", "pdf"))
-        reports.append(report.data)
-        texts.append(f"{report.to_text()}\n\nwritten: {options.out / name}")
-    with replace_file(options.out / MEASUREMENTS) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+def _write_reports(results: Sequence[StudyResults], out: Path) -> tuple[list[Report], list[Path]]:
+    """Write the report of every study, and the numbers of all for programs."""
+    reports, files = [study_report(one) for one in results], [out / MEASUREMENTS]
+    for one, report in zip(results, reports):
+        name = one.study.name
+        files += report.write(out / name, name, formats=("txt", "md", "tex", "json"), figures=("svg", "pdf"))
+    with replace_file(out / MEASUREMENTS) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, FIELDS)
         table.writeheader()
-        table.writerows(row for found in results for row in found.measurements())
-    if options.docs is not None:
-        files += write_results(results, options.docs, command_line(options))
-        texts = [f"written: {options.docs / 'results.md'}"]
-    return "\n\n".join(texts), {"studies": reports, "files": list(map(str, files))}
+        table.writerows(row for report in reports for row in report.data["measurements"])
+    return reports, files
 
 
-def command_line(options: Options) -> str:
+def command_line(request: StudyRequest, docs: Path) -> str:
     """The command that writes the same page, without where and by which processes the runs are executed."""
-    words = ["hnclip", "study", options.name]
+    words = ["hnclip", "study", request.name]
     for name in ("recipe", "model", "data", "tests", "set", "seeds"):
-        value = getattr(options, name) or ()
+        value = getattr(request, name) or ()
         words += [f"--{name}", *([value] if isinstance(value, str) else map(str, value))] if value else []
-    words += option_words(options.read, ReadConfig(), "read.")
-    return shlex.join([*words, "--docs", options.docs.name if options.docs else "docs"])
+    words += option_words(request.read, ReadConfig(), "read.")
+    return shlex.join([*words, "--docs", docs.name])

@@ -1,4 +1,4 @@
-"""From the options of `hnclip study` to studies with their settings."""
+"""From what `run_study` is asked for to studies with their settings."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hnclip.config import ReadConfig, RunOptions, with_fields
 from hnclip.data.benchmarks import BENCHMARKS
 from hnclip.data.sources import open_data
 from hnclip.objectives.registry import MethodChoice
-from hnclip.options import Study as Options
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES, RESULTS_RATES
 from hnclip.studies.catalogue import RESULTS_DATA, RESULTS_FIELDS, STUDIES
 from hnclip.studies.spec import Domain, Setting, Study
@@ -30,27 +29,48 @@ OPTIONS_OF_THEIR_OWN = ("model", "data", "read", "seed", "watch", "out", "device
 RUN_FIELDS = ("speed", "save_minutes", "evaluate_batch", "tensorboard")
 
 
-def entries_of(options: Options) -> list[Entry]:
+@dataclass(frozen=True)
+class StudyRequest:
+    """Which studies of which model on which data: arguments of `run_study`, where they are explained."""
+
+    name: str
+    data: Sequence[str] = ()
+    tests: Sequence[str] = ()
+    model: str | None = None
+    recipe: str | None = None
+    set: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    read: ReadConfig = field(default_factory=ReadConfig)
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.recipe not in (None, *RECIPES):
+            raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {self.recipe!r}")
+        if len({*self.seeds}) < len(self.seeds):
+            raise ValueError(f"seeds hold a seed twice: {' '.join(map(str, self.seeds))}")
+
+
+def entries_of(request: StudyRequest) -> list[Entry]:
     """The studies, each with its setting. Of `all`, those that need two domains are left out if there is one."""
-    recipe = options.recipe or ("demo" if options.model in (None, "bundled") else "paper")
+    recipe = request.recipe or ("demo" if request.model in (None, "bundled") else "paper")
     is_paper, is_results = recipe.partition("/")[0] == "paper", recipe == "results"
     recipe_config = RECIPES[recipe]()
-    recipe_config = replace(recipe_config, read=options.read, model=options.model or recipe_config.model)
-    fields, _ = _split_fields(options.set)
+    recipe_config = replace(recipe_config, read=request.read, model=request.model or recipe_config.model)
+    fields, _ = _split_fields(request.set)
     rates: Mapping[MethodChoice, float] = PAPER_RATES if is_paper else RESULTS_RATES if is_results else {}
     if "optim.lr" in fields:  # then one rate for all was asked for
         rates = {}
     entries = []
-    for study in _studies_named(options.name):
+    for study in _studies_named(request.name):
         base = with_fields(recipe_config, {**(RESULTS_FIELDS.get(study.name, {}) if is_results else {}), **fields})
         # "auto" is another number format on another device, and so another run.
-        precision = choose_precision(base.optim.precision, find_device(options.device))
+        precision = choose_precision(base.optim.precision, find_device(request.device))
         base = replace(base, optim=replace(base.optim, precision=precision))
-        data = options.data or (is_results and RESULTS_DATA.get(study.name, RESULTS_DATA[ALL])) or (base.data,)
-        domains = domains_of(data, options.tests, options.read, paper=is_paper)
+        data = request.data or (is_results and RESULTS_DATA.get(study.name, RESULTS_DATA[ALL])) or (base.data,)
+        domains = domains_of(data, request.tests, request.read, paper=is_paper)
         if len(domains) > 1 or study.columns == "own":
-            entries.append((study, Setting(base, domains, options.seeds or None, rates)))
-        elif options.name == ALL:
+            entries.append((study, Setting(base, domains, tuple(request.seeds) or None, rates)))
+        elif request.name == ALL:
             log.info(f"{study.name} is left out: it needs two domains in --data")
         else:
             raise ValueError(f"{study.name} trains on one domain and tests on another: name two or more with --data")
@@ -65,10 +85,10 @@ def _studies_named(names: str) -> list[Study]:
     return [STUDIES[name] for name in found]
 
 
-def run_options_of(options: Options) -> RunOptions:
+def run_options_of(set_fields: Sequence[str], *, device: str, threads: int) -> RunOptions:
     """Where and how the runs of a study are executed."""
-    _, fields = _split_fields(options.set)
-    return with_fields(RunOptions(device=options.device, threads=options.threads), fields)
+    _, fields = _split_fields(set_fields)
+    return with_fields(RunOptions(device=device, threads=threads), fields)
 
 
 def _split_fields(given: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
