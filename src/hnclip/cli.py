@@ -499,9 +499,9 @@ def _encode(arguments: Sequence[str]) -> None:
 
         from hnclip.encode.shards import encode
 
-    if parsed.encoding.threads:
-        torch.set_num_threads(parsed.encoding.threads)
-    result = encode(parsed.encoding)
+    if parsed.threads:
+        torch.set_num_threads(parsed.threads)
+    result = encode(**{name: value for name, value in vars(parsed).items() if name != "output"})
     print(json.dumps(result.to_dict()) if parsed.output.json else result.to_text())
 
 

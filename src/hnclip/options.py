@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from hnclip.config import Fidelity, GlobalLoss, Opening, ReadConfig, RunOptions, TrainConfig
-from hnclip.encode.options import EncodeOptions
 from hnclip.objectives.registry import MethodChoice
+from hnclip.util.text import parse_share
 
 Recipe = Literal[
     "demo",
@@ -252,11 +252,49 @@ class Interpolate:
 @dataclass(frozen=True)
 class Encode:
     """Encode images and captions to a directory of embeddings in the layout of clip-retrieval. The same command resumes
-    an interrupted one and encodes damaged files again. With --partition 0/N to N-1/N, N processes share the work; the
+    an interrupted one and encodes damaged files again. With --partition 1/N to N/N, N processes share the work; the
     result is bit-identical."""
 
-    encoding: Annotated[EncodeOptions, tyro.conf.arg(name="")]
+    data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
+    """As for `hnclip train` (docs/data.md), or any folder of images."""
+    out: Path
+    """Directory to write, or to resume."""
+    opening: Annotated[Opening, tyro.conf.arg(name="")]
+    read: ReadConfig
+    model: str = "bundled"
+    """As for `hnclip eval` (docs/models.md); for a run directory, its best epoch."""
+    split: str = "all"
+    """all, or one split of the data."""
+    only: Literal["both", "images", "captions"] = "both"
+    """Encode only images or only captions."""
+    partition: str = "1/1"
+    """K/N: write only every N-th shard, from the K-th on."""
+    shard_size: int = 4096
+    """Records per shard; an interruption loses at most the unfinished shard."""
+    batch: int = 128
+    """Images or captions encoded at once."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """Data type of the embeddings on disk."""
+    verify: bool = False
+    """Encode nothing; compare every file of --out with its checksum."""
+    engine: Literal["local", "ray"] = "local"
+    """local: in this process. ray: in a pool of Ray actors (pip install 'hnclip[scale]')."""
+    workers: int | None = None
+    """Actors of the ray engine; if not given, one per GPU of the cluster, or one per four CPUs."""
+    threads: int = 0
+    """CPU threads per process or actor; 0 leaves the choice to torch, and with ray divides the CPUs among the
+    actors."""
+    device: str = "auto"
+    """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()
+
+    def __post_init__(self) -> None:
+        parse_share(self.partition)
+        _at_least_one(self, "shard_size", "batch", "workers")
+        if self.threads < 0:
+            raise ValueError(f"--threads must not be negative, got {self.threads}")
+        if self.workers is not None and self.engine != "ray":
+            raise ValueError("--workers requires --engine ray; otherwise start one process per --partition")
 
 
 @dataclass(frozen=True)
@@ -323,7 +361,7 @@ class PrepareText:
 def _at_least_one(options: Any, *names: str) -> None:
     for name in names:
         if (value := getattr(options, name)) is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
+            raise ValueError(f"--{name.replace("_", "-")} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)
