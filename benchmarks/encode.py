@@ -28,8 +28,7 @@ from PIL import Image
 from hnclip.data.images import preprocess_image
 from hnclip.encode.embeddings import open_embeddings
 from hnclip.encode.loop import encode_captions, encode_pixels
-from hnclip.encode.options import EncodeOptions
-from hnclip.encode.shards import Encoder
+from hnclip.encode.shards import Encoder, EncodeSettings
 from hnclip.measure import Report, machine, threads, time_ways
 from hnclip.models.load import load
 
@@ -63,11 +62,11 @@ def run(options: Options) -> Report:
         plan = {"data": str(make_data(folder / "data", options.records)), "model": name, "batch": options.batch}
         half = {**plan, "threads": max(1, options.threads // 2)}
         log.info("opening model and data")
-        partitions = [stack.enter_context(Worker({**half, "partition": f"{part}/2"})) for part in range(2)]
+        partitions = [stack.enter_context(Worker({**half, "partition": (part, 2)})) for part in range(2)]
         encoder = open_encoder(plan, folder / "one")
         ways: dict[str, Callable[[], object]] = {
             "encoder alone": encoder_alone(encoder),
-            "hnclip encode": lambda: encode_all(encoder, folder / "one"),
+            "hnclip encode": lambda: encode_part(encoder, folder / "one"),
             f"hnclip encode, 2 partitions of {half['threads']} threads": lambda: together(partitions, folder / "two"),
             "plain loop": lambda: plain_loop(encoder, folder / "loop"),
         }
@@ -93,31 +92,23 @@ def run(options: Options) -> Report:
 
 
 def open_encoder(plan: dict[str, Any], out: Path) -> Encoder:
-    given = EncodeOptions(
-        data=plan["data"],
-        out=out,
-        model=plan["model"],
-        batch=plan["batch"],
-        shard_size=SHARD,
-        device="cpu",
-        partition=plan.get("partition", "0/1"),
+    return Encoder(
+        EncodeSettings(plan["data"], out, plan["model"], batch=plan["batch"], shard_size=SHARD, device="cpu")
     )
-    return Encoder(given)
 
 
-def encode_all(encoder: Encoder, out: Path) -> None:
-    """All shards of the encoder's partition, into an empty directory unless another partition writes there."""
-    part, parts = encoder.options.part
+def encode_part(encoder: Encoder, out: Path, part: int = 0, parts: int = 1) -> None:
+    """The shards of a partition, into an empty directory unless another partition writes there."""
     if parts == 1:
         shutil.rmtree(out, ignore_errors=True)
-    encoder.out, encoder.options = out, replace(encoder.options, out=out)
+    encoder.out, encoder.settings = out, replace(encoder.settings, out=out)
     for number in range(part, encoder.job["shards"], parts):
         encoder.write(number)
     encoder.finish()
 
 
 def encoder_alone(encoder: Encoder) -> Callable[[], object]:
-    model, batch = encoder.model, encoder.options.batch
+    model, batch = encoder.model, encoder.settings.batch
     pixels = torch.stack([preprocess_image(row.image.load(), model.image_transform) for row in encoder.data.records])
     tokens = model.text_transform([record.captions[0] for record in encoder.data.records])
     return lambda: (encode_pixels(model, pixels, batch=batch), encode_captions(model, tokens, batch=batch))
@@ -125,7 +116,7 @@ def encoder_alone(encoder: Encoder) -> Callable[[], object]:
 
 def plain_loop(encoder: Encoder, out: Path) -> None:
     """What one writes in five minutes."""
-    model, records, batch = encoder.model, encoder.data.records, encoder.options.batch
+    model, records, batch = encoder.model, encoder.data.records, encoder.settings.batch
     images, texts = [], []
     with model.inference():
         for start in range(0, len(records), batch):
@@ -181,7 +172,7 @@ def serve(plan: dict[str, Any]) -> None:
         encoder = open_encoder(plan, Path(place) / "out")
         print("done", flush=True)
         for line in sys.stdin:
-            encode_all(encoder, Path(line.strip()))
+            encode_part(encoder, Path(line.strip()), *plan["partition"])
             print("done", flush=True)
 
 

@@ -13,10 +13,9 @@ import numpy as np
 from PIL import Image
 
 from hnclip.config import ReadConfig
-from hnclip.encode.options import EncodeOptions
 from hnclip.encode.shards import EncodeResult, encode
 
-WORDS = ["a", "red", "house", "stands", "beside", "two", "small", "trees", "under", "the", "cloudy", "sky"]
+WORDS = ["a", "red", "house", "stands", "near", "two", "small", "trees", "under", "the", "cloudy", "sky"]
 
 # Real processes, but what they import is imported once.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -46,10 +45,10 @@ def write_table(folder: Path, records: int) -> Path:
     return folder / "pairs.csv"
 
 
-def options(data: Path | str, model: Path, out: Path, **changed: Any) -> EncodeOptions:
+def run(data: Path | str, model: Path | str, out: Path, *, max_bad: float = 0.01, **changed: Any) -> EncodeResult:
+    """`encode` with five records in a shard."""
     given = {"shard_size": 5, "batch": 4, "threads": 1, "device": "cpu", **changed}
-    read = ReadConfig(max_bad=given.pop("max_bad", 0.01))
-    return EncodeOptions(data=str(data), out=out, read=read, model=str(model), **given)
+    return encode(str(data), out, model=str(model), read=ReadConfig(max_bad=max_bad), **given)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -57,11 +56,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def start(target: Callable[..., Any], *arguments: Any) -> BaseProcess:
-    process = PROCESSES.Process(target=target, args=arguments)
+def start(target: Callable[..., Any], *arguments: Any, **others: Any) -> BaseProcess:
+    process = PROCESSES.Process(target=target, args=arguments, kwargs=others)
     process.start()
     return process
-
-
-def encode_all(*given: EncodeOptions) -> list[EncodeResult]:
-    return [encode(each) for each in given]

@@ -1,4 +1,4 @@
-"""The encoder loop on images as they are stored."""
+"""The encoder loop on images as they are stored, and on captions."""
 
 from __future__ import annotations
 
@@ -11,60 +11,54 @@ from encode_helpers import save_picture
 from hnclip.core import ViewEmbeddings
 from hnclip.data.image_sources import FileImage
 from hnclip.encode.loop import encode_batches, encode_captions, encode_images, encode_pixels
+from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 
 
+@pytest.fixture(scope="module")
+def model(model_directory: Path) -> DualEncoder:
+    return load(model_directory)
+
+
 @pytest.mark.parametrize("batch", [1, 3, 100])
-def test_images_are_encoded_in_order_and_bad_ones_reported(batch: int, model_directory: Path, tmp_path: Path) -> None:
+def test_images_are_encoded_in_order_and_bad_ones_reported(batch: int, model: DualEncoder, tmp_path: Path) -> None:
     for number in range(6):
         save_picture(tmp_path / f"{number}.png", number)
     (tmp_path / "bad.png").write_bytes(b"no image")
-    names = ["0", "bad", "1", "0", "2", "missing", "3", "4", "1", "5"]
-    model = load(model_directory).train()
+    files = [tmp_path / f"{name}.png" for name in ("0", "bad", "1", "0", "2", "missing", "3", "4", "1", "5")]
     done: list[int] = []
-    found = encode_images(
-        model,
-        [FileImage(tmp_path / f"{name}.png") for name in names],
-        batch=batch,
-        advance=done.append,
-    )
-    valid = [index for index, name in enumerate(names) if name.isdigit()]
-    assert found.kept == tuple(valid)
-    assert {index: problem.kind for index, problem in found.problems.items()} == {
-        1: "corrupt image",
-        5: "missing image",
-    }
-    assert sum(done) == len(names)
+    model.train()
+    found = encode_images(model, [FileImage(file) for file in files], batch=batch, advance=done.append)
+    assert found.kept == (0, 2, 3, 4, 6, 7, 8, 9)
+    assert {row: problem.kind for row, problem in found.problems.items()} == {1: "corrupt image", 5: "missing image"}
+    assert sum(done) == len(files)
     assert model.training
-    expected = model.encode([tmp_path / f"{names[index]}.png" for index in valid], to="torch")
+    expected = model.encode([files[row] for row in found.kept], to="torch")
     torch.testing.assert_close(found.vectors, expected, atol=2e-6, rtol=0)
 
 
-def test_nothing_to_encode_is_an_empty_array(model_directory: Path) -> None:
-    model = load(model_directory)
-    pixels = torch.empty(0, 3, 48, 48, dtype=torch.uint8)
-    found = [encode_images(model, []).vectors, encode_pixels(model, pixels), encode_captions(model, [])]
-    assert [vectors.shape for vectors in found] == [(0, 32)] * 3
-
-
-def test_captions_are_encoded_by_length_and_returned_in_order(model_directory: Path) -> None:
-    model = load(model_directory)
+def test_captions_are_encoded_by_length_and_returned_in_order(model: DualEncoder) -> None:
     texts = [" ".join(["tree"] * length) for length in (30, 2, 100, 1, 7, 7)]
     found = encode_captions(model, model.text_transform(texts), batch=2)
     expected = torch.cat([encode_captions(model, model.text_transform([text])) for text in texts])
     torch.testing.assert_close(found, expected, atol=2e-6, rtol=0)
 
 
-def test_a_batch_is_started_before_the_one_before_it_is_fetched(model_directory: Path) -> None:
-    model, events = load(model_directory), []
+def test_nothing_to_encode_is_an_empty_array(model: DualEncoder) -> None:
+    pixels = torch.empty(0, 3, 48, 48, dtype=torch.uint8)
+    found = [encode_images(model, []).vectors, encode_pixels(model, pixels), encode_captions(model, [])]
+    assert [vectors.shape for vectors in found] == [(0, 32)] * 3
+
+
+def test_a_batch_is_started_before_the_previous_one_is_fetched(model: DualEncoder) -> None:
+    events = []
 
     def encode(pixels: torch.Tensor) -> ViewEmbeddings:
         assert not torch.is_grad_enabled()
         events.append("start")
         return model.encode_images(pixels)
 
-    batches = [(name, torch.zeros(1, 3, 48, 48, dtype=torch.uint8)) for name in "abc"]
-    for name, _ in encode_batches(model, encode, batches):
+    for name, _ in encode_batches(model, encode, [(name, torch.zeros(1, 3, 48, 48).byte()) for name in "abc"]):
         assert torch.is_grad_enabled()
         events.append(name)
     assert events == ["start", "start", "a", "start", "b", "c"]

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from hnclip.encode.options import EncodeOptions
-from hnclip.encode.shards import Encoder
+from hnclip.encode.shards import Encoder, EncodeSettings
 from hnclip.util.device import find_device
 from hnclip.util.optional import import_extra
 
@@ -23,15 +22,15 @@ class ShardActor:
     """A worker of Ray Data; its rows are numbers of shards.
 
     Args:
-        folder: where relative paths of the options start.
+        folder: where relative paths of the settings start.
     """
 
-    def __init__(self, options: EncodeOptions, folder: str) -> None:
+    def __init__(self, settings: EncodeSettings, folder: str) -> None:
         os.chdir(folder)
-        if options.threads:
-            torch.set_num_threads(options.threads)
-        self.encoder = Encoder(options)
-        self.encoder.model.to(find_device(options.device))
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        self.encoder = Encoder(settings)
+        self.encoder.model.to(find_device(settings.device))
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
         """Write these shards. Errors are returned as a column, because Ray wraps exceptions in its own."""
@@ -45,8 +44,8 @@ class ShardActor:
         return {"shard": rows["shard"], "error": errors}
 
 
-def encode_with_ray(options: EncodeOptions, pending: Sequence[int]) -> Iterator[int]:
-    """Write these shards; yields the number of each that is done."""
+def encode_with_ray(settings: EncodeSettings, pending: Sequence[int], workers: int | None) -> Iterator[int]:
+    """Write these shards with this number of actors; yields the number of each that is done."""
     if not pending:
         return
     ray = import_ray()
@@ -56,11 +55,11 @@ def encode_with_ray(options: EncodeOptions, pending: Sequence[int]) -> Iterator[
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     try:
         ray.data.DataContext.get_current().enable_progress_bars = False
-        workers, cpus, gpus = divide_resources(ray.cluster_resources(), options, len(pending))
+        workers, cpus, gpus = divide_resources(ray.cluster_resources(), settings, workers, len(pending))
         numbers = ray.data.from_items([{"shard": number} for number in pending], override_num_blocks=len(pending))
         done = numbers.map_batches(
             ShardActor,
-            fn_constructor_args=(replace(options, threads=options.threads or cpus), os.getcwd()),
+            fn_constructor_args=(replace(settings, threads=settings.threads or cpus), os.getcwd()),
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=workers),
             num_cpus=cpus,
@@ -77,14 +76,16 @@ def encode_with_ray(options: EncodeOptions, pending: Sequence[int]) -> Iterator[
             ray.shutdown()
 
 
-def divide_resources(resources: dict[str, float], options: EncodeOptions, shards: int) -> tuple[int, int, int]:
+def divide_resources(
+    resources: dict[str, float], settings: EncodeSettings, wanted: int | None, shards: int
+) -> tuple[int, int, int]:
     """The number of actors, and the CPUs and GPUs of each."""
-    gpus = 0 if options.device == "cpu" else int(resources.get("GPU", 0))
+    gpus = 0 if settings.device == "cpu" else int(resources.get("GPU", 0))
     cpus = max(1, int(resources.get("CPU", 1)))
-    workers = options.workers or gpus or max(1, cpus // (options.threads or 4))
+    workers = wanted or gpus or max(1, cpus // (settings.threads or 4))
     # Actors beyond the resources would wait for others to end, which they never do.
-    workers = min(workers, shards, gpus or workers, max(1, cpus // (options.threads or 1)))
-    return workers, options.threads or max(1, cpus // workers), int(gpus > 0)
+    workers = min(workers, shards, gpus or workers, max(1, cpus // (settings.threads or 1)))
+    return workers, settings.threads or max(1, cpus // workers), int(gpus > 0)
 
 
 def import_ray() -> Any:

@@ -17,12 +17,13 @@ from hashlib import sha256
 from importlib import import_module
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pydantic
 import torch
 
-from hnclip.config import option_words
+from hnclip.config import Count, Number, Opening, ReadConfig, option_words
 from hnclip.core import Problem, Record
 from hnclip.data.image_sources import FileImage, is_image_name
 from hnclip.data.readers.columns import invalid_text
@@ -35,18 +36,35 @@ from hnclip.encode import embeddings as stored
 from hnclip.encode.embeddings import IMAGES, MANIFEST, METADATA, SKIPPED, TEXTS, Manifest
 from hnclip.encode.fingerprint import images_fingerprint, model_fingerprint, records_fingerprint
 from hnclip.encode.loop import encode_captions, encode_images
-from hnclip.encode.options import EncodeOptions
 from hnclip.models.load import load, models_of
 from hnclip.util.console import progress
 from hnclip.util.device import find_device
 from hnclip.util.files import replace_file
-from hnclip.util.text import counted
+from hnclip.util.text import counted, parse_share
 
 log = logging.getLogger(__name__)
 
 LEFTOVER = 3600  # seconds after which an unfinished file is deleted
 Advance = Callable[[int], None]
 NAMES = {"model", "source", "data", "command"}  # parts of a job that may differ from call to call
+
+
+@pydantic.dataclasses.dataclass(frozen=True)
+class EncodeSettings:
+    """The arguments of `encode` that are needed to write a shard; actors of Ray receive them pickled."""
+
+    data: str
+    out: Path
+    model: str = "bundled"
+    opening: Opening = Opening()
+    read: ReadConfig = ReadConfig()
+    split: str = "all"
+    only: Literal["both", "images", "captions"] = "both"
+    dtype: Literal["float32", "float16"] = "float32"
+    shard_size: Count = 4096
+    batch: Count = 128
+    threads: Number = 0
+    device: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -84,68 +102,99 @@ class EncodeResult:
         return "\n".join(lines)
 
 
-def encode(options: EncodeOptions) -> EncodeResult:
+def encode(
+    data: str,
+    out: str | Path,
+    *,
+    model: str = "bundled",
+    opening: Opening | None = None,
+    read: ReadConfig | None = None,
+    split: str = "all",
+    only: Literal["both", "images", "captions"] = "both",
+    partition: tuple[int, int] | str = (0, 1),
+    shard_size: int = 4096,
+    batch: int = 128,
+    dtype: Literal["float32", "float16"] = "float32",
+    verify: bool = False,
+    engine: Literal["local", "ray"] = "local",
+    workers: int | None = None,
+    threads: int = 0,
+    device: str = "auto",
+) -> EncodeResult:
     """Encode the shards of a partition that do not exist yet or are damaged.
 
-    With `options.verify` nothing is encoded; ValueError if a shard is missing or damaged.
+    Args:
+        data: a source as for training, or any folder of images.
+        model: as `hnclip eval` takes it; for a run directory, its best epoch.
+        split: "all", or one split of the data.
+        partition: (k, N) for the shards k, k + N, k + 2·N …; or "K/N" with K = k + 1.
+        shard_size: records per shard; an interruption loses at most the unfinished shard.
+        dtype: of the embeddings on disk.
+        verify: encode nothing; ValueError if a shard is missing or damaged.
+        engine: "local" is this process, "ray" a pool of `workers` actors of Ray.
+        threads: decoding threads of a process, and CPU threads of an actor; 0 leaves the choice to torch.
     """
-    start = time.monotonic()
-    if options.verify:
-        found = stored.open_embeddings(options.out, verify=True)
+    start, out = time.monotonic(), Path(out)
+    if verify:
+        found = stored.open_embeddings(out, verify=True)
         shards, command = len(found.manifests), found.manifests[0]["job"]["command"]
-        return EncodeResult(options.out, 0, shards, (), shards, command, time.monotonic() - start, found.counts)
-    if options.engine == "ray":
+        return EncodeResult(out, 0, shards, (), shards, command, time.monotonic() - start, found.counts)
+    part, parts = parse_share(partition) if isinstance(partition, str) else partition
+    if not 0 <= part < parts:
+        raise ValueError(f"partition must be (k, N) with 0 ≤ k < N, got {partition}")
+    settings = EncodeSettings(
+        data, out, model, opening or Opening(), read or ReadConfig(), split, only, dtype, shard_size, batch, threads, device
+    )
+    if engine == "ray":
         from hnclip.encode.ray_engine import encode_with_ray, import_ray
 
         import_ray()  # before the model is loaded
-    device = torch.device("cpu") if options.engine == "ray" else find_device(options.device)
-    encoder = Encoder(options)
+    encoder = Encoder(settings)
     job, shards = encoder.job, encoder.job["shards"]
     log.info(f"model: {job['source']}; data: {job['records']:,} records of {job['data']} in {counted(shards, 'shard')}")
-    part, parts = options.part
     own = range(part, shards, parts)
     pending = encoder.pending(own)
     items = {number: encoder.count_items(number) for number in own}
     done = sum(items.values()) - sum(items[number] for number in pending)
     with progress("images and captions", sum(items.values()), done) as bar:
-        if options.engine == "ray":
-            for number in encode_with_ray(options, pending):
+        if engine == "ray":
+            for number in encode_with_ray(settings, pending, workers):
                 bar.advance(items[number])
         else:
-            encoder.model.to(device)
+            encoder.model.to(find_device(device))
             for number in pending:
                 encoder.write(number, bar.advance)
     missing, counts = encoder.finish()
-    command = f"{job['command']} --out {shlex.quote(str(options.out))}"
+    command = f"{job['command']} --out {shlex.quote(str(out))}"
     seconds = time.monotonic() - start
-    return EncodeResult(options.out, len(pending), len(own) - len(pending), missing, shards, command, seconds, counts)
+    return EncodeResult(out, len(pending), len(own) - len(pending), missing, shards, command, seconds, counts)
 
 
 class Encoder:
     """Data and model of a job, opened once, by a process or an actor of Ray; writes one shard after the other."""
 
-    def __init__(self, options: EncodeOptions) -> None:
-        self.options, self.out = options, options.out
-        self.data, self.only = open_records(options)
-        check_rows(self.data, largest=options.read.max_bad)
-        self.model = load(models_of(options.model)[0][1], **vars(options.opening))
+    def __init__(self, settings: EncodeSettings) -> None:
+        self.settings, self.out = settings, settings.out
+        self.data, self.only = open_records(settings)
+        check_rows(self.data, largest=settings.read.max_bad)
+        self.model = load(models_of(settings.model)[0][1], **vars(settings.opening))
         self.model.require_trained("encoding")
         self.job: dict[str, Any] = {
             "format": stored.FORMAT,
-            "model": options.model,
+            "model": settings.model,
             "source": self.model.source,
             "data": self.data.name,
-            "command": _command(options),
+            "command": _command(settings),
             "model_fingerprint": model_fingerprint(self.model, self.model.name),
             "data_fingerprint": records_fingerprint(self.data.records),
-            "split": options.split,
+            "split": settings.split,
             "records": len(self.data.records),
             "only": self.only,
-            "dtype": options.dtype,
+            "dtype": settings.dtype,
             "width": self.model.width,
-            "batch": options.batch,
-            "shard_size": options.shard_size,
-            "shards": -(-len(self.data.records) // options.shard_size),
+            "batch": settings.batch,
+            "shard_size": settings.shard_size,
+            "shards": -(-len(self.data.records) // settings.shard_size),
         }
         self._own: dict[int, Manifest] = {}
         self._create_directory()
@@ -247,7 +296,7 @@ class Encoder:
         return (None if damage or stamp not in (None, manifest["images"]) else manifest), damage
 
     def _records(self, number: int) -> Sequence[Record]:
-        size = self.options.shard_size
+        size = self.settings.shard_size
         return self.data.records[number * size : (number + 1) * size]
 
     def _name(self, kind: str, number: int, suffix: str = "json") -> str:
@@ -259,7 +308,7 @@ class Encoder:
 
     def _encode(self, number: int, advance: Advance) -> tuple[dict[str, bytes], dict[str, int], list[Problem]]:
         """The files of a shard, counts and problems. Invalid records are skipped, as in training."""
-        options, model = self.options, self.model
+        settings, model = self.settings, self.model
         records, problems = self._records(number), list[Problem]()
         total, contents, count, truncated = len(records), dict[str, bytes](), 0, 0
         if self.only != "images":
@@ -268,13 +317,13 @@ class Encoder:
             images = encode_images(
                 model,
                 [record.image for record in records],
-                batch=options.batch,
-                workers=options.threads or None,
+                batch=settings.batch,
+                workers=settings.threads or None,
                 advance=advance,
             )
             problems += [replace(problem, where=records[index].id) for index, problem in images.problems.items()]
             records = [records[index] for index in images.kept]
-            contents[self._name(IMAGES, number, "npy")] = _npy(images.vectors, options.dtype)
+            contents[self._name(IMAGES, number, "npy")] = _npy(images.vectors, settings.dtype)
         if self.only != "images":
             tokens = model.text_transform([caption for record in records for caption in record.captions])
             count, truncated = len(tokens), tokens.truncated
@@ -282,10 +331,10 @@ class Encoder:
             def walk(steps: range) -> Iterator[int]:
                 for step in steps:
                     yield step
-                    advance(min(options.batch, count - step))
+                    advance(min(settings.batch, count - step))
 
-            texts = encode_captions(model, tokens, batch=options.batch, progress=walk)
-            contents[self._name(TEXTS, number, "npy")] = _npy(texts, options.dtype)
+            texts = encode_captions(model, tokens, batch=settings.batch, progress=walk)
+            contents[self._name(TEXTS, number, "npy")] = _npy(texts, settings.dtype)
         suffix, metadata = _metadata(records)
         contents[self._name(METADATA, number, suffix)] = metadata
         counts = {"rows": len(records), "captions": count, "truncated": truncated, "skipped": total - len(records)}
@@ -295,18 +344,18 @@ class Encoder:
         """The problems of these shards; ValueError if they have too many invalid records for the whole of the data."""
         manifests = list(manifests)
         problems = [Problem(**problem) for manifest in manifests for problem in manifest["problems"]]
-        largest = 0.0 if self.data.exact else self.options.read.max_bad
+        largest = 0.0 if self.data.exact else self.settings.read.max_bad
         skipped, total = stored.total_counts(manifests)["skipped"], self.job["records"]
         check_share(skipped, total, problems, what="records", largest=largest, name=self.data.name)
         return problems
 
 
-def open_records(options: EncodeOptions) -> tuple[DataSet, str]:
+def open_records(settings: EncodeSettings) -> tuple[DataSet, str]:
     """The records of a split with the problems of the source, and what of them is encoded: both, images or captions.
 
     A directory of images has a record for each of them with --only images, and also if there are no captions.
     """
-    source, read, only = options.data, options.read, options.only
+    source, read, only = settings.data, settings.read, settings.only
     folder = local_path(source)
     files = list(files_below(folder)) if folder is not None and folder.is_dir() else []
     images, captioned = count_captioned(files)
@@ -320,8 +369,8 @@ def open_records(options: EncodeOptions) -> tuple[DataSet, str]:
         records = [Record(file, FileImage(folder / file), (), None) for file in names if file not in invalid]
         data = DataSet(source, tuple(records), tuple(problems))
     else:
-        data = open_data(source, read, splits={options.split})
-    return replace(data, records=data.part(options.split, validation_share=read.validation_share)), only
+        data = open_data(source, read, splits={settings.split})
+    return replace(data, records=data.part(settings.split, validation_share=read.validation_share)), only
 
 
 def _npy(vectors: torch.Tensor, dtype: str) -> bytes:
@@ -351,12 +400,12 @@ def _metadata(records: Sequence[Record]) -> tuple[str, bytes]:
     return "parquet", buffer.getvalue()
 
 
-def _command(options: EncodeOptions) -> str:
+def _command(settings: EncodeSettings) -> str:
     """The command that encodes all shards, without --out."""
-    words = ["hnclip", "encode", options.data, "--model", options.model]
-    usual = EncodeOptions(data=options.data, out=options.out)
+    words = ["hnclip", "encode", settings.data, "--model", settings.model]
+    usual = EncodeSettings(data=settings.data, out=settings.out)
     for name in ("split", "only", "dtype", "shard_size", "batch"):
-        if (value := getattr(options, name)) != getattr(usual, name):
+        if (value := getattr(settings, name)) != getattr(usual, name):
             words += [f"--{name.replace('_', '-')}", str(value)]
-    words += option_words(options.opening, usual.opening)
-    return shlex.join([*words, *option_words(options.read, usual.read, "read.")])
+    words += option_words(settings.opening, usual.opening)
+    return shlex.join([*words, *option_words(settings.read, usual.read, "read.")])

@@ -65,6 +65,18 @@ def readable_size(count: int) -> str:
     return f"{size:.1f} {units[0]}" if size < 9.95 and units[0] != "B" else f"{size:.0f} {units[0]}"
 
 
+def parse_share(text: str) -> tuple[int, int]:
+    """K − 1 and N of a share spelled K/N: the K-th of N parts of some work.
+
+    >>> parse_share("1/4"), parse_share("4/4")
+    ((0, 4), (3, 4))
+    """
+    number, slash, count = text.partition("/")
+    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise ValueError(f"a share of the work is K/N with K from 1 to N, for example 1/4, 2/4, 3/4, 4/4; got {text!r}")
+    return int(number) - 1, int(count)
+
+
 def slugify(*names: str) -> str:
     """Names joined into a file name of at most 60 characters, of which the last are kept.
 
