@@ -1,6 +1,6 @@
 """Every method trained for minutes, with its own global term and with L_HN, beside the model that it starts from.
 
-The same model, data, batches, rate and epochs for all: `hnclip train --objective X --global G`.
+The same model, data, batches, rate and epochs for all: `hnclip train --method X --global-loss G`.
 
 Recalls are of the last epoch, on pictures that training did not see and on those that it did; differences are from the
 model before training, paired, with 95 % intervals. One seed: a difference between two rows may be the seed's. Runs are

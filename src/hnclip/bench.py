@@ -20,7 +20,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import tyro
 
 from hnclip import __version__
-from hnclip.options import Output
+from hnclip.cli.options import Output
 from hnclip.util.console import configure_logging
 from hnclip.util.files import replace_file
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import tyro
+from hnclip.options import Train
 
 from hnclip import recipes
 from hnclip.config import (
@@ -34,7 +35,6 @@ from hnclip.objectives.registry import (
     term_weights,
     with_fidelity,
 )
-from hnclip.options import Train
 
 FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
 ADAPTERS = ("lora", "dora")
@@ -156,7 +156,7 @@ def test_a_method_brings_its_terms_and_its_own_global_term(choice, fidelity):
         return
     own = "infonce" if choice in ADAPTERS else METHODS[choice].own_global[fidelity]
     assert (objective.global_loss, objective.token_weight) == (own, 0.0)
-    assert objective.gamma == UNUSUAL.objective.gamma  # for --global hn
+    assert objective.gamma == UNUSUAL.objective.gamma  # for --global-loss hn
 
 
 @pytest.mark.parametrize("choice", ADAPTERS)

@@ -70,7 +70,11 @@ class Eval:
         for path in files:
             check_format(path)
         compute = self.compute
-        models = [opened for name in several(self.model) or ["bundled"] for opened in open_models(name, self.opening, compute.device)]
+        models = [
+            opened
+            for name in several(self.model) or ["bundled"]
+            for opened in open_models(name, self.opening, compute.device)
+        ]
         results = evaluate_all(
             models,
             sources(self.data),

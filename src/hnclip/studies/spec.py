@@ -21,8 +21,8 @@ class Variant:
 
     Args:
         name: of the row.
-        method: as `--objective` of `hnclip train`; None leaves that of the recipe.
-        global_loss: the global loss, as `--global`; None leaves the method's own.
+        method: as `--method` of `hnclip train`; None leaves that of the recipe.
+        global_loss: the global loss, as `--global-loss`; None leaves the method's own.
         set: fields of the configuration by their dotted names, `{"objective.gamma": 0.25}`.
         trained: False for the model as it is before training.
         matched: the fixed margin is γ·mean(Ḡ), with the mean over the training captions of the initial encoder.

@@ -161,11 +161,3 @@ def _highlight(text: str, words: set[str]) -> Passage:
             marked[start:stop] = [True] * (stop - start)
     pieces = groupby(zip(text, marked), key=lambda pair: pair[1])
     return tuple(("".join(letter for letter, _ in piece), flag) for flag, piece in pieces)
-
-
-def parse_share(text: str) -> tuple[int, int]:
-    """The K-th of N parts, written "K/N" with K from 1 to N, as (K - 1, N)."""
-    number, slash, count = text.partition("/")
-    if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise ValueError(f"a part is K/N with K from 1 to N, for example 2/4, not {text!r}")
-    return int(number) - 1, int(count)
