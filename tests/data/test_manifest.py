@@ -106,7 +106,13 @@ def test_an_incomplete_line_is_cut_off_the_later_counts_and_a_damaged_one_is_an_
     assert path.read_bytes().startswith(whole + b'{"id": "park')
     assert read_manifest(path, "text").entries[records[0].id] == ("mark", ["half a \ud83d pair, \u00e9"])
     old = b'{"format": 0, "kind": "text", "by": "", "tool": {}}'
-    for content, line in ((b"not JSON", 1), (b"[]", 1), (old, 1), (b'{"kind": "text"}', 1), (whole + b'{"id": "a"}', 4)):
+    for content, line in (
+        (b"not JSON", 1),
+        (b"[]", 1),
+        (old, 1),
+        (b'{"kind": "text"}', 1),
+        (whole + b'{"id": "a"}', 4),
+    ):
         path.write_bytes(content + b"\n")
         with pytest.raises(ValueError, match=f"line {line}"):
             read_manifest(path, "text")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import doctest
 import re
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hnclip.util import tables
+from hnclip.util import tables, text
 from hnclip.util.tables import LATEX, latex_escape, latex_table, markdown_table, text_table
 
 HEADERS, ROWS = ["model", "T→I R@1"], [["a", "9.50"], ["my_run", "10.00"], [], ["paper", "–"]]
@@ -63,17 +64,9 @@ COMMANDS = {escaped: plain for plain, escaped in LATEX.items()} | {"-{}": "-", "
 
 def read_latex(text: str) -> str:
     """What LaTeX would print: known commands are characters, and nothing else may be special."""
-    longest_first = sorted(COMMANDS, key=len, reverse=True)
-    printed = ""
-    while text:
-        command = next((command for command in longest_first if text.startswith(command)), None)
-        if command is None:
-            assert text[0] not in "\\&%$#_{}~^<>|", text
-            assert not text.startswith("--"), text
-            printed, text = printed + text[0], text[1:]
-        else:
-            printed, text = printed + COMMANDS[command], text[len(command) :]
-    return printed
+    commands = "|".join(map(re.escape, sorted(COMMANDS, key=len, reverse=True)))
+    assert not re.search(r"[\\&%$#_{}~^<>|]|--", re.sub(commands, "?", text)), text
+    return re.sub(commands, lambda command: COMMANDS[command[0]], text)
 
 
 @given(st.text(st.sampled_from([*r"ab1 .-[]*{}\&%$#_~^<>|", *"–…→×±−αγλΔḠé\n\t"]), max_size=12))
@@ -86,8 +79,9 @@ def test_escaped_text_prints_as_itself(text):
     assert not re.match(r"[\[*]", escaped)  # it would belong to the line break of the row before
 
 
-def test_docstring_examples():
-    result = doctest.testmod(tables)
+@pytest.mark.parametrize("module", [tables, text])
+def test_docstring_examples(module):
+    result = doctest.testmod(module)
     assert (result.attempted > 0, result.failed) == (True, 0)
 
 
