@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hnclip.core import ImageSource, InvalidImage
-from hnclip.data.decoding import AHEAD, cpu_count, decoding_threads, hash_bytes, in_order
+from hnclip.data.decoding import AHEAD, cpu_count, decoding_threads, hash_bytes, in_order, source_hash
 from hnclip.util.console import progress
 from hnclip.util.files import replace_file
 
@@ -30,7 +30,7 @@ def image_hashes(images: Sequence[ImageSource], cache: Path) -> list[str]:
     names: list[bytes | str] = []
     for image in images:
         try:
-            names.append(hash_bytes(f"{image.key}\0{image.stamp()}".encode("utf-8", "surrogatepass")))
+            names.append(source_hash(image))
         except InvalidImage as error:
             names.append(error.kind)
     known = _read(cache / DIRECTORY)
