@@ -20,7 +20,6 @@ from hnclip.data.texts import TextTransform
 from hnclip.data.validate import ADVICE, check_rows, check_share, drop_invalid, write_problems
 from hnclip.models.preprocessing import train_tokenizer
 from hnclip.report.data_check import check_report
-from small_families import bert_tokenizer
 
 SIDE = ImageTransform(48)
 
@@ -143,13 +142,6 @@ def test_lines_are_few_short_and_escaped(listed: int) -> None:
     assert max(map(len, text.splitlines())) <= 120
     assert text.count("\n  r") == 2 * min(listed, 7)  # bad text and missing images
     assert text.count(f"\n  and {7 - listed} more") == 2 * (listed < 7)
-
-
-def test_captions_that_only_a_tokenizer_finds_empty_are_skipped(valid: DataSet) -> None:
-    """BERT has no token for words of more than 100 letters."""
-    long = [replace(record, captions=("z" * 101,)) for record in valid.records]
-    kept = drop_invalid([*long, valid.records[0]], TextTransform(bert_tokenizer(), 77), SIDE, cache=None)
-    assert kept.records == valid.records[:1]
 
 
 def test_too_large_a_share_of_problems_is_an_error_with_examples(tmp_path: Path) -> None:
