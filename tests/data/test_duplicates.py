@@ -138,10 +138,6 @@ def image(tmp_path: Path) -> Callable[..., FileImage]:
     return make
 
 
-def record(id: str, image: FileImage, *captions: str, split: str | None = "train", group: str | None = None) -> Record:
-    return Record(id, image, captions, split, group=group)
-
-
 def groups(*records: Record, images: bool = True) -> list[tuple[str, str, tuple[str, ...]]]:
     """Kinds, ids as one word, and splits."""
     found = check_data(DataSet("small", records), images=images).groups
@@ -149,8 +145,8 @@ def groups(*records: Record, images: bool = True) -> list[tuple[str, str, tuple[
 
 
 def test_equal_and_similar_images(image: Callable[..., FileImage]) -> None:
-    one, copy, wide, c = image(1), image(1), image(1, width=96), record("c", image(2), "z")
-    a, b = record("a", one, "x"), record("b", one, "y")
+    one, copy, wide, c = image(1), image(1), image(1, width=96), Record("c", image(2), ("z",), "train")
+    a, b = Record("a", one, ("x",), "train"), Record("b", one, ("y",), "train")
     assert groups(a, b, c) == []  # captions of one image
     assert groups(replace(a, split=None), b) == []
     assert groups(a, replace(b, image=copy)) == [("same image", "ab", ("train",))]
@@ -162,7 +158,8 @@ def test_equal_and_similar_images(image: Callable[..., FileImage]) -> None:
 
 
 def test_equal_and_similar_captions(image: Callable[..., FileImage]) -> None:
-    a, b, c = record("a", image(1), "A dog"), record("b", image(2), "a  dog"), record("c", image(3), "A cat")
+    texts = {"a": "A dog", "b": "a  dog", "c": "A cat"}
+    a, b, c = (Record(id, image(seed), (text,), "train") for seed, (id, text) in enumerate(texts.items()))
     assert groups(a, b, c) == [("same caption", "ab", ("train",))]
     assert groups(a, replace(b, split="test")) == [("shared caption", "ab", ("train", "test"))]
     assert groups(a, replace(b, image=a.image)) == []

@@ -100,7 +100,7 @@ def test_of_equal_candidates_the_whole_image_wins_and_thin_crops_are_dropped(mod
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Images with captions in text files of the same names."""
-    directory = tmp_path / "photos"
+    directory = tmp_path / "images"
     directory.mkdir()
     for number, record in enumerate(scene_records("park", "train", families=2, members=4)[:IMAGES]):
         record.image.load().crop((0, 0, 192, 100 + 8 * number)).save(directory / f"{number}.png")
