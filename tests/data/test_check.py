@@ -1,4 +1,4 @@
-"""`check_data`: every problem once, what training would skip, lengths and sizes, JSON and text; shares of problems."""
+"""`check_data`: every problem once, what training would skip, lengths and sizes; shares of problems."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from hnclip.data.texts import TextTransform
 from hnclip.data.validate import ADVICE, check_rows, check_share, drop_invalid, write_problems
 from hnclip.models.preprocessing import train_tokenizer
 from hnclip.report.data_check import check_report
-from small_families import bert_tokenizer
 
 SIDE = ImageTransform(48)
 
@@ -30,13 +29,9 @@ def transform() -> TextTransform:
     return TextTransform(train_tokenizer(["a red dog runs"] * 3, 600), context=24)
 
 
-def blobs(seed: int, width: int = 80, height: int = 60) -> Image.Image:
+def save(path: Path, seed: int, width: int = 80, height: int = 60, **options: Any) -> FileImage:
     noise = np.random.default_rng(seed).integers(0, 256, (7, 9, 3), dtype=np.uint8)
-    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
-
-
-def save(path: Path, image: Image.Image | int, **options: Any) -> FileImage:
-    (blobs(image) if isinstance(image, int) else image).save(path, **options)
+    Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(path, **options)
     return FileImage(path)
 
 
@@ -54,7 +49,7 @@ def broken(tmp_path: Path) -> DataSet:
     """Data with something of nearly everything."""
     names = ["good", "missing", "half", "mute", "blank", "partly", "torn", "void", "long", "again", "tiny", "garbled"]
     images = {name: save(tmp_path / f"{name}.png", seed) for seed, name in enumerate(names)}
-    save(tmp_path / "tiny.png", blobs(20, 20, 50))
+    save(tmp_path / "tiny.png", 20, 20, 50)
     whole = (tmp_path / "half.png").read_bytes()
     (tmp_path / "half.png").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "missing.png").unlink()
@@ -74,7 +69,6 @@ def test_valid_data_are_ready(valid: DataSet, transform: TextTransform) -> None:
     assert (result.errors, result.warnings, result.left_out, result.unread) == ({}, {}, 0, 0)
     assert result.total == {"records": 6, "captions": 12, "images": 6, "cut": 0, "small": 0}
     assert result.splits == {"train": 4, "test": 2}
-    assert check_report(result).to_text().endswith("Ready to train.")
     assert drop_invalid(valid.records, transform, SIDE, cache=None) == (valid.records, ())
 
 
@@ -113,21 +107,16 @@ def test_lengths_are_those_of_the_model_and_sizes_of_upright_images(tmp_path: Pa
     texts = ["a dog", "a red dog", "a red dog runs", "zebras are cut off here"]
     transform, exif = replace(transform, context=12), Image.Exif()
     exif[0x0112] = 6
-    turned = save(tmp_path / "turned.jpg", blobs(1, 40, 30), exif=exif)
-    images = [
-        turned,
-        save(tmp_path / "b.png", blobs(2, 100, 45)),
-        save(tmp_path / "c.png", blobs(3, 200, 1000)),
-        turned,
-    ]
+    turned = save(tmp_path / "turned.jpg", 1, 40, 30, exif=exif)
+    images = [turned, save(tmp_path / "b.png", 2, 100, 45), save(tmp_path / "c.png", 3, 200, 1000), turned]
     data = DataSet("x", tuple(Record(str(n), image, (texts[n],), None) for n, image in enumerate(images)))
     found = check_data(data, text_transform=transform, image_transform=ImageTransform(40, shortest=50))
     tokens = [len(transform.tokenizer(text)["input_ids"]) for text in texts]
     expected = [np.mean(tokens), *np.percentile(tokens, [0, 5, 50, 95, 100])]
     assert list(found.lengths["tokens"].values()) == pytest.approx(expected)
     assert found.lengths["words"]["mean"] == 3.5
-    assert [found.lengths["width"][name] for name in ("least", "50 %", "most")] == [30, 100, 200]
-    assert [found.lengths["height"][name] for name in ("least", "50 %", "most")] == [40, 45, 1000]
+    for name, sizes in {"width": [30, 100, 200], "height": [40, 45, 1000]}.items():
+        assert [found.lengths[name][statistic] for statistic in ("least", "50 %", "most")] == sizes
     assert found.lengths["megapixels"]["most"] == 0.2
     assert found.total["cut"] == sum(length > 12 for length in tokens) == transform(texts).truncated == 1
     assert found.total["small"] == 2  # 40 pixels are enough for the crop, not for the resize
@@ -136,12 +125,11 @@ def test_lengths_are_those_of_the_model_and_sizes_of_upright_images(tmp_path: Pa
 
 def test_text_names_problems_advice_and_verdict(broken: DataSet, valid: DataSet) -> None:
     text = check_report(check_data(broken)).to_text()
-    for part in ("missing image", ADVICE["missing image"], "2 records in 1 group", "Not ready", "1 row"):
+    for part in ("missing image", ADVICE["missing image"], "2 records in 1 group", "Not ready"):
         assert part in text
-    assert "Nothing to train on" in check_report(check_data(DataSet("none", ()))).to_text()
     warned = replace(valid, problems=(Problem("garbled caption", "x.png", "no row"),))
-    assert "warnings" in check_report(check_data(warned)).to_text()
-    assert "captions" in check_report(check_data(valid, images=False)).to_text().splitlines()[-1]
+    for data, verdict in ((valid, "Ready to train"), (warned, "warnings"), (DataSet("none", ()), "Nothing to train")):
+        assert verdict in check_report(check_data(data, images=False)).to_text()
 
 
 @pytest.mark.parametrize("listed", [0, 5, 9])
@@ -156,20 +144,13 @@ def test_lines_are_few_short_and_escaped(listed: int) -> None:
     assert text.count(f"\n  and {7 - listed} more") == 2 * (listed < 7)
 
 
-def test_captions_that_only_a_tokenizer_finds_empty(valid: DataSet) -> None:
-    """BERT has no token for words of more than 100 letters."""
-    long = [replace(record, captions=("z" * 101,)) for record in valid.records]
-    kept = drop_invalid([*long, valid.records[0]], TextTransform(bert_tokenizer(), 77), SIDE, cache=None)
-    assert kept.records == valid.records[:1]
-
-
-def test_too_large_a_share_is_an_error_with_examples(tmp_path: Path) -> None:
+def test_too_large_a_share_of_problems_is_an_error_with_examples(tmp_path: Path) -> None:
     problems = [Problem("missing image", f"ü{i}", "gone\n") for i in range(7)]
     for lost, total, largest in ((7, 700, 0.01), (0, 0, 0.0), (0, 10, 0.0)):
         check_share(lost, total, problems, what="records", largest=largest, name="my.csv")
     with pytest.raises(ValueError, match=r"hnclip data check my\.csv") as caught:
         check_share(7, 699, problems, what="records", largest=0.01, name="my.csv")
-    assert ("ü4: gone" in str(caught.value), "ü5" in str(caught.value)) == (True, False)
+    assert ("ü4" in str(caught.value), "ü5" in str(caught.value)) == (True, False)
     rows = DataSet("my.csv", (), tuple(problems))
     check_rows(rows, largest=1.0)
     with pytest.raises(ValueError, match="7 of 7"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from hnclip.data.records import DataSet
 
 LONG = " ".join(f"word{number}" for number in range(60))
 NEARLY = LONG.replace("word30", "other")
-Groups = list[tuple[str, tuple[str, ...], tuple[str, ...]]]
 
 
 def components(count: int, similar: Callable[[int, int], bool]) -> list[list[int]]:
@@ -61,7 +60,7 @@ def test_case_punctuation_and_scripts_without_spaces() -> None:
     assert near_duplicate_captions([chinese, chinese.replace("红", "蓝"), chinese[::-1]])[0] == [[0, 1]]
 
 
-def test_too_much_to_compare_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_to_compare_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplicates, "MOST_CAPTION_PAIRS", 0)
     assert near_duplicate_captions([LONG, NEARLY]) == ([], False)
     monkeypatch.setattr(duplicates, "MOST", 1)
@@ -100,16 +99,9 @@ def test_images_are_those_of_comparing_all_pairs(
     assert near_duplicate_images([row.tobytes() for row in waves], bits, correlation) == (components(80, similar), True)
 
 
-def as_jpeg(image: Image.Image) -> Image.Image:
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=30)
-    return Image.open(file)
-
-
 @pytest.mark.parametrize(
     ("change", "near"),
     [
-        (as_jpeg, True),
         (lambda image: image.resize((200, 110), Image.Resampling.BICUBIC), True),
         (lambda image: ImageEnhance.Contrast(image).enhance(0.8), True),
         (lambda image: image.convert("L"), True),
@@ -118,7 +110,7 @@ def as_jpeg(image: Image.Image) -> Image.Image:
         (lambda image: blobs(99), False),
     ],
 )
-def test_what_is_a_near_duplicate(change: Callable[[Image.Image], Image.Image], near: bool) -> None:
+def test_near_duplicates_by_fingerprint(change: Callable[[Image.Image], Image.Image], near: bool) -> None:
     for seed in range(20):
         prints = [fingerprint(blobs(seed)), fingerprint(change(blobs(seed)))]
         assert near_duplicate_images(prints)[0] == ([[0, 1]] if near else [])
@@ -129,6 +121,9 @@ def test_plain_images_have_no_fingerprint_and_drawings_on_one_background_differ_
         assert image_fingerprint(preprocess_image(image, THUMBNAIL).numpy()) is None
     vectors = (np.full(64, 3.0), np.where(np.arange(64) % 2, 1.0, 9.0), np.full(64, 3.9))  # all signs agree
     assert near_duplicate_images([vector.astype(np.float16).tobytes() for vector in vectors])[0] == [[0, 2]]
+
+
+# Groups of records
 
 
 @pytest.fixture
@@ -143,34 +138,31 @@ def image(tmp_path: Path) -> Callable[..., FileImage]:
     return make
 
 
-def record(id: str, image: FileImage, *captions: str, split: str | None = "train", group: str | None = None) -> Record:
-    return Record(id, image, captions, split, group=group)
-
-
-def groups(*records: Record, images: bool = True) -> Groups:
+def groups(*records: Record, images: bool = True) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Kinds, ids as one word, and splits."""
     found = check_data(DataSet("small", records), images=images).groups
-    return [(group.kind, group.ids, group.splits) for group in found]
+    return [(group.kind, "".join(group.ids), group.splits) for group in found]
 
 
 def test_equal_and_similar_images(image: Callable[..., FileImage]) -> None:
-    one, copy, other = image(1), image(1), image(2)
-    assert groups(record("a", one, "x"), record("b", one, "y"), record("c", other, "z")) == []  # captions of one image
-    assert groups(record("a", one, "x", split=None), record("b", one, "y")) == []
-    assert groups(record("a", one, "x"), record("b", copy, "y")) == [("same image", ("a", "b"), ("train",))]
-    leak = [record("a", one, "x"), record("b", copy, "y", split="test"), record("c", other, "z")]
-    assert groups(*leak) == [("shared image", ("a", "b"), ("train", "test"))]
+    one, copy, wide, c = image(1), image(1), image(1, width=96), Record("c", image(2), ("z",), "train")
+    a, b = Record("a", one, ("x",), "train"), Record("b", one, ("y",), "train")
+    assert groups(a, b, c) == []  # captions of one image
+    assert groups(replace(a, split=None), b) == []
+    assert groups(a, replace(b, image=copy)) == [("same image", "ab", ("train",))]
+    leak = [a, replace(b, image=copy, split="test"), c]
+    assert groups(*leak) == [("shared image", "ab", ("train", "test"))]
     assert groups(*leak, images=False) == []  # only names are known
-    wide = [record("a", one, "x"), record("b", image(1, width=96), "y", split="test"), record("c", other, "z")]
-    assert groups(*wide) == [("similar image", ("a", "b"), ("train", "test"))]
-    declared = [record(name, image(1, width), name, group="g") for name, width in (("a", 80), ("b", 96))]
-    assert groups(*declared) == []
+    assert groups(a, replace(b, image=wide, split="test"), c) == [("similar image", "ab", ("train", "test"))]
+    assert groups(replace(a, group="g"), replace(b, image=wide, group="g")) == []
 
 
 def test_equal_and_similar_captions(image: Callable[..., FileImage]) -> None:
-    same = [record("a", image(1), "A dog"), record("b", image(2), "a  dog"), record("c", image(3), "A cat")]
-    assert groups(*same) == [("same caption", ("a", "b"), ("train",))]
-    assert groups(same[0], record("d", image(4), "a dog", split="test"))[0][0] == "shared caption"
-    assert groups(record("a", one := image(1), "a dog"), record("b", one, "a dog")) == []  # one image
-    near = [record("a", image(1), LONG), record("b", image(2), NEARLY), record("c", image(3), LONG[:200])]
-    assert groups(*near) == [("similar caption", ("a", "b"), ("train",))]
-    assert groups(record("a", image(1), LONG, group="g"), record("b", image(2), NEARLY, group="g")) == []
+    texts = {"a": "A dog", "b": "a  dog", "c": "A cat"}
+    a, b, c = (Record(id, image(seed), (text,), "train") for seed, (id, text) in enumerate(texts.items()))
+    assert groups(a, b, c) == [("same caption", "ab", ("train",))]
+    assert groups(a, replace(b, split="test")) == [("shared caption", "ab", ("train", "test"))]
+    assert groups(a, replace(b, image=a.image)) == []
+    a, b = replace(a, captions=(LONG,)), replace(b, captions=(NEARLY,))
+    assert groups(a, b, replace(c, captions=(LONG[:200],))) == [("similar caption", "ab", ("train",))]
+    assert groups(replace(a, group="g"), replace(b, group="g")) == []

@@ -17,7 +17,6 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 
 from hnclip.core import ImageSource, InvalidImage, Record, Region
-from hnclip.data import image_sources
 from hnclip.data.image_sources import (
     CellImage,
     CropImage,
@@ -32,7 +31,6 @@ from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.parts import IMAGE_VIEWS, TEXT_VIEWS
 from hnclip.data.validate import ERRORS
 
-SMALL = ImageTransform(8)
 BOX = (5, 3, 25, 17)
 
 
@@ -75,22 +73,19 @@ def bomb(width: int, height: int) -> bytes:
 
 def test_all_sources_give_the_same_bytes_and_pixels(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded())
-    with tarfile.open(tmp_path / "all.tar", "w") as tar:
-        for name in ("first.png", "deep/second.png"):
-            tar.add(tmp_path / "a.png", name)
-    with tarfile.open(tmp_path / "all.tar") as tar:
-        member = tar.getmember("deep/second.png")
-    tarred = TarImage(tmp_path / "all.tar", member.name, member.offset_data, member.size)
+    with tarfile.open(tmp_path / "all.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        tar.add(tmp_path / "a.png")
+    tarred = TarImage(tmp_path / "all.tar", "a.png", tarfile.BLOCKSIZE, len(encoded()))
     sources = [FileImage(tmp_path / "a.png"), tarred, CellImage("table.parquet:3", "v1", encoded)]
     for source in sources:
         assert source.read() == encoded()
         assert np.array_equal(array(source.load()), array(noise()))
         assert pickle.loads(pickle.dumps(source)) == source
     assert len({source.key for source in sources}) == 3
-    before = [source.stamp() for source in sources[:2]]
-    for name in ("a.png", "all.tar"):
+    for source, name in zip(sources, ("a.png", "all.tar")):
+        before = source.stamp()
         os.utime(tmp_path / name, (1, 1))
-    assert all(old != source.stamp() for old, source in zip(before, sources))
+        assert source.stamp() != before
 
 
 def test_a_file_is_one_image_however_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,26 +105,18 @@ def test_a_file_is_one_image_however_it_is_named(tmp_path: Path, monkeypatch: py
         (encoded("EPS"), "corrupt image"),  # Pillow would start Ghostscript
         (encoded("JPEG")[:-400], "truncated image"),
         (encoded("PNG")[:-900], "truncated image"),
-        (bomb(60_000, 60_000), "oversized image"),
+        (bomb(13_378, 13_378), "oversized image"),  # more than 178,956,970 pixels
         (bomb(12_000, 12_000)[:33], "corrupt image"),  # large, allowed, and nothing after the header
     ],
 )
 def test_damage_is_reported_with_its_place(content: bytes, kind: str) -> None:
-    with pytest.raises(InvalidImage, match="photo 7") as caught:
-        decode_image(content, "photo 7")
+    with pytest.raises(InvalidImage, match="image 7") as caught:
+        decode_image(content, "image 7")
     assert caught.value.kind == kind
     assert kind in ERRORS
 
 
-def test_large_images_are_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = encoded()
-    monkeypatch.setattr(image_sources, "MAX_PIXELS", 1199)
-    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    with pytest.raises(InvalidImage, match="1,199"):
-        decode_image(content, "photo 7")
-
-
-def test_missing_files_directories_and_pipes(tmp_path: Path) -> None:
+def test_missing_files_directories_and_pipes_are_missing_images(tmp_path: Path) -> None:
     """A pipe is not opened: that would wait until something is written to it."""
     os.mkfifo(tmp_path / "pipe.png")
     names = ("no.png", "pipe.png", "", "a\0.png", "x" * 300, "pipe.png/a")
@@ -151,7 +138,7 @@ def family(file: ImageSource) -> list[ImageSource]:
     return [file, crop, edges, *others, CropImage(edges, BOX), EdgeImage(crop), CropImage(crop, BOX)]
 
 
-@pytest.mark.parametrize(("turn", "suffix"), [*((turn, "png") for turn in range(1, 9)), (6, "jpg"), (3, "tiff")])
+@pytest.mark.parametrize(("turn", "suffix"), [(1, "png"), (5, "png"), (6, "jpg"), (3, "tiff")])
 def test_boxes_and_maps_are_of_the_upright_image(tmp_path: Path, turn: int, suffix: str) -> None:
     file = save(tmp_path / f"a.{suffix}", painting(), turn)
     upright = ImageOps.exif_transpose(file.load())
@@ -160,7 +147,7 @@ def test_boxes_and_maps_are_of_the_upright_image(tmp_path: Path, turn: int, suff
     assert (edges.size, edges.mode) == (upright.size, "L")
     assert np.array_equal(array(edges), array(EdgeImage(save(tmp_path / "b.png", upright.convert("RGB"))).load()))
     plain = Image.fromarray(array(crop))  # without any EXIF
-    assert torch.equal(preprocess_image(crop, SMALL), preprocess_image(plain, SMALL))
+    assert torch.equal(preprocess_image(crop, ImageTransform(8)), preprocess_image(plain, ImageTransform(8)))
 
 
 @pytest.mark.parametrize(
@@ -181,15 +168,12 @@ def test_boxes_are_clipped_to_the_image_and_invalid_without_area(tmp_path: Path,
         crop.load()
 
 
-def test_transparent_grey_and_unusual_images(tmp_path: Path) -> None:
+def test_derived_images_of_transparent_and_unusual_ones(tmp_path: Path) -> None:
     clear = noise().convert("RGBA")
     clear.putalpha(0)
     file = save(tmp_path / "clear.png", clear)
     assert (array(CropImage(file, BOX).load()) == 255).all()
     assert not array(EdgeImage(file).load()).any()
-    grey = save(tmp_path / "grey.png", painting().convert("L"))
-    assert np.array_equal(array(CropImage(grey, BOX).load()), array(painting().convert("L"))[3:17, 5:25])
-    assert array(EdgeImage(grey).load()).any()
     floats = save(tmp_path / "a.tiff", Image.fromarray(np.full((30, 40), 1e6, dtype=np.float32)))
     for derived in (CropImage(floats, BOX), EdgeImage(floats)):
         with pytest.raises(InvalidImage) as caught:
@@ -212,9 +196,9 @@ def test_keys_and_bytes_tell_derived_images_apart(tmp_path: Path) -> None:
     assert not np.array_equal(array(other.load()), array(part.load()))  # has other edges at its border
 
 
-def test_edges_are_where_colours_change_by_the_thresholds() -> None:
-    def edges_of(image: Image.Image, low: float = 100, high: float = 200) -> np.ndarray:
-        return np.asarray(EdgeImage(FileImage("unused"), low, high).apply(image))
+def test_edges_are_where_colours_change_by_the_threshold() -> None:
+    def edges_of(image: Image.Image, high: float = 200) -> np.ndarray:
+        return np.asarray(EdgeImage(FileImage("unused"), 100, high).apply(image))
 
     colours = Image.new("RGB", (40, 30), (200, 0, 0))
     assert not edges_of(colours).any()
@@ -222,12 +206,8 @@ def test_edges_are_where_colours_change_by_the_thresholds() -> None:
     white = edges_of(colours)
     assert set(np.unique(white)) == {0, 255}
     assert np.isin(np.nonzero(white)[1], range(18, 22)).all()
-    # Sobel's gradient at a vertical step of h levels is 4·h; between the thresholds an edge must continue one above.
-    step = Image.new("RGB", (40, 60))
-    step.paste((200,) * 3, (20, 0, 40, 30))
-    step.paste((50,) * 3, (20, 30, 40, 60))
-    assert [edges_of(colours, 100, high).any() for high in (799, 801)] == [True, False]
-    assert [edges_of(step, low, 500)[40:, 15:25].any() for low in (100, 300)] == [True, False]
+    # Sobel's gradient at a vertical step of h levels is 4·h.
+    assert [edges_of(colours, high).any() for high in (799, 801)] == [True, False]
 
 
 def test_views() -> None:

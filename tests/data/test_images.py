@@ -73,21 +73,12 @@ MODES = ["RGB", "L", "1", "P", "CMYK", "YCbCr", "HSV", "RGBX", "I", "F", "RGBA",
 
 
 @pytest.mark.parametrize("mode", [*MODES, "P transparent", "L transparent", "RGB transparent"])
-@pytest.mark.parametrize("name", ["CLIP", "SigLIP"])
-def test_equals_transformers_in_every_mode(mode, name):
+def test_equals_transformers_in_every_mode(mode):
     for size in ((150, 110), (40, 35), (9, 20)):
-        # transformers' SigLIP does not convert by default: it fails, or shows fewer channels.
         image = make(mode, *size)
-        expected = hugging_face(image) if name == "CLIP" else hugging_face(on_white(image), name)
-        assert torch.equal(preprocess_image(image, MODELS[name][0]), expected.to(torch.uint8))
-
-
-def on_white(image: Image.Image) -> Image.Image:
-    """What transformers' `convert_to_rgb` of CLIP does, step by step."""
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    clear = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), clear).convert("RGB")
+        assert torch.equal(preprocess_image(image, CLIP), hugging_face(image).to(torch.uint8))
+        squashed = ImageTransform(32, squash=True)
+        assert torch.equal(preprocess_image(image, squashed), preprocess_image(to_rgb(image), squashed))
 
 
 @settings(max_examples=100)
@@ -123,7 +114,6 @@ def test_premultiplied_transparency_and_alpha_of_a_palette_are_on_white():
     palette = Image.new("P", (8, 8), 1)
     palette.putpalette([0, 0, 0, 255, 9, 9, 9, 0], "RGBA")
     assert preprocess_image(palette, CLIP).min() == 255
-    assert hugging_face(palette).max() == 9  # shows what is transparent
 
 
 def test_sixteen_bits_are_scaled_to_eight(tmp_path):
@@ -131,11 +121,6 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path):
     expected = preprocess_image(Image.fromarray((ramp >> 8).astype(np.uint8)), CLIP)
     for kind in ("<u2", ">u2"):
         assert torch.equal(preprocess_image(Image.fromarray(ramp.astype(kind)), CLIP), expected)
-    Image.fromarray(ramp).save(tmp_path / "deep.png", transparency=int(ramp[0, 0]))
-    with Image.open(tmp_path / "deep.png") as deep:
-        found = preprocess_image(deep, CLIP)
-        assert torch.equal(found[:, :, 8:], expected[:, :, 8:])
-        assert (hugging_face(deep) == 255).float().mean() > 0.9
     Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(tmp_path / "clear.png", transparency=1000)
     with Image.open(tmp_path / "clear.png") as clear:
         assert preprocess_image(clear, CLIP).min() == 255
@@ -147,29 +132,29 @@ def test_values_without_a_known_range_are_rejected(mode, value):
         preprocess_image(Image.new(mode, (8, 8), value), CLIP)
 
 
-TURNS = {2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_90", 7: "TRANSVERSE"}
+_TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_90 TRANSVERSE ROTATE_270"
+TURNS = dict(enumerate(_TURNS.split(), 2))
 
 
-@pytest.mark.parametrize("orientation", [*TURNS, 8])
+@pytest.mark.parametrize("orientation", TURNS)
 @pytest.mark.parametrize("kind", ["png", "tiff", "webp"])
 def test_exif_orientation_is_applied(orientation, kind):
     upright, exif, file = make("RGB", 90, 61), Image.Exif(), io.BytesIO()
     exif[0x0112] = orientation
-    turned = upright.transpose(Image.Transpose[TURNS.get(orientation, "ROTATE_270")])  # which the orientation undoes
+    turned = upright.transpose(Image.Transpose[TURNS[orientation]])  # which the orientation undoes
     turned.save(file, kind, exif=exif, **({"lossless": True} if kind == "webp" else {}))
     with Image.open(file) as reopened:
         assert torch.equal(preprocess_image(reopened, CLIP), preprocess_image(upright, CLIP))
 
 
-@pytest.mark.parametrize("exif", [b"Exif\x00\x00rubbish", b"Exif\x00\x00II*\x00\x08" + bytes(9), b"", "hex"])
+@pytest.mark.parametrize("exif", [b"Exif\x00\x00rubbish", b"Exif\x00\x00II*\x00\x08" + bytes(9), b"", None])
 def test_invalid_exif_is_ignored(exif):
     image, file = make("RGB", 60, 41), io.BytesIO()
-    expected = preprocess_image(image, CLIP)
-    image.save(file, "png", exif=b"" if exif == "hex" else exif)
+    image.save(file, "png", exif=exif or b"")
     with Image.open(file) as reopened:
-        if exif == "hex":
+        if exif is None:
             reopened.info["Raw profile type exif"] = "\nexif\n 4\nnothex"
-        assert torch.equal(preprocess_image(reopened, CLIP), expected)
+        assert torch.equal(preprocess_image(reopened, CLIP), preprocess_image(image, CLIP))
 
 
 def test_empty_huge_and_truncated_images_are_errors():

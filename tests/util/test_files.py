@@ -1,3 +1,5 @@
+"""Files and directories that appear whole or not at all, and locks."""
+
 from __future__ import annotations
 
 import errno
@@ -7,7 +9,7 @@ import sys
 
 import pytest
 
-from hnclip.util.files import exclusive_lock, recover_directory, replace_directory, replace_file
+from hnclip.util.files import exclusive_lock, read_json, recover_directory, replace_directory, replace_file
 
 
 @pytest.fixture(params=[0o022, 0o077, 0o002], ids=oct)
@@ -21,89 +23,36 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def write(path, text):
+def write_file(path, text, error=None):
+    with replace_file(path) as partial:
+        partial.write_text(text)
+        if error:
+            raise error
+
+
+def write(path, text, error=None):
     with replace_directory(path) as partial:
         (partial / "inner").mkdir()
         (partial / "inner" / "a.txt").write_text(text)
+        if error:
+            raise error
 
 
 def read(path):
-    return (path / "inner" / "a.txt").read_text()
+    return (path / "inner" / "a.txt" if path.is_dir() else path).read_text()
 
 
-def test_a_file_appears_whole_when_the_block_ends(tmp_path):
-    path = tmp_path / "new" / "a.txt"
-    for text in ("first", "second"):
-        with replace_file(path) as partial:
-            partial.write_text(text)
-            assert not path.exists() or path.read_text() == "first"
-        assert path.read_text() == text
-    assert names(path.parent) == ["a.txt"]
-
-
+@pytest.mark.parametrize("replace", [write_file, write])
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path, error):
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-
-    def interrupted():
-        with replace_file(path) as partial:
-            partial.write_text("half")
-            raise error
-
-    with pytest.raises(error):
-        interrupted()
-    assert path.read_text() == "old"
-    assert names(tmp_path) == ["a.txt"]
-
-
-def test_one_process_at_a_time(tmp_path, umask):
-    path = tmp_path / "new" / ".lock"
-    with exclusive_lock(path, "busy: wait"):
-        assert path.stat().st_mode & 0o777 == 0o666 & ~umask  # others may write here another time
-        with pytest.raises(ValueError, match="busy: wait"), exclusive_lock(path, "busy: wait"):
-            pass
-    with exclusive_lock(path, "busy: wait"):
-        pass
-
-
-def test_a_lock_that_cannot_be_had_is_not_called_busy(tmp_path, monkeypatch):
-    fcntl = pytest.importorskip("fcntl")
-
-    def refused(handle, how):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refused)
-    with (
-        pytest.raises(ValueError, match="cannot be locked"),
-        exclusive_lock(tmp_path / "lock", "busy: wait"),
-    ):
-        pass
-
-
-def test_a_directory_appears_whole_when_the_block_ends(tmp_path):
+def test_the_new_content_is_there_whole_or_after_an_error_the_old_one(tmp_path, replace, error):
     path = tmp_path / "new" / "run"
-    write(path, "first")
-    with replace_directory(path) as partial:
-        (partial / "b.txt").write_text("second")
-        assert read(path) == "first"
-    assert names(path) == ["b.txt"]
-    assert names(path.parent) == ["run"]
-
-
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_an_error_leaves_the_old_directory_and_nothing_else(tmp_path, error):
-    write(tmp_path / "run", "old")
-
-    def interrupted():
-        with replace_directory(tmp_path / "run") as partial:
-            (partial / "a.txt").write_text("half")
-            raise error
-
+    for text in ("first", "second"):
+        replace(path, text)
+        assert read(path) == text
     with pytest.raises(error):
-        interrupted()
-    assert read(tmp_path / "run") == "old"
-    assert names(tmp_path) == ["run"]
+        replace(path, "half", error)
+    assert read(path) == "second"
+    assert names(path.parent) == ["run"]
 
 
 @pytest.mark.parametrize("failing", [1, 2])
@@ -126,51 +75,42 @@ def test_a_failing_rename_leaves_the_old_directory(tmp_path, monkeypatch, failin
 
 
 KILLED = """
-import os, sys
+import os, shutil, sys
 from pathlib import Path
-from hnclip.util.files import exclusive_lock, recover_directory, replace_directory, replace_file
+from hnclip.util.files import replace_directory
 
-rename, calls = os.replace, []
+left = [int(sys.argv[2])]
 
-def stop_at(source, target):
-    calls.append(target)
-    if len(calls) == int(sys.argv[2]):
-        os.kill(os.getpid(), 9)
-    rename(source, target)
+def kill_at(function):
+    def call(*arguments, **options):
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), 9)
+        return function(*arguments, **options)
+    return call
 
-os.replace = stop_at
+os.replace, shutil.rmtree = kill_at(os.replace), kill_at(shutil.rmtree)
 with replace_directory(Path(sys.argv[1])) as partial:
     (partial / "inner").mkdir()
     (partial / "inner" / "a.txt").write_text("new")
 """
 
 
-@pytest.mark.parametrize("call", [1, 2])
-def test_a_killed_swap_is_recovered(tmp_path, call):
-    path = tmp_path / "run"
+@pytest.mark.parametrize(("call", "there", "expected"), [(1, True, "old"), (2, False, "old"), (3, True, "new")])
+@pytest.mark.parametrize("name", ["run", "run[1]*"])
+def test_a_killed_swap_is_recovered(tmp_path, name, call, there, expected):
+    """Before and between the two renames the old directory is kept, after them the new one."""
+    path = tmp_path / name
     write(path, "old")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     killed = subprocess.run([sys.executable, "-c", KILLED, str(path), str(call)], env=environment, check=False)
-    assert killed.returncode == -9
-    assert path.exists() == (call == 1)
-    assert len(names(tmp_path)) == 2  # the old one and the unfinished one
+    assert (killed.returncode, path.exists(), len(names(tmp_path))) == (-9, there, 2)
     recover_directory(path)
-    assert read(path) == "old"
-    assert names(tmp_path) == ["run"]
+    assert read(path) == expected
+    assert names(tmp_path) == [name]
 
 
-def test_a_kill_after_the_swap_keeps_the_new_directory(tmp_path, monkeypatch):
-    write(tmp_path / "run", "old")
-    with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", lambda *args, **kwargs: None)  # what a kill leaves undone
-        write(tmp_path / "run", "new")
-    assert len(names(tmp_path)) == 2
-    recover_directory(tmp_path / "run")
-    assert read(tmp_path / "run") == "new"
-    assert names(tmp_path) == ["run"]
-
-
-def test_recovery_leaves_everybody_else_alone(tmp_path):
+def test_recovery_deletes_nothing_of_other_directories(tmp_path):
     others = [".run.old.new-01234567", ".run.older", ".run2.old-01234567", ".runs.new-01234567", "run.old-01234567"]
     for name in others:
         (tmp_path / name).mkdir()
@@ -180,42 +120,52 @@ def test_recovery_leaves_everybody_else_alone(tmp_path):
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_names_with_special_characters_are_recovered(tmp_path):
-    path = tmp_path / "run[1]*"
-    write(path, "old")
-    path.rename(tmp_path / f".{path.name}.old-01234567")
-    recover_directory(path)
-    assert read(path) == "old"
-
-
 def test_permissions_are_those_of_any_new_file(tmp_path, umask):
     with replace_file(tmp_path / "a.txt") as partial:
         partial.unlink()
-        os.close(os.open(partial, os.O_CREAT, 0o600))  # a writer that makes its own, private file
-    write(tmp_path / "run", "text")
-    assert (tmp_path / "a.txt").stat().st_mode & 0o777 == 0o666 & ~umask
-    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o777 & ~umask
-    assert (tmp_path / "run" / "inner" / "a.txt").stat().st_mode & 0o777 == 0o666 & ~umask
-
-
-def test_private_files_in_a_directory_become_readable(tmp_path):
+        os.close(os.open(partial, os.O_CREAT, 0o600))  # a writer that creates a private file of its own
     with replace_directory(tmp_path / "run") as partial:
         (partial / "a.txt").touch(mode=0o600)
-        (partial / "b.txt").touch()
-    assert (tmp_path / "run" / "a.txt").stat().st_mode == (tmp_path / "run" / "b.txt").stat().st_mode
+    with exclusive_lock(tmp_path / "lock", "busy"):
+        pass
+    for name, mode in {"a.txt": 0o666, "run": 0o777, "run/a.txt": 0o666, "lock": 0o666}.items():
+        assert (tmp_path / name).stat().st_mode & 0o777 == mode & ~umask
 
 
-def test_behind_a_link_the_linked_directory_is_replaced(tmp_path):
+def test_behind_a_link_the_linked_directory_is_replaced_and_a_file_in_the_way_is_refused(tmp_path):
     write(tmp_path / "real", "old")
     (tmp_path / "link").symlink_to("real")
     write(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert read(tmp_path / "real") == "new"
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match="not a directory"):
+        write(tmp_path / "file", "new")
+    assert read(tmp_path / "file") == "mine"
+    assert names(tmp_path) == ["file", "link", "real"]
 
 
-def test_a_file_in_the_way_is_refused(tmp_path):
-    (tmp_path / "run").write_text("mine")
-    with pytest.raises(ValueError, match="run exists and is not a directory"):
-        write(tmp_path / "run", "new")
-    assert (tmp_path / "run").read_text() == "mine"
-    assert names(tmp_path) == ["run"]
+def test_one_process_at_a_time(tmp_path, monkeypatch):
+    path = tmp_path / "new" / ".lock"
+    for _ in range(2):
+        with (
+            exclusive_lock(path, "busy: wait"),
+            pytest.raises(ValueError, match="busy: wait"),
+            exclusive_lock(path, "busy: wait"),
+        ):
+            pass
+    fcntl = pytest.importorskip("fcntl")
+
+    def refused(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refused)
+    with pytest.raises(ValueError, match="cannot be locked"), exclusive_lock(path, "busy: wait"):
+        pass
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff{}"])
+def test_only_json_objects_are_read(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.json"):
+        read_json(tmp_path / "a.json")

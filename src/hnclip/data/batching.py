@@ -96,8 +96,6 @@ class PairData:
 
     def with_margin_text(self, vectors: Tensor) -> PairData:
         """The data with one frozen embedding for each caption."""
-        if len(vectors) != len(self.owner):
-            raise ValueError(f"vectors has {len(vectors)} rows for {len(self.owner)} captions")
         return replace(self, margin_text=vectors)
 
     def by_length(self, indices: Sequence[int]) -> list[int]:

@@ -70,8 +70,8 @@ def open_benchmark(
         folder: of its files; one in `$HNCLIP_DATA` when None.
         images: directory or .tar with the images, if they are not in the folder. The captions open without images.
         splits: read these, and require the files of these alone; a validation split that the benchmark lacks is held
-            out of its training split. None reads every split whose files are there; asking the data set for another one
-            says which file is missing.
+            out of its training split. None reads every split whose files are there; the error of
+            a split that was not read names the missing file.
         counts: other numbers of records than the published ones, for copies in miniature.
 
     Raises:

@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from hnclip.core import ImageSource, InvalidImage, Problem
-from hnclip.data.decoding import Decoded, decode_all, hash_bytes
+from hnclip.data.decoding import Decoded, decode_all, source_hash
 from hnclip.data.images import ImageTransform
 from hnclip.util.console import Iterate
 from hnclip.util.files import exclusive_lock, replace_file
@@ -113,7 +113,7 @@ def load_images(
     names: dict[int, bytes] = {}
     for index, source in enumerate(sources):
         try:
-            names[index] = hash_bytes(f"{source.key}\0{source.stamp()}".encode("utf-8", "surrogatepass"))
+            names[index] = source_hash(source)
         except InvalidImage as error:
             problems[index] = Problem(error.kind, source.key, str(error))
     failed: dict[bytes, Problem] = {}

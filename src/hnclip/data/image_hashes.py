@@ -7,12 +7,13 @@ not used and writers need no lock.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from hnclip.core import ImageSource, InvalidImage
-from hnclip.data.decoding import AHEAD, cpu_count, decoding_threads, hash_bytes, in_order
+from hnclip.data.decoding import AHEAD, cpu_count, decoding_threads, hash_bytes, in_order, source_hash
 from hnclip.util.console import progress
 from hnclip.util.files import replace_file
 
@@ -27,12 +28,7 @@ def image_hashes(images: Sequence[ImageSource], cache: Path) -> list[str]:
         cache: the cache directory, where hashes are remembered by key and stamp. If it cannot be written, all images
             are read again the next time.
     """
-    names: list[bytes | str] = []
-    for image in images:
-        try:
-            names.append(hash_bytes(f"{image.key}\0{image.stamp()}".encode("utf-8", "surrogatepass")))
-        except InvalidImage as error:
-            names.append(error.kind)
+    names = [_or_kind(source_hash, image) for image in images]
     known = _read(cache / DIRECTORY)
     missing = {name: image for name, image in zip(names, images) if isinstance(name, bytes) and name not in known}
     if missing:
@@ -46,13 +42,15 @@ def image_hashes(images: Sequence[ImageSource], cache: Path) -> list[str]:
     return [content.hex() if isinstance(content, bytes) else content for content in contents]
 
 
-def _hash(images: dict[bytes, ImageSource]) -> dict[bytes, bytes | str]:
-    def read(image: ImageSource) -> bytes | str:
-        try:
-            return hash_bytes(image.read())
-        except InvalidImage as error:
-            return error.kind
+def _or_kind(work: Callable[[ImageSource], bytes], image: ImageSource) -> bytes | str:
+    try:
+        return work(image)
+    except InvalidImage as error:
+        return error.kind
 
+
+def _hash(images: dict[bytes, ImageSource]) -> dict[bytes, bytes | str]:
+    read = partial(_or_kind, lambda image: hash_bytes(image.read()))
     with decoding_threads(cpu_count()) as pool, progress("hashing images") as bar:
         order = bar.iterate(range(len(images))) if len(images) > FEW else iter(range(len(images)))
         return {name: content for _, name, content in zip(order, images, in_order(pool, read, images.values(), AHEAD))}

@@ -150,7 +150,7 @@ class TextTransform:
         return offsets
 
     def _encode(self, texts: list[str], special: bool = True) -> list[list[int]]:
-        # By default, transformers neither truncates nor pads, whatever the tokenizer's file says.
+        # By default, transformers neither truncates nor pads, whatever the tokenizer's file specifies.
         return self.tokenizer(texts, add_special_tokens=special, verbose=False)["input_ids"]
 
 

@@ -231,9 +231,7 @@ def _prepare(
 def _filter(records: Sequence[Record], change: CaptionFilter, workers: int) -> Made:
     """Threads wait for the filter, which may ask a service."""
 
-    def filtered(record: Record) -> tuple[str, str, Any] | Problem:
-        if not record.captions:
-            return Problem("no caption", record.id, "the record has no caption")
+    def filtered(record: Record) -> tuple[str, str, Any]:
         try:
             return record.id, record_mark("text", record), [change(caption) for caption in record.captions]
         except Exception as error:  # the user's function may raise anything

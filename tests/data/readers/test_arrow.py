@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,7 @@ def test_cells_of_one_name_are_one_image(tmp_path: Path) -> None:
     }
     data = read(write(tmp_path / "t.parquet", **columns))
     assert [(record.id, record.captions) for record in data.records] == [("a.jpg", ("one", "uno")), ("b.jpg", ("two",))]
-    columns["split"] = ["train", "train", "test"]  # numbering may begin anew in every split
+    columns["split"] = ["train", "train", "test"]  # numbering may restart in every split
     data = read(write(tmp_path / "t.parquet", **columns))
     splits = [("t.parquet:1", "train"), ("t.parquet:2", "train"), ("t.parquet:3", "test")]
     assert [(record.id, record.split) for record in data.records] == splits
@@ -131,25 +132,17 @@ def test_text_that_is_not_utf_8_is_reported_by_row(tmp_path: Path) -> None:
     assert problems(data) == {("bad text", "2")}
 
 
-def test_without_pyarrow_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hnclip.util import optional
-
-    def absent(module: str) -> Any:
-        raise ModuleNotFoundError(module)
-
-    monkeypatch.setattr(optional, "import_module", absent)
+def test_without_pyarrow_the_error_tells_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"pip install 'hnclip\[data\]'"):
         read(tmp_path / "t.parquet")
 
 
-def test_splits_of_a_saved_dataset(tmp_path: Path) -> None:
+def test_saved_datasets_with_splits_or_with_names_of_images(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": dataset(1, 2), "val": dataset(3)}).save_to_disk(str(tmp_path / "splits"))
     splits = [(record.id, record.split) for record in read(tmp_path / "splits").records]
     assert splits == [("train:1", "train"), ("train:2", "train"), ("val:1", "validation")]
-
-
-def test_a_saved_dataset_that_names_its_images(tmp_path: Path) -> None:
     write_png(tmp_path / "images" / "1.png", 4)
     table = datasets.Dataset.from_dict({"file": ["1.png"], "a": ["x"], "b": ["y"]})
     table.save_to_disk(str(tmp_path / "d"))
@@ -161,12 +154,12 @@ def test_a_saved_dataset_that_names_its_images(tmp_path: Path) -> None:
 
 
 def test_a_dataset_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str | None]] = []
+    calls: list[tuple[str, str | None]] = []
     loaded = datasets.DatasetDict({"test": dataset(5)})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: asked.append((name, config)) or loaded)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config: calls.append((name, config)) or loaded)
     data = read("owner-of/name:small")
-    assert asked == [("owner-of/name", "small")]
+    assert calls == [("owner-of/name", "small")]
     assert found(data) == [("test:1", ("caption 5", "again"), "test", 5)]
     assert data.records[0].image.key == "owner-of/name:small/test:1"
     names = datasets.Dataset.from_dict({"file": ["1.png"], "caption": ["x"]})
@@ -176,10 +169,7 @@ def test_a_dataset_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_dataset_that_cannot_be_loaded_is_a_short_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
     def info(self: Any, name: str, timeout: float) -> Any:
-        asked.append(name)
         raise OSError("no connection\nand much more")
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -187,4 +177,3 @@ def test_a_dataset_that_cannot_be_loaded_is_a_short_error(monkeypatch: pytest.Mo
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments: pytest.fail("it must not try again"))
     with pytest.raises(ValueError, match=r"on the hub: no connection$"):
         read("owner/name")
-    assert asked == ["owner/name"]

@@ -22,7 +22,7 @@ DCI_TRAIN, DCI_TEST = [f"sa_{number}.jpg" for number in (11, 13, 14, 17, 18)], [
 SEGMENTS = "_segment_sim_bbox_del_org.json"
 
 
-def list_rows(names: list[str], where: str = "/home/somebody/data/images/") -> list[dict[str, Any]]:
+def list_rows(names: list[str], where: str = "/home/me/data/images/") -> list[dict[str, Any]]:
     """A test list as GOAL publishes it, with the directories of its author's machine."""
     return [{"filename": f"{where}{name}", "caption": f"It shows {name}."} for name in names]
 
@@ -226,12 +226,12 @@ def test_long_dci_distinguishes_the_held_out_records(tmp_path: Path) -> None:
     assert held_out("long-dci", opened("long-dci", tmp_path)) == {"test/sa_12"}  # an image in both lists was trained on
 
 
-@pytest.mark.parametrize("place", ["/data1/wh/DCI/photos/", "F:\\Study\\photos\\", "", "./", "a b/"])
-def test_published_paths_come_down_to_base_names(tmp_path: Path, place: str) -> None:
+def test_of_published_paths_only_base_names_count(tmp_path: Path) -> None:
     for value, name in enumerate(("sa_1.jpg", "sa_2.jpg", "copies/sa_2.jpg")):
         write_png(tmp_path / "photos" / name, value)
-    write(tmp_path / "DCI_test.json", list_rows(["sa_1.jpg", "sa_2.jpg"], place))
-    assert [(id, value) for id, _, _, value in found(opened("dci", tmp_path))] == [("sa_1", 0), ("sa_2", 1)]
+    for place in ("/data1/wh/DCI/photos/", "F:\\Study\\photos\\", "", "./", "a b/"):
+        write(tmp_path / "DCI_test.json", list_rows(["sa_1.jpg", "sa_2.jpg"], place))
+        assert [(id, value) for id, _, _, value in found(opened("dci", tmp_path))] == [("sa_1", 0), ("sa_2", 1)]
 
 
 def test_urban_1k(tmp_path: Path) -> None:

@@ -24,19 +24,10 @@ def pack(path: Path, kind: str, members: Mapping[str, bytes]) -> Path:
 def test_images_with_text_files(tmp_path: Path, kind: str) -> None:
     members = {f"{name}.png": png(1) for name in ("good", "alone", "empty", "mixed", "twice", "caf\udce9")}
     members |= {f"{name}.txt": name.encode("utf-8", "replace") for name in ("good", "lonely", "twice", "caf\udce9")}
-    members |= {
-        "empty.txt": b" \n ",
-        "mixed.txt": b"caf\xc3\xa9 caf\xe9",
-        "latin.avif": png(2),
-        "latin.txt": b"caf\xe9",
-    }
-    members |= {"a/deep/1.PNG": png(3), "a/deep/1.txt": "\ufeffFirst line,\r\n\r\n  second  \u2028line.\r\n".encode()}
-    members |= {
-        "twice.bmp": png(1),
-        "._good.txt": b"\x00\x05\x16\x07 of macOS",
-        "README": b"nothing",
-        "other.cls": b"7",
-    }
+    members |= {"empty.txt": b" \n ", "mixed.txt": b"caf\xc3\xa9 caf\xe9", "latin.avif": png(2)}
+    members |= {"latin.txt": b"caf\xe9", "a/deep/1.PNG": png(3), "README": b"x", "other.cls": b"7"}
+    members |= {"a/deep/1.txt": "\ufeffFirst line,\r\n\r\n  second  \u2028line.\r\n".encode()}
+    members |= {"twice.bmp": png(1), "._good.txt": b"\x00\x05\x16\x07 of macOS"}
     data = read(pack(tmp_path / "data", kind, members))
     assert set(found(data)) == {
         ("good", ("good",), None, 1),
@@ -56,7 +47,7 @@ def test_images_with_text_files(tmp_path: Path, kind: str) -> None:
     assert pickle.loads(pickle.dumps(data.records)) == data.records  # for the processes that decode
 
 
-def test_folders_alone(tmp_path: Path) -> None:
+def test_folders_with_splits_and_captions_that_cannot_be_read(tmp_path: Path) -> None:
     """Dots in names, a caption that cannot be read, and directories at the top that are splits."""
     pack(tmp_path, "folder", {"dots.in.name.png": png(1), "dots.in.name.txt": b"A cat.", "linked.png": png(2)})
     (tmp_path / "linked.txt").symlink_to(tmp_path / "nowhere.txt")
@@ -130,7 +121,7 @@ def test_directories_of_shards(tmp_path: Path) -> None:
         assert splits == ["train", "train", "validation", "validation"]
 
 
-def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards(tmp_path, [f"s-{number:03}.tar" for number in range(12)])
 
     def numbers(pattern: str) -> list[int]:
@@ -147,6 +138,6 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pattern in ("s-{010..012}.tar", "x-*.tar", "s-{5..1}.tar"):
         with pytest.raises(ValueError, match="there is no file"):
             numbers(pattern)
-    for pattern in ("s-{000..999999999}.tar", "s-{0..999}{0..999}.tar", "{a,b}" * 40, "{0..99999999}/*.tar"):
+    for pattern in ("s-{000..999999999}.tar", "s-{0..999}{0..999}.tar"):
         with pytest.raises(ValueError, match="more than 200,000"):
             numbers(pattern)

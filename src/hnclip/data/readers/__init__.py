@@ -1,1 +1,1 @@
-"""Readers of general formats: each turns files into records, and says what it could not read."""
+"""Readers of general formats: each turns files into records, and reports what it could not read."""

@@ -61,16 +61,15 @@ def choose_columns(
     table: str, names: Sequence[str], head: Sequence[Row], read: ReadConfig, *, holding: Sequence[str] = ()
 ) -> Columns:
     """The columns of a table, of which those in `holding` hold images themselves, not their names. The first rows tell
-    names of images from other text.
+    names of images from other text."""
 
-    Raises:
-        ValueError: with everything that is wrong with the columns, and the columns there are.
-    """
-    errors: list[str] = []
+    def error(problem: str, setting: str) -> ValueError:
+        option = "--read." + setting.replace("_", "-")
+        return ValueError(f"the columns of {table} cannot be read: {problem} ({option}); there are {listed(names)}")
 
     def known(setting: str, name: str) -> str:
         if name not in names:
-            errors.append(f"there is no column {name[:200]!r} ({_option(setting)})")
+            raise error(f"there is no column {name[:200]!r}", setting)
         return name
 
     def pick(setting: str, among: Sequence[str] = names, needed: bool = False) -> str:
@@ -79,8 +78,7 @@ def choose_columns(
             return known(setting, named)
         found = _common(_NAMES[setting], among)
         if len(found) > 1 or (needed and not found):
-            which = f"{listed(found)} may each be meant" if found else "none has a common name"
-            errors.append(f"{which}: choose a column with {_option(setting)}")
+            raise error(f"{listed(found)} may each be meant" if found else "none has a common name", setting)
         return found[0] if found else ""
 
     goal = GOAL_IMAGE in names and GOAL_CAPTION in names
@@ -98,10 +96,9 @@ def choose_columns(
         captions = (one,)
     urls = [cell for row in head if isinstance(cell := row.get(image), str) and cell.strip()]
     if urls and all(map(is_url, urls)):
-        found = f"column {image!r} holds URLs ({urls[0][:100]}): download the images first"
-        errors.append(f"{found}, and name a column with their paths ({_option('image_column')})")
+        raise error(f"column {image!r} holds URLs ({urls[0][:100]}): download the images first", "image_column")
     others = [name for name in names if name != image]
-    columns = Columns(
+    return Columns(
         captions,
         image,
         name=(read.id_column or "".join(_common(_FILES, others)[:1])) if image in holding else "",
@@ -111,20 +108,12 @@ def choose_columns(
         group=pick("group_column"),
         regions=GOAL_REGIONS if goal and GOAL_REGIONS in names else "",
     )
-    if errors:
-        lines = "".join(f"\n  {error}" for error in dict.fromkeys(errors))
-        raise ValueError(f"the columns of {table} cannot be read:{lines}\nIts columns are {listed(names)}")
-    return columns
 
 
 def _common(common: Sequence[str], names: Sequence[str]) -> list[str]:
     """The columns with the first common name that there is: several if they differ only in case or punctuation."""
     plain = {name: re.sub(r"[\W_]+", "", name.lower()) for name in names}
     return next((found for wanted in common if (found := [name for name in plain if plain[name] == wanted])), [])
-
-
-def _option(setting: str) -> str:
-    return "--read." + setting.replace("_", "-")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -23,9 +24,8 @@ _CHUNK = 1 << 20  # characters read at once
 _LONGEST_OBJECT = 1 << 24  # characters of one row of a JSON list
 _AFTER_ROW = re.compile(r"\s*(,\s*|(?=\]))")  # in a JSON list
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_ESCAPED = re.compile("[\udc80-\udcff]")  # a byte that is not UTF-8
-_DECODED = re.compile("[^\0-\x7f\udc80-\udcff]")  # a character of several bytes that is
-_NOT_CP1252 = {0x81, 0x8D, 0x8F, 0x90, 0x9D}  # undefined bytes: such a file has another encoding, or is not text
+# A character of several bytes that are UTF-8, or a byte that is not and that cp1252 does not define either.
+_NOT_CP1252 = re.compile("[^\0-\x7f\udc80-\udcff]|[\udc81\udc8d\udc8f\udc90\udc9d]")
 _BAD_JSON = (ValueError, RecursionError)
 
 
@@ -58,17 +58,14 @@ def text_encoding(file: IO[bytes]) -> str:
     if file.read(2) in _UTF_16:
         return "utf-16"
     file.seek(0)
-    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    chunks = iter(partial(file.read, _CHUNK), b"")
     found_other = False
-    while True:
-        chunk = file.read(_CHUNK)
-        text = decoder.decode(chunk, final=not chunk).removeprefix("\ufeff")
+    for text in codecs.iterdecode(chunks, "utf-8-sig", "surrogateescape"):
         if not text.isascii():
-            found_other = found_other or _ESCAPED.search(text) is not None
-            if _DECODED.search(text) or (found_other and not _NOT_CP1252.isdisjoint(chunk)):
+            if _NOT_CP1252.search(text):
                 return "utf-8-sig"
-        if not chunk:
-            return "cp1252" if found_other else "utf-8-sig"
+            found_other = True
+    return "cp1252" if found_other else "utf-8-sig"
 
 
 def decode_text(content: bytes) -> tuple[str, str]:

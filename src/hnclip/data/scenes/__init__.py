@@ -1,6 +1,6 @@
 """`scenes`: a generated benchmark of dense, nearly identical captions that needs no download.
 
-`world` says what a scene is, `draw` paints it, `phrase` describes it; this file divides the domains into splits, and
+`world` defines scenes, `draw` paints them, `phrase` describes them; this file divides the domains into splits, and
 makes the stream on which the bundled model was pre-trained.
 """
 
@@ -94,7 +94,7 @@ def stream_records(
 
 def with_doubles(records: Sequence[Record]) -> list[Record]:
     """The same records, but in every second family all members have the caption of the first: one text for images
-    that differ, as copied captions are in collected data. What is said of their parts goes with the caption."""
+    that differ, as in collected data. Short captions and regions belong to a caption, so they change with it."""
     families: dict[str | None, tuple[int, Record]] = {}
     found = []
     for record in records:

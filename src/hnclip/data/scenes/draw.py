@@ -7,6 +7,7 @@ from typing import Any
 
 from PIL import Image, ImageChops, ImageDraw
 
+from hnclip.core import Box
 from hnclip.data.scenes.world import COLUMNS, ROWS, TABLES, Scene, Thing
 
 SIDE = 192  # pixels of the finished square image
@@ -14,7 +15,6 @@ _CELL = SIDE // COLUMNS
 _EXTENT = {"small": 26, "medium": 40, "large": 56}  # pixels of a thing's square, inside its cell of 64
 
 Colour = tuple[int, int, int]
-Box = tuple[int, int, int, int]  # left, top, right, bottom in pixels
 
 _COLOURS = {name: tuple(colour) for table in TABLES.values() for name, colour in table["colours"].items()}
 _SHAPES = {kind: shapes for table in TABLES.values() for kind, shapes in table["kinds"].items()}

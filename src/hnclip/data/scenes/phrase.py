@@ -1,6 +1,6 @@
 """Scenes into words: a dense caption of 80–150 words, a short one, and one sentence per thing.
 
-Every detail of a scene is said in every dense caption, in wording that a seed varies. Each domain has a wording of its
+Every dense caption describes every detail of its scene, in wording that a seed varies. Each domain has a wording of its
 own; the pre-training stream has a plain one (`plain.json`) for both.
 """
 
@@ -12,9 +12,6 @@ from typing import Any
 
 from hnclip.data.scenes.world import TABLES, Scene, Thing, read_table
 
-WORDS = (80, 150)  # bounds on the words of a domain's captions
-
-
 # Templates and words by which scenes are described: `words` is the range from which the length of a caption is drawn;
 # sentences are added until it is reached; `places` are phrases for a cell, "column row"; `relations` are about two
 # things; `closings` are true of every scene; `patterns` and `sizes` have adjectives first.
@@ -25,7 +22,7 @@ PLAIN: Wording = read_table("plain")
 
 @dataclass(frozen=True)
 class Caption:
-    """`text` is the dense caption; `short` fits 77 tokens; `sentences[i]` is what the caption says of thing i."""
+    """`text` is the dense caption; `short` fits 77 tokens; `sentences[i]` is the one about thing i."""
 
     text: str
     short: str

@@ -29,7 +29,7 @@ TABLES = {name: read_table(name) for name in ("park", "shelf")}
 
 
 class Style(NamedTuple):
-    """What scenes of one kind of drawing are made of. `name` says how they are drawn."""
+    """What scenes of one kind of drawing are made of. `name` selects how they are drawn."""
 
     name: str
     kinds: list[str]
