@@ -11,7 +11,7 @@ import tyro
 from hnclip.config import Opening, ReadConfig
 from hnclip.options import Output
 from hnclip.search.database import EngineName
-from hnclip.search.serve.settings import Settings
+from hnclip.search.serve.run import Settings
 
 
 @dataclass(frozen=True)

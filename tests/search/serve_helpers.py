@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hnclip.search.serve.settings import Settings
 from small_index import small_index
 from starlette.testclient import TestClient
 
@@ -21,7 +22,6 @@ from hnclip.search.searcher import open_index
 from hnclip.search.serve.app import make_app
 from hnclip.search.serve.run import listen, make_server
 from hnclip.search.serve.service import Service
-from hnclip.search.serve.settings import Settings
 
 PATIENCE = 60  # seconds: a busy machine is slow
 PNG = {"Content-Type": "image/png"}

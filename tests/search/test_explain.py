@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from small_index import bundled, small_index
+from store_helpers import all_files
 
 from hnclip.core import Record
 from hnclip.data.image_sources import FileImage, decode_image
@@ -56,7 +57,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Searcher]:
 
 
 def files_of(index: Searcher) -> list[IndexedImage]:
-    return list(index.reader.all_files())
+    return all_files(index.reader)
 
 
 def literal_cosines(text: str, image: Image.Image) -> list[tuple[int, int, torch.Tensor]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_index import bundled, small_index
+from store_helpers import all_files
 
 from hnclip.cli import main
 from hnclip.core import Record
@@ -64,9 +65,9 @@ def every_score(reader: IndexReader, kind: Kind, vector: np.ndarray) -> dict[str
     """By the name of a file or the text of a caption, best first, equal ones by id."""
     rows = {int(number): row for row, number in enumerate(reader.ids[kind])}
     if kind == "images":
-        found = [(file.name, file.image) for file in reader.all_files()]
+        found = [(file.name, file.image) for file in all_files(reader)]
     else:
-        texts = {text for file in reader.all_files() for text in file.captions}
+        texts = {text for file in all_files(reader) for text in file.captions}
         found = [(one.text, number) for number, one in reader.captions(list(rows)).items()]
         assert {text for text, _ in found} == texts
     scored = [(-float(reader.vectors[kind][rows[number]] @ vector), number, name) for name, number in found]
@@ -86,7 +87,7 @@ def test_all_ways_to_search_against_every_score(query: dict[str, Any], k: int, i
     assert [hit.text for hit in captions.captions] == [*texts][:k]
     for hit in captions.captions:
         assert hit.score == pytest.approx(texts[hit.text], abs=1e-5)
-        owners = {file.name: scores[file.name] for file in index.reader.all_files() if hit.text in file.captions}
+        owners = {file.name: scores[file.name] for file in all_files(index.reader) if hit.text in file.captions}
         assert {one.file.name: one.score for one in hit.images} == pytest.approx(owners, abs=1e-5)
         assert len(owners) == (3 if hit.text == SHARED else 1)
     assert (images.total, images.captions, captions.total, captions.hits) == (len(scores), (), len(texts), ())
@@ -128,7 +129,7 @@ def test_a_searcher_may_be_shared_by_threads(index: Searcher) -> None:
     def search(text: str) -> dict[str, Any]:
         return index.search(text, k=5).to_dict() | {"seconds": 0}
 
-    texts = [text for file in index.reader.all_files() for text in file.captions]
+    texts = [text for file in all_files(index.reader) for text in file.captions]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(search, texts)) == list(map(search, texts))
 
@@ -138,7 +139,7 @@ def test_the_best_of_all_that_are_re_ranked_are_shown(k: int, index: Searcher) -
     text = RECORDS[10].captions[0]
     whole, best = index.search(text, k=100, rerank=True), index.search(text, k=k, rerank=True)
     assert whole.hits[:k] == best.hits
-    assert {hit.file for hit in whole.hits} == set(index.reader.all_files())
+    assert {hit.file for hit in whole.hits} == set(all_files(index.reader))
     assert all(hit.token_score is not None for hit in whole.hits)
     assert {hit.file for hit in best.hits} != {hit.file for hit in index.search(text, k=7).hits}
 
@@ -187,7 +188,7 @@ def test_wrong_queries_are_refused(options: dict[str, Any], index: Searcher) -> 
         index.search(**options)
     for call in (index.explain, index.separate):
         with pytest.raises(KeyError):
-            call(TEXT, [next(index.reader.all_files()).id, 999])
+            call(TEXT, [next(all_files(index.reader)).id, 999])
 
 
 def test_a_searcher_of_an_older_state_and_its_successor(tmp_path: Path, model_directory: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from fastapi.openapi.models import OpenAPI
+from hnclip.search.serve.settings import Settings
 from PIL import Image
 from serve_helpers import PATIENCE, PNG, ask, live, scene_index, scenes, served, until
 from small_index import small_index
@@ -26,7 +27,6 @@ from hnclip.core import Problem
 from hnclip.search.reader import IndexReader
 from hnclip.search.searcher import Searcher, open_index
 from hnclip.search.serve import run, service
-from hnclip.search.serve.settings import Settings
 from hnclip.search.writer import Change, open_writer
 
 TEXT = scenes()[3].captions[0]
