@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hnclip.search.serve.settings import Settings
 from small_index import small_index
 from starlette.testclient import TestClient
 
@@ -20,7 +19,7 @@ from hnclip.core import Record
 from hnclip.data.scenes import scene_records
 from hnclip.search.searcher import open_index
 from hnclip.search.serve.app import make_app
-from hnclip.search.serve.run import listen, make_server
+from hnclip.search.serve.run import Settings, listen, make_server
 from hnclip.search.serve.service import Service
 
 PATIENCE = 60  # seconds: a busy machine is slow
@@ -88,7 +87,7 @@ def live(index: Path, *, token: str | None = None, **settings: Any) -> Iterator[
 
 
 def ask(port: int, path: str, body: Any = None, token: str = "") -> tuple[int, Any]:
-    """Status and JSON of an answer, over a connection of its own."""
+    """Status and JSON of a response, over a connection of its own."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         content = None if body is None else json.dumps(body)

@@ -1,4 +1,4 @@
-"""Search against every score by hand, what else a result says, and `hnclip search`."""
+"""Search against all scores, the other parts of a result, and `hnclip search`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_index import bundled, small_index
-from store_helpers import all_files
+from store_helpers import all_files, vectors_of
 
 from hnclip.cli import main
 from hnclip.core import Record
@@ -61,28 +61,27 @@ def index(folder: Path) -> Iterator[Searcher]:
         yield index
 
 
-def every_score(reader: IndexReader, kind: Kind, vector: np.ndarray) -> dict[str, float]:
+def all_scores(reader: IndexReader, kind: Kind, vector: np.ndarray) -> dict[str, float]:
     """By the name of a file or the text of a caption, best first, equal ones by id."""
-    rows = {int(number): row for row, number in enumerate(reader.ids[kind])}
+    vectors = vectors_of(reader, kind)
     if kind == "images":
         found = [(file.name, file.image) for file in all_files(reader)]
     else:
-        texts = {text for file in all_files(reader) for text in file.captions}
-        found = [(one.text, number) for number, one in reader.captions(list(rows)).items()]
-        assert {text for text, _ in found} == texts
-    scored = [(-float(reader.vectors[kind][rows[number]] @ vector), number, name) for name, number in found]
-    return {name: -score for score, _, name in sorted(scored, key=lambda one: one[:2])}
+        found = [(one.text, number) for number, one in reader.captions(list(vectors)).items()]
+        assert {text for text, _ in found} == {text for file in all_files(reader) for text in file.captions}
+    scored = sorted((-float(vectors[number] @ vector), number, name) for name, number in found)
+    return {name: -score for score, _, name in scored}
 
 
 @pytest.mark.parametrize("k", [1, 4, 100])
 @pytest.mark.parametrize("query", [{"text": TEXT}, {"text": SHARED}, {"image": IMAGE}], ids=["text", "shared", "image"])
-def test_all_ways_to_search_against_every_score(query: dict[str, Any], k: int, index: Searcher) -> None:
+def test_search_equals_all_scores(query: dict[str, Any], k: int, index: Searcher) -> None:
     (vector,) = bundled().encode(list(query.values()))  # [D]
-    scores = every_score(index.reader, "images", vector)
+    scores = all_scores(index.reader, "images", vector)
     images = index.search(**query, k=k)
     assert {hit.file.name: hit.score for hit in images.hits} == pytest.approx(dict([*scores.items()][:k]), abs=1e-5)
     assert [hit.file.name for hit in images.hits] == [*scores][:k]
-    texts = every_score(index.reader, "captions", vector)
+    texts = all_scores(index.reader, "captions", vector)
     captions = index.search(**query, k=k, find="captions")
     assert [hit.text for hit in captions.captions] == [*texts][:k]
     for hit in captions.captions:
@@ -111,21 +110,19 @@ def test_results_as_json(options: dict[str, Any], index: Searcher, folder: Path)
         assert path.is_file()
         assert path.name == hit["name"].replace("copy ", "copy-").removesuffix(".png") + ".png"
         assert (hit["width"], hit["height"], hit["token_score"]) == (192, 192, None)
-        assert hit["captions"] == ([SHARED] if hit["name"] == "copy 1" else hit["captions"])
     assert whole == public
     of_words = result.kind == "text" and result.find == "images"
     members = whole["hits"] or [caption["images"][0] | {"group": caption["group"]} for caption in whole["captions"]]
+    assert whole["groups"]
     for number, group in enumerate(whole["groups"]):
         assert group["ids"] == [hit["id"] for hit in members if hit["group"] == number]
-        first = {hit["score"]: hit["id"] for hit in reversed(members) if hit["group"] == number}  # of files of an image
-        separated = [*reversed(first.values())] if of_words and len(first) > 1 else []
-        assert (group["separated"], bool(group["separators"])) == (separated, bool(separated))
-    assert whole["groups"]
+        different = {hit["score"] for hit in members if hit["group"] == number}  # files of one image have one score
+        assert len(group["separated"]) == (len(different) if of_words and len(different) > 1 else 0)
+        assert bool(group["separators"]) == bool(group["separated"])
     assert [one["id"] for one in whole["explanations"]] == [hit["id"] for hit in whole["hits"][:3] if of_words]
-    assert not {"separators", "explanations"} & index.search(**options).to_dict()["groups"][0].keys()
 
 
-def test_a_searcher_may_be_shared_by_threads(index: Searcher) -> None:
+def test_threads_may_share_a_searcher(index: Searcher) -> None:
     def search(text: str) -> dict[str, Any]:
         return index.search(text, k=5).to_dict() | {"seconds": 0}
 
@@ -135,7 +132,7 @@ def test_a_searcher_may_be_shared_by_threads(index: Searcher) -> None:
 
 
 @pytest.mark.parametrize("k", [1, 7])
-def test_the_best_of_all_that_are_re_ranked_are_shown(k: int, index: Searcher) -> None:
+def test_the_best_re_ranked_hits_are_returned(k: int, index: Searcher) -> None:
     text = RECORDS[10].captions[0]
     whole, best = index.search(text, k=100, rerank=True), index.search(text, k=k, rerank=True)
     assert whole.hits[:k] == best.hits
@@ -152,16 +149,16 @@ def test_the_best_of_all_that_are_re_ranked_are_shown(k: int, index: Searcher) -
         ("all", {"text": "tree " * 245 + "house flag", "k": 1}, "house”"),
         ("all", {"text": ". " * 250 + "tree", "k": 1}, "context"),
         ("all", {"find": "captions", "explain": True, "k": 1}, "where a text finds images"),
-        ("all", {"text": None, "image": IMAGE, "explain": True, "k": 1}, "where a text finds images"),
         ("bare", {"k": 1, "explain": True}, "thumbnails"),
         ("bare", {"k": 3, "rerank": True}, "thumbnails"),
         ("bare", {"k": 3}, None),
         ("bare", {"find": "captions"}, "no captions"),
         ("empty", {"explain": True, "rerank": True}, "no images"),
-        ("empty", {"find": "captions"}, "no images"),
     ],
 )
-def test_notes(path: str, options: dict[str, Any], word: str | None, folder: Path) -> None:
+def test_notes_are_in_the_result_and_its_text(
+    path: str, options: dict[str, Any], word: str | None, folder: Path
+) -> None:
     with open_index(folder / f"{path}.hnc") as index:
         result = index.search(**{"text": TEXT, **options})
     assert str(folder) not in json.dumps(result.to_dict(paths=False))
@@ -183,16 +180,19 @@ def test_notes(path: str, options: dict[str, Any], word: str | None, folder: Pat
         {"text": "???"},
     ],
 )
-def test_wrong_queries_are_refused(options: dict[str, Any], index: Searcher) -> None:
+def test_invalid_queries_are_refused(options: dict[str, Any], index: Searcher) -> None:
     with pytest.raises(ValueError):
         index.search(**options)
+
+
+def test_unknown_ids_are_refused(index: Searcher) -> None:
     for call in (index.explain, index.separate):
         with pytest.raises(KeyError):
-            call(TEXT, [next(all_files(index.reader)).id, 999])
+            call(TEXT, [1, 999])
 
 
 def test_a_searcher_of_an_older_state_and_its_successor(tmp_path: Path, model_directory: Path) -> None:
-    """What was deleted is not found any more, what is new not yet: also a caption that only new files have."""
+    """Deleted files are not found any more; new files, and captions that only these have, not yet."""
     path = tmp_path / "x.hnc"
     small_index(path, RECORDS[:4], files=tmp_path / "files")
     with open_index(path) as old:
@@ -213,8 +213,8 @@ def test_a_searcher_of_an_older_state_and_its_successor(tmp_path: Path, model_di
                 assert len(another.search(TEXT).hits) == 1
 
 
-def thousand(path: Path) -> None:
-    """An index of 1,001 images, most of them made up: enough for engines, of which it has none yet."""
+def index_of_1001(path: Path) -> None:
+    """An index of 1,001 random vectors: enough for engines, of which it has none yet."""
     small_index(path, RECORDS[:1])
     with IndexReader(path) as reader:
         about = reader.about
@@ -227,9 +227,9 @@ def thousand(path: Path) -> None:
         writer.commit(Change(images=images, files=[NewFile(one.hash.hex(), one.hash, "{}", "") for one in images]))
 
 
-def test_engines_that_were_built_and_that_were_not(tmp_path: Path) -> None:
+def test_engines_that_were_built_and_those_that_were_not(tmp_path: Path) -> None:
     path = tmp_path / "x.hnc"
-    thousand(path)
+    index_of_1001(path)
     for engine, message in (("faiss-ivf", "no faiss-ivf"), ("fast", "engine")):
         with pytest.raises(ValueError, match=message):
             open_index(path, engine=engine)
@@ -248,7 +248,7 @@ def test_engines_that_were_built_and_that_were_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["images", "captions"])
-def test_damaged_vectors_are_said(kind: Kind, tmp_path: Path) -> None:
+def test_damaged_vectors_are_reported(kind: Kind, tmp_path: Path) -> None:
     small_index(tmp_path / "x.hnc", RECORDS[:4])
     file = tmp_path / f"x.hnc/{kind}-1.f16"
     with open_index(tmp_path / "x.hnc") as index:
@@ -290,18 +290,18 @@ def test_the_command_prints_what_the_library_finds(
 
 
 @pytest.mark.parametrize("arguments", [["???"], ["-"], ["--image", "none.png"], ["a tree", "--engine", "milvus"]])
-def test_what_the_command_refuses(
+def test_the_command_reports_errors_without_a_traceback(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(" \n"))
-    thousand(tmp_path / "x.hnc")
+    index_of_1001(tmp_path / "x.hnc")
     assert main(["search", str(tmp_path / "x.hnc"), *arguments]) == 1
-    said = capsys.readouterr()
-    assert (said.out, bool(said.err), "Traceback" in said.err) == ("", True, False)
+    printed = capsys.readouterr()
+    assert (printed.out, bool(printed.err), "Traceback" in printed.err) == ("", True, False)
 
 
 @pytest.mark.parametrize("find", ["images", "captions"])
-def test_a_text_for_a_terminal_has_names_and_scores_and_controls_nothing(find: Kind, tmp_path: Path) -> None:
+def test_text_for_a_terminal_contains_no_control_characters(find: Kind, tmp_path: Path) -> None:
     path = tmp_path / "red \x1b[31m\nfake line.png"
     RECORDS[0].image.load().save(path)
     captions = ("A [tree] \x1b]0;title\x07 stands\r\nbelow \u202eevil",), ("A big [tree] stands below",)
@@ -314,5 +314,5 @@ def test_a_text_for_a_terminal_has_names_and_scores_and_controls_nothing(find: K
     assert not any(line.startswith("fake") for line in text.splitlines())
     assert "fake line.png" in text
     assert all(f"{hit.score:.3f}" in text for hit in result.hits or result.captions)
-    assert text.count("[tree]") == 2  # in the list; brackets mean something else where words differ
+    assert text.count("[tree]") == 2  # in the list; among differing words brackets mark what differs
     assert ("[big] (tree] stands" in text) == bool(result.groups) == (find == "images")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hnclip.search.serve.settings import Settings
 from hypothesis import HealthCheck, settings
 from schemathesis.openapi import from_dict
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 from serve_helpers import Live, live, scene_index
 
 from hnclip.search.serve.app import make_app
+from hnclip.search.serve.run import Settings
 
 TOKEN = "open sesame"
 unused: Any = None  # no request is sent to this application
