@@ -7,7 +7,8 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ State = dict[str, tuple[int, tuple[str, ...]]]
 def about(**changed: Any) -> About:
     given = {"model": "m", "source": "a model", "fingerprint": "f", "opening": {}, "width": WIDTH, "data": "d"}
     return About(**{**given, "root": None, "command": "hnclip index d --model m", **changed})
+
+
+@contextmanager
+def continue_index(path: Path) -> Iterator[IndexWriter]:
+    """A writer of an index that exists."""
+    with IndexReader(path) as reader:
+        about = reader.about
+    with open_writer(path, about) as writer:
+        yield writer
 
 
 def unit_vector(name: object) -> np.ndarray:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from small_index import bundled, small_index
+from store_helpers import continue_index
 
 from hnclip.core import Record
 from hnclip.data.scenes import scene_records
@@ -21,9 +22,7 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.search import query_encoder
 from hnclip.search.query_encoder import read_query, update_text_encoder
-from hnclip.search.reader import IndexReader
 from hnclip.search.searcher import open_index
-from hnclip.search.writer import open_writer
 from small_families import write_siglip, write_two_towers
 
 RECORDS = scene_records("park", "test", families=3)
@@ -31,9 +30,7 @@ CAPTION = RECORDS[5].captions[0]
 
 
 def export(path: Path, model: DualEncoder | None) -> None:
-    with IndexReader(path) as reader:
-        about = reader.about
-    with open_writer(path, about) as writer:
+    with continue_index(path) as writer:
         update_text_encoder(writer, model)
         writer.publish()
 

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 import pytest
 from small_index import bundled, small_index
-from store_helpers import all_files, vectors_of
+from store_helpers import all_files, continue_index, image_hash, vectors_of
 
 from hnclip.cli import main
 from hnclip.core import Record
 from hnclip.data.image_sources import FileImage
 from hnclip.data.scenes import scene_records
 from hnclip.models.load import load
-from hnclip.search.database import Kind, content_hash
+from hnclip.search.database import Kind
 from hnclip.search.engines import update_engine
 from hnclip.search.reader import IndexReader
 from hnclip.search.searcher import Searcher, open_index
-from hnclip.search.writer import Change, NewFile, NewImage, open_writer
+from hnclip.search.writer import Change, NewFile, NewImage
 
 RECORDS = scene_records("park", "test", families=3)
 TEXT, IMAGE = RECORDS[5].captions[0], RECORDS[9].image.load()
@@ -45,9 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (files / f"copy-{number}.png").write_bytes((files / name).read_bytes())
         copies.append(Record(f"copy {number}", FileImage(files / f"copy-{number}.png"), (SHARED,) * (number % 2), None))
     small_index(path, copies)
-    with IndexReader(path) as reader:
-        about = reader.about
-    with open_writer(path, about) as writer:
+    with continue_index(path) as writer:
         writer.commit(Change(deleted={names[3], names[7], names[8]}))
         writer.delete_unused()
     small_index(folder / "bare.hnc", [replace(record, captions=()) for record in RECORDS[:3]])
@@ -69,8 +67,8 @@ def all_scores(reader: IndexReader, kind: Kind, vector: np.ndarray) -> dict[str,
     else:
         found = [(one.text, number) for number, one in reader.captions(list(vectors)).items()]
         assert {text for text, _ in found} == {text for file in all_files(reader) for text in file.captions}
-    scored = sorted((-float(vectors[number] @ vector), number, name) for name, number in found)
-    return {name: -score for score, _, name in scored}
+    scored = [(-float(vectors[number] @ vector), number, name) for name, number in found]
+    return {name: -score for score, _, name in sorted(scored, key=lambda one: one[:2])}
 
 
 @pytest.mark.parametrize("k", [1, 4, 100])
@@ -90,12 +88,6 @@ def test_search_equals_all_scores(query: dict[str, Any], k: int, index: Searcher
         assert {one.file.name: one.score for one in hit.images} == pytest.approx(owners, abs=1e-5)
         assert len(owners) == (3 if hit.text == SHARED else 1)
     assert (images.total, images.captions, captions.total, captions.hits) == (len(scores), (), len(texts), ())
-
-
-def test_files_of_one_image_have_one_score(index: Searcher, folder: Path) -> None:
-    hits = index.search(image=FileImage(folder / "files/copy-1.png").load(), k=2).hits
-    assert [hit.file.name for hit in hits] == ["copy 1", "copy 2"]
-    assert hits[0].score == hits[1].score == pytest.approx(1, abs=2e-3)
 
 
 @pytest.mark.parametrize("options", [{"text": TEXT}, {"text": TEXT, "find": "captions"}, {"image": IMAGE}])
@@ -156,9 +148,7 @@ def test_the_best_re_ranked_hits_are_returned(k: int, index: Searcher) -> None:
         ("empty", {"explain": True, "rerank": True}, "no images"),
     ],
 )
-def test_notes_are_in_the_result_and_its_text(
-    path: str, options: dict[str, Any], word: str | None, folder: Path
-) -> None:
+def test_notes_of_a_result(path: str, options: dict[str, Any], word: str | None, folder: Path) -> None:
     with open_index(folder / f"{path}.hnc") as index:
         result = index.search(**{"text": TEXT, **options})
     assert str(folder) not in json.dumps(result.to_dict(paths=False))
@@ -197,7 +187,7 @@ def test_a_searcher_of_an_older_state_and_its_successor(tmp_path: Path, model_di
     small_index(path, RECORDS[:4], files=tmp_path / "files")
     with open_index(path) as old:
         deleted, *others = (hit.file for hit in old.search(TEXT).hits)
-        with open_writer(path, old.reader.about) as writer:
+        with continue_index(path) as writer:
             writer.commit(Change(deleted={deleted.name}))
         small_index(path, [replace(RECORDS[4], captions=deleted.captions)], files=tmp_path / "files")
         assert [hit.file for hit in old.search(TEXT).hits] == others
@@ -216,14 +206,11 @@ def test_a_searcher_of_an_older_state_and_its_successor(tmp_path: Path, model_di
 def index_of_1001(path: Path) -> None:
     """An index of 1,001 random vectors: enough for engines, of which it has none yet."""
     small_index(path, RECORDS[:1])
-    with IndexReader(path) as reader:
-        about = reader.about
-    random = np.random.default_rng(0).standard_normal((1000, about.width)).astype(np.float32)
-    vectors = random / np.linalg.norm(random, axis=1, keepdims=True)  # [1000, D]
-    hashes = [content_hash(b"%d" % number) for number in range(1000)]
-    images = [NewImage(digest, vector, (1, 1), b"") for digest, vector in zip(hashes, vectors)]
-    with open_writer(path, about) as writer:
-        writer.set_about(replace(about, engine="faiss-hnsw"))
+    with continue_index(path) as writer:
+        random = np.random.default_rng(0).standard_normal((1000, writer.about.width)).astype(np.float32)
+        vectors = random / np.linalg.norm(random, axis=1, keepdims=True)  # [1000, D]
+        images = [NewImage(image_hash(number), vector, (1, 1), b"") for number, vector in enumerate(vectors)]
+        writer.set_about(replace(writer.about, engine="faiss-hnsw"))
         writer.commit(Change(images=images, files=[NewFile(one.hash.hex(), one.hash, "{}", "") for one in images]))
 
 
@@ -237,7 +224,7 @@ def test_engines_that_were_built_and_those_that_were_not(tmp_path: Path) -> None
         exact = index.search(TEXT, k=3)
         assert (exact.engine, index.search(TEXT, k=1, find="captions").notes) == ("exact", ())
         assert "--engine faiss-hnsw" in exact.notes[0]  # the index's own, which was not built yet
-        with open_writer(path, index.reader.about) as writer:
+        with continue_index(path) as writer:
             update_engine(writer, "images", "faiss-hnsw")
         with index.reopen() as new:
             result = new.search(TEXT, k=3)
@@ -262,13 +249,12 @@ def test_damaged_vectors_are_reported(kind: Kind, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options"),
     [
-        ([TEXT, "-k", "5"], {"text": TEXT, "k": 5}),
-        ([TEXT, "--rerank", "--explain"], {"text": TEXT, "rerank": True, "explain": True}),
+        ([TEXT, "-k", "5", "--rerank", "--explain"], {"text": TEXT, "k": 5, "rerank": True, "explain": True}),
         (["--image", "files/copy-0.png", "--find", "captions"], {"image": "files/copy-0.png", "find": "captions"}),
-        (["-"], {"text": TEXT}),
+        (["-"], {"text": f"{TEXT}\n"}),
     ],
 )
-def test_the_command_prints_what_the_library_finds(
+def test_the_command_prints_the_result_of_the_library(
     arguments: list[str],
     options: dict[str, Any],
     folder: Path,
@@ -280,16 +266,17 @@ def test_the_command_prints_what_the_library_finds(
         options = {**options, "image": FileImage(Path(name)).load(), "name": name}
     with open_index("all.hnc") as index:
         expected = index.search(**options)
-    printed = []
     for more in ([], ["--json"]):
         monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXT}\n"))
         assert main(["search", "all.hnc", *arguments, *more]) == 0
-        printed.append(capsys.readouterr().out)
-    assert printed[0] == f"{expected.to_text()}\n"
-    assert json.loads(printed[1]) | {"seconds": expected.seconds} == expected.to_dict()
+        printed = capsys.readouterr().out
+        if more:
+            assert json.loads(printed) | {"seconds": expected.seconds} == expected.to_dict()
+        else:
+            assert printed == f"{expected.to_text()}\n"
 
 
-@pytest.mark.parametrize("arguments", [["???"], ["-"], ["--image", "none.png"], ["a tree", "--engine", "milvus"]])
+@pytest.mark.parametrize("arguments", [["-"], ["--image", "none.png"], ["a tree", "--engine", "faiss-ivf"]])
 def test_the_command_reports_errors_without_a_traceback(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

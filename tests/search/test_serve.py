@@ -20,14 +20,14 @@ from fastapi.openapi.models import OpenAPI
 from PIL import Image
 from serve_helpers import PATIENCE, PNG, ask, live, scene_index, scenes, served, until
 from starlette.testclient import TestClient
+from store_helpers import continue_index
 
 from hnclip.core import Problem
 from hnclip.search.database import KINDS
-from hnclip.search.reader import IndexReader
 from hnclip.search.searcher import Searcher, open_index
 from hnclip.search.serve import run, service
 from hnclip.search.serve.run import Settings
-from hnclip.search.writer import Change, open_writer
+from hnclip.search.writer import Change
 
 TEXT = scenes()[3].captions[0]
 
@@ -41,14 +41,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def client(index: Path) -> Iterator[TestClient]:
     with served(index) as found:
         yield found
-
-
-def change(path: Path, **changed: Any) -> None:
-    """Commit a change of an index."""
-    with IndexReader(path) as reader:
-        about = reader.about
-    with open_writer(path, about) as writer:
-        writer.commit(Change(**changed))
 
 
 def hits(client: TestClient) -> list[dict[str, Any]]:
@@ -88,7 +80,8 @@ def test_responses_are_the_results_of_the_library(index: Path, client: TestClien
 def test_the_index_and_its_problems_are_described_without_paths_of_the_machine(tmp_path: Path) -> None:
     path = scene_index(tmp_path, 3)
     broken = Problem("corrupt image", "a/b.jpg", f"{tmp_path / 'images' / 'a' / 'b.jpg'} is empty")
-    change(path, problems=[(broken, "a stamp")])
+    with continue_index(path) as writer:
+        writer.commit(Change(problems=[(broken, "a stamp")]))
     with served(path, max_k=7) as client:
         info = client.get("/api/index").json()
         assert (info["name"], info["images"], info["captions"], info["problems"]) == ("park", 3, 3, 1)
@@ -177,7 +170,8 @@ def test_an_update_of_the_index_is_served_without_a_failed_search(
                 scene_index(tmp_path, count)
                 until(lambda count=count: len(search()[1]["hits"]) == count)
             first = search()[1]["hits"][0]
-            change(path, deleted=[first["name"]])
+            with continue_index(path) as writer:
+                writer.commit(Change(deleted=[first["name"]]))
             until(lambda: len(search()[1]["hits"]) == 11)
             assert ask(server.port, f"/api/images/{first['id']}/thumbnail")[0] == 404
         finally:

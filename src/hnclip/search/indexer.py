@@ -329,14 +329,8 @@ class _Update:
                 yield from self._with_captions(files, images)
                 files, images = [], []
         yield from self._with_captions(files, images)
-        problems = self.plan.problems
-        end = Change(
-            deleted=self.plan.deleted,
-            problems=[noted for name, noted in problems.items() if self._noted.get(name) != noted],
-            solved=self._noted.keys() - problems.keys(),
-        )
-        if end.deleted or end.problems or end.solved:
-            yield end
+        if self.plan.deleted or self.plan.problems != self._noted:
+            yield Change(deleted=self.plan.deleted, problems=self.plan.problems.values())
 
     def _batches(
         self, found: Iterable[_Found | _Failed]

@@ -155,8 +155,6 @@ class IndexReader:
 
     def file(self, number: int) -> IndexedImage | None:
         """The file of an id."""
-        if not 0 <= number < 2**63:  # SQLite knows no others
-            return None
         return next(iter(self._files("files.id", [number])), None)
 
     def files_of(self, images: Sequence[int]) -> dict[int, list[IndexedImage]]:

@@ -87,16 +87,14 @@ class Change:
     Args:
         captions: vectors [D] of texts that the index does not have yet.
         deleted: names of files.
-        problems: what could not be indexed, with the file's stamp.
-        solved: names of problems to delete.
+        problems: all that could not be indexed, with the files' stamps; None leaves what is noted.
     """
 
     images: Sequence[NewImage] = ()
     captions: Mapping[str, np.ndarray] = field(default_factory=dict)
     files: Sequence[NewFile] = ()
     deleted: Collection[str] = ()
-    problems: Sequence[tuple[Problem, str]] = ()
-    solved: Collection[str] = ()
+    problems: Collection[tuple[Problem, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +179,10 @@ class IndexWriter:
             self._insert_captions(texts)
             self._insert_files(change.files)
             self._delete_files(change.deleted)
-            self._many("DELETE FROM problems WHERE name = ?", ((name,) for name in change.solved))
-            self._many(
-                "INSERT OR REPLACE INTO problems (name, kind, detail, stamp) VALUES (?, ?, ?, ?)",
-                ((problem.where, problem.kind, problem.detail, stamp) for problem, stamp in change.problems),
-            )
+            if change.problems is not None:
+                self._database.execute("DELETE FROM problems")
+                noted = ((problem.where, problem.kind, problem.detail, stamp) for problem, stamp in change.problems)
+                self._many("INSERT INTO problems VALUES (?, ?, ?, ?)", noted)
             for kind, rows in added.items():
                 self._set(kind, asdict(rows))
         self.files = added
@@ -260,8 +257,6 @@ class IndexWriter:
         if not vectors:
             return rows
         stored = np.stack(vectors).astype(np.float16)  # [n, D]
-        if stored.shape[1] != self.about.width:
-            raise ValueError(f"vectors must have {self.about.width} dimensions, got {stored.shape[1]}")
         if len(bad := invalid_rows(stored)):
             raise ValueError(f"the model's vector of {shorten(names[bad[0]], 80)!r} is not finite or not of length 1")
         content = stored.tobytes()
@@ -347,8 +342,6 @@ def open_writer(path: Path, about: About, *, replace: bool = False) -> Iterator[
         Busy: another process writes to the index.
         ValueError: the directory holds something else, or the index is damaged.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file: choose another --out")
     path.mkdir(parents=True, exist_ok=True)
     other = [] if database_files(path) else [file.name for file in path.iterdir() if not _OWN.fullmatch(file.name)]
     if other:
