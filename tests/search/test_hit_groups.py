@@ -118,7 +118,7 @@ def test_captions_have_groups_too() -> None:
     vectors[4] = vectors[1] + 0.1 * vectors[5]
     vectors[4] /= np.linalg.norm(vectors[4])
     owners = {row: hit(row + 10) for row in (5, 1, 3, 4)}
-    captions = {row: IndexedCaption(row, f"caption number {row}", (owner.file,)) for row, owner in owners.items()}
+    captions = {row: IndexedCaption(f"caption number {row}", (owner.file,)) for row, owner in owners.items()}
     hits = [CaptionHit(captions[row], row, 0.5, (owner,)) for row, owner in owners.items()]
     (group,) = find_near_duplicates(vectors, 0.0, hits)
     assert (group.places, [file.id for file in group.files]) == ((1, 3), [11, 14])

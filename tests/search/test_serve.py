@@ -204,7 +204,7 @@ def test_requests_beyond_the_queue_and_late_ones_are_refused(index: Path, monkey
         return search(*given, **named)
 
     monkeypatch.setattr(Searcher, "search", held)
-    with served(index, waiting=1) as client, ThreadPoolExecutor(4) as pool:
+    with served(index, waiting=1, timeout=PATIENCE) as client, ThreadPoolExecutor(4) as pool:
         accepted = [pool.submit(client.post, "/api/search", **query) for _ in range(4)]  # one more than there is room
         until(lambda: any(one.done() for one in accepted))
         assert client.get("/api/index").status_code == 200
@@ -214,7 +214,7 @@ def test_requests_beyond_the_queue_and_late_ones_are_refused(index: Path, monkey
         assert sorted(one.result(PATIENCE).status_code for one in accepted) == [200, 200, 200, 503]
         assert client.post("/api/search", **query).status_code == 200
     free.clear()
-    with served(index, timeout=0.3) as client:
+    with served(index, timeout=0.1) as client:
         assert client.post("/api/search", **query).status_code == 504
         assert client.get("/healthz").status_code == 200
         free.set()
@@ -228,16 +228,19 @@ def test_only_what_needs_the_model_waits_for_it(index: Path, monkeypatch: pytest
         raise ValueError("no such model")
 
     monkeypatch.setattr(Searcher, "load_model", fail)
-    needing = [("search", {"text": TEXT, "rerank": True}), ("explain", {"text": TEXT, "id": 1})]
-    with served(index, timeout=0.3) as client:
-        assert client.post("/api/search", json={"text": TEXT}).status_code == 200
+    needing, text = [("search", {"text": TEXT, "rerank": True}), ("explain", {"text": TEXT, "id": 1})], {"text": TEXT}
+    with served(index, timeout=PATIENCE) as client:
+        assert client.post("/api/search", json=text).status_code == 200
+        load.set()
+        for path, asked in needing:
+            assert client.post(f"/api/{path}", json=asked).status_code == 422
+        assert client.post("/api/search", json=text).status_code == 200
+    load.clear()
+    with served(index, timeout=0.1) as client:
         for path, asked in needing:
             response = client.post(f"/api/{path}", json=asked)
             assert (response.status_code, "retry-after" in response.headers) == (503, True)
         load.set()
-        for path, asked in needing:
-            until(lambda path=path, asked=asked: client.post(f"/api/{path}", json=asked).status_code == 422)
-        assert client.post("/api/search", json={"text": TEXT}).status_code == 200
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -57,7 +57,6 @@ class IndexedImage:
 class IndexedCaption:
     """A caption of the index, and the files that have it."""
 
-    id: int
     text: str
     files: tuple[IndexedImage, ...]
 
@@ -173,7 +172,7 @@ class IndexReader:
         for caption, file in sorted(pairs):
             if file in files:
                 owners.setdefault(caption, []).append(files[file])
-        return {caption: IndexedCaption(caption, texts[caption], tuple(some)) for caption, some in owners.items()}
+        return {caption: IndexedCaption(texts[caption], tuple(some)) for caption, some in owners.items()}
 
     def problems(self) -> list[Problem]:
         """What could not be indexed."""
