@@ -141,7 +141,7 @@ def stub(transform: ImageTransform, patch: int | None = 16) -> DualEncoder:
     ],
 )
 def test_the_box_is_where_the_pixels_come_from(transform: ImageTransform, shape: tuple[int, int]) -> None:
-    """A red square where the box says that a patch is, is what the model gets there, and nowhere else."""
+    """A red square drawn where the box puts a patch reaches the model as that patch, and as no other."""
     width, height = shape
     left, top, right, bottom = visible_box(stub(transform), *shape)
     for row, column in ((0, 0), (2, 4), (5, 5)):

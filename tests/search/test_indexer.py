@@ -304,50 +304,35 @@ def test_another_model_split_or_folder_needs_replace(build: Indexing, model_dire
     assert captions_in(out) == {"test/1.png": ("a house",)}
 
 
-def index_until_killed(data: Path, out: Path, replacing: bool) -> None:
-    """Two commits of 4 files, then SIGKILL."""
+def index_until(end: str, data: Path, out: Path, replacing: bool) -> None:
+    """Two commits of 4 files, then SIGKILL or an error."""
     commit, changes = IndexWriter.commit, list[Change]()
 
     def counted(writer: IndexWriter, change: Change) -> None:
         changes.append(change)
-        if len(changes) == 3:
+        if len(changes) == 3 and end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if len(changes) == 3:
+            raise OSError("the disk fails")
         commit(writer, change)
 
     indexer.TOGETHER, IndexWriter.commit = 4, counted  # type: ignore[method-assign]
     build_index(str(data), out, model="bundled", batch=2, replace=replacing, text_encoder=False, device="cpu")
 
 
-@pytest.mark.parametrize("replacing", [False, True])
-def test_a_killed_run_is_resumed(replacing: bool, build: Indexing) -> None:
+@pytest.mark.parametrize(("end", "replacing"), [("killed", False), ("killed", True), ("failed", False)])
+def test_a_run_that_was_killed_or_failed_is_resumed(end: str, replacing: bool, build: Indexing) -> None:
     if replacing:
         save_picture(build.tmp / "other/1.png", 1)
         build(build.tmp / "other")
-    process = PROCESSES.Process(target=index_until_killed, args=(build.folder, build.out, replacing))
+    process = PROCESSES.Process(target=index_until, args=(end, build.folder, build.out, replacing))
     process.start()
     process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert process.exitcode == (-signal.SIGKILL if end == "killed" else 1)
     assert len(captions_in(build.out)) == (1 if replacing else 8)
     expected = {"added": 3, "unchanged": 8, "encoded": 3, "encoded_captions": 1}
     assert counts(build(replace=replacing)) == expected
     check_index(build.out, build.folder, CAPTIONS)
-
-
-def test_a_commit_that_fails_ends_the_run(build: Indexing, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = IndexWriter.commit
-
-    def fail(writer: IndexWriter, change: Change) -> None:
-        if writer.counts()["images"]:
-            raise OSError("the disk is full")
-        commit(writer, change)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(indexer, "TOGETHER", 4)
-        patch.setattr(IndexWriter, "commit", fail)
-        with pytest.raises(OSError, match="full"):
-            build()
-    assert len(captions_in(build.out)) == 4
-    assert counts(build()) == {"added": 7, "unchanged": 4, "encoded": 7, "encoded_captions": 2}
 
 
 def test_captions_are_committed_before_an_image_that_has_many(build: Indexing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -470,7 +455,7 @@ def test_paths_of_model_and_tokenizer_are_stored_as_absolute(build: Indexing, mo
         build(model=model, opening=opening)
         with IndexReader(build.out) as reader:
             assert f"--model {expected} --context 120 --tokenizer {tmp}/words" in reader.about.command
-        build(model=None)  # as the index says
+        build(model=None)  # that of the index
         assert loaded[-1] == loaded[-2] == (expected, replace(opening, tokenizer=tmp / "words"))
 
 

@@ -1,4 +1,4 @@
-"""The API is what its OpenAPI schema says: schemathesis sends what the schema allows, and much that it forbids."""
+"""The API follows its OpenAPI schema: schemathesis sends requests that the schema allows, and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The format of an index on disk: database, files of vectors, and what is said when they are damaged. Nothing here
+"""The format of an index on disk: database, files of vectors, and the errors of damaged ones. Nothing here
 imports torch.
 
 `photos.hnc` is a directory:

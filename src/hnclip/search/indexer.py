@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from hnclip.search.database import KINDS, About, EngineName, content_hash, datab
 from hnclip.search.engines import check_engine, import_faiss, update_engine
 from hnclip.search.query_encoder import update_text_encoder
 from hnclip.search.reader import IndexReader
-from hnclip.search.render import IndexResult
+from hnclip.search.render import IndexResult, UpdateCounts
 from hnclip.search.scan import Entry, Source, UpdatePlan, compare, is_unreachable, open_source
 from hnclip.search.writer import Change, IndexWriter, Known, NewFile, NewImage, captions_hash, open_writer
 from hnclip.util.console import progress
@@ -75,7 +75,7 @@ def build_index(
         data: a folder of images, or any data that `hnclip train` takes.
         model: as for `hnclip.load`, or a run; if not given, that of the existing index, opened in the same way.
         engine: exact, faiss-ivf, faiss-hnsw or milvus (at `uri`); if not given, that of the existing index.
-        replace: make the index anew, beside the old one, for example with another model.
+        replace: make the index anew, for example with another model; until it is complete the old one is searched.
         text_encoder: export the text tower into the index, so that queries need no torch.
         workers: threads that read and decode; 0 for the number of CPUs.
         threads: CPU threads of torch during the call; 0 leaves them as they are.
@@ -119,7 +119,7 @@ def build_index(
         data=source.data,
         model=opened.source,
         **indexed,
-        **asdict(update.counts),
+        **vars(update.counts),
         seconds=time.monotonic() - start,
         working=working,
         compacted=compacted,
@@ -231,19 +231,6 @@ def _is_same_data(writer: IndexWriter, about: About, source: Source) -> bool:
     # The folder may have moved. But another folder by mistake must not empty an index.
     known = writer.known()
     return 2 * sum(entry.name in known for entry in source.entries()) >= len(known)
-
-
-@dataclass
-class UpdateCounts:
-    """Files that were added, updated, deleted, left as they were; images and captions that were encoded."""
-
-    added: int = 0
-    updated: int = 0
-    deleted: int = 0
-    unchanged: int = 0
-    encoded: int = 0
-    encoded_captions: int = 0
-    truncated: int = 0
 
 
 @dataclass(frozen=True)

@@ -335,7 +335,7 @@ def open_writer(path: Path, about: About, *, replace: bool = False) -> Iterator[
     """The writer of an index, which is created if there is none.
 
     Args:
-        replace: write a new database beside the current one, which readers see until `publish`. One that an
+        replace: write a new database; readers see the current one until `publish`. One that an
             interrupted call has begun, with the same model and data, is continued.
 
     Raises:
