@@ -19,9 +19,8 @@ from hnclip.core import Record
 from hnclip.data.scenes import scene_records
 from hnclip.search.searcher import open_index
 from hnclip.search.serve.app import make_app
-from hnclip.search.serve.run import listen, make_server
+from hnclip.search.serve.run import Settings, listen, make_server
 from hnclip.search.serve.service import Service
-from hnclip.search.serve.settings import Settings
 
 PATIENCE = 60  # seconds: a busy machine is slow
 PNG = {"Content-Type": "image/png"}
@@ -88,7 +87,7 @@ def live(index: Path, *, token: str | None = None, **settings: Any) -> Iterator[
 
 
 def ask(port: int, path: str, body: Any = None, token: str = "") -> tuple[int, Any]:
-    """Status and JSON of an answer, over a connection of its own."""
+    """Status and JSON of a response, over a connection of its own."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         content = None if body is None else json.dumps(body)

@@ -1,4 +1,4 @@
-"""Made-up states of an index, and a process that writes them; `python store_helpers.py` is such a process."""
+"""Random states of an index, and a process that writes them: `python store_helpers.py`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hnclip.search import writer as writer_module
-from hnclip.search.database import About, content_hash, text_hash
-from hnclip.search.reader import IndexReader
+from hnclip.search.database import About, Kind, content_hash, text_hash
+from hnclip.search.reader import IndexedImage, IndexReader
 from hnclip.search.writer import Change, IndexWriter, NewFile, NewImage, open_writer
 
 WIDTH = 24
@@ -26,6 +27,15 @@ State = dict[str, tuple[int, tuple[str, ...]]]
 def about(**changed: Any) -> About:
     given = {"model": "m", "source": "a model", "fingerprint": "f", "opening": {}, "width": WIDTH, "data": "d"}
     return About(**{**given, "root": None, "command": "hnclip index d --model m", **changed})
+
+
+@contextmanager
+def continue_index(path: Path) -> Iterator[IndexWriter]:
+    """A writer of an index that exists."""
+    with IndexReader(path) as reader:
+        about = reader.about
+    with open_writer(path, about) as writer:
+        yield writer
 
 
 def unit_vector(name: object) -> np.ndarray:
@@ -51,25 +61,34 @@ def change_to(writer: IndexWriter, state: State) -> Change:
     )
 
 
+def all_files(reader: IndexReader) -> list[IndexedImage]:
+    """The files of an index in the order of their ids."""
+    files = reader.files_of(reader.ids["images"].tolist()).values()
+    return sorted((file for some in files for file in some), key=lambda file: file.id)
+
+
+def vectors_of(reader: IndexReader, kind: Kind) -> dict[int, np.ndarray]:
+    """The vectors [D] of images or captions by id."""
+    return dict(zip(reader.ids[kind].tolist(), reader.vectors[kind]))
+
+
 def check_state(reader: IndexReader, state: State) -> None:
-    """All that the index holds is that state, and each vector that of its image or caption."""
-    files = {file.name: file for file in reader.all_files()}
+    """The index holds exactly this state, and each vector is that of its image or caption."""
+    files = {file.name: file for file in all_files(reader)}
     assert {name: (file.hash, file.captions) for name, file in files.items()} == {
         name: (image_hash(number), texts) for name, (number, texts) in state.items()
     }
     assert reader.count("images") == len(state)
-    rows = {int(number): row for row, number in enumerate(reader.ids["images"])}
+    vectors = vectors_of(reader, "images")
     for name, (number, _) in state.items():
         file = files[name]
         assert (file.width, reader.thumbnail(file.image)) == (number + 1, b"thumbnail %d" % number)
-        stored = reader.vectors["images"][rows[file.image]]
-        assert np.array_equal(stored, unit_vector(number).astype(np.float16))
-    texts = {text for _, some in state.values() for text in some}
+        assert np.array_equal(vectors[file.image], unit_vector(number).astype(np.float16))
     found = reader.captions(np.delete(reader.ids["captions"], reader.deleted["captions"]).tolist())
-    assert texts == {caption.text for caption in found.values()}
-    rows = {int(number): row for row, number in enumerate(reader.ids["captions"])}
+    assert {text for _, some in state.values() for text in some} == {caption.text for caption in found.values()}
+    vectors = vectors_of(reader, "captions")
     for number, caption in found.items():
-        assert np.array_equal(reader.vectors["captions"][rows[number]], unit_vector(caption.text).astype(np.float16))
+        assert np.array_equal(vectors[number], unit_vector(caption.text).astype(np.float16))
         assert {file.name for file in caption.files} == {n for n, (_, some) in state.items() if caption.text in some}
 
 
@@ -83,19 +102,19 @@ def random_state(random: np.random.Generator) -> State:
 
 
 def write_states(path: Path, log: Path, seed: int, kill_at: int) -> None:
-    """Commit random states, compact, and replace the index, and say in a log what is begun and done. With `kill_at` the
-    process kills itself before its n-th operation on the disk; without one it goes on until it is killed."""
+    """Commit random states, compact, and replace the index; a log lists what has begun and what is done. With `kill_at`
+    the process kills itself before its n-th operation on the disk; otherwise it runs until it is killed."""
     random = np.random.default_rng(seed)
     if kill_at:
         _kill_before(kill_at)
 
     def step(writer: IndexWriter, done: Callable[[], object] = lambda: None) -> None:
         state = random_state(random)
-        _say(log, "begun", state)
+        _append(log, "begun", state)
         writer.commit(change_to(writer, state))
         writer.delete_unused()
         done()
-        _say(log, "done", state)
+        _append(log, "done", state)
 
     turns = 2 if kill_at else 10**9
     for turn in range(turns):
@@ -109,7 +128,7 @@ def write_states(path: Path, log: Path, seed: int, kill_at: int) -> None:
             step(writer, writer.publish)
 
 
-def _say(log: Path, what: str, state: State) -> None:
+def _append(log: Path, what: str, state: State) -> None:
     with log.open("a") as file:
         file.write(json.dumps([what, state]) + "\n")
 

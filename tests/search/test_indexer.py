@@ -1,8 +1,7 @@
-"""`hnclip index`: what it reads, encodes, keeps and deletes, what it lists as a problem, and what it refuses."""
+"""`hnclip index`: what it reads, encodes, keeps, deletes, lists as problems and refuses."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -19,12 +18,13 @@ import pytest
 import torch
 from PIL import Image
 from small_index import bundled
+from store_helpers import all_files, vectors_of
 
 from encode_helpers import PROCESSES, save_picture
 from hnclip.cli import main
 from hnclip.config import Opening, ReadConfig
 from hnclip.core import InvalidImage
-from hnclip.data.image_sources import FileImage
+from hnclip.data.image_sources import FileImage, decode_image
 from hnclip.data.sources import open_records
 from hnclip.models.load import load
 from hnclip.search import indexer
@@ -47,8 +47,8 @@ NEW = {"added": 11, "encoded": 11, "encoded_captions": 4}
 
 
 class Indexing:
-    """`build_index` of a folder: 11 images in the directories a and b, of which every third has a caption. Notes the
-    files that are read and decoded."""
+    """`build_index` of a folder: 11 images in the directories a and b, every third with a caption. Lists the files that
+    are read and decoded."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.tmp, self.folder, self.out = tmp_path, tmp_path / "images", tmp_path / "x.hnc"
@@ -86,39 +86,35 @@ def counts(result: IndexResult) -> dict[str, int]:
 
 def captions_in(out: Path) -> Captions:
     with IndexReader(out) as reader:
-        return {file.name: file.captions for file in reader.all_files()}
-
-
-def without(name: str) -> Captions:
-    return {other: found for other, found in CAPTIONS.items() if other != name}
+        return {file.name: file.captions for file in all_files(reader)}
 
 
 def check_index(out: Path, folder: Path, captions: Captions) -> None:
     """The index holds all images of the folder that can be decoded, these captions, and the model's vectors of both."""
-    expected = {}
+    images = {}
     for path in folder.rglob("*.png"):
         with suppress(InvalidImage):
-            expected[path.relative_to(folder).as_posix()] = FileImage(path).load()
-    assert {name: found for name, found in captions_in(out).items() if found} == captions
+            images[path.relative_to(folder).as_posix()] = FileImage(path).load()
     with IndexReader(out) as reader:
-        files = {file.name: file for file in reader.all_files()}
-        assert files.keys() == expected.keys()
+        files = {file.name: file for file in all_files(reader)}
+        assert {name: file.captions for name, file in files.items()} == {
+            name: captions.get(name, ()) for name in images
+        }
         for name, file in files.items():
-            assert (file.width, file.height) == expected[name].size
+            assert (file.width, file.height) == images[name].size
             assert reader.content(file) == (folder / name).read_bytes()
-            assert Image.open(io.BytesIO(reader.thumbnail(file.image))).size == expected[name].size
+            assert decode_image(reader.thumbnail(file.image), "").size == images[name].size
         texts = {id: found.text for id, found in reader.captions(reader.ids["captions"].tolist()).items()}
         assert sorted(texts.values()) == sorted({text for some in captions.values() for text in some})
-        wanted = {"images": {file.image: expected[name] for name, file in files.items()}, "captions": texts}
-        for kind, inputs in wanted.items():
-            rows = {int(id): row for row, id in enumerate(reader.ids[kind])}
+        expected = {"images": {file.image: images[name] for name, file in files.items()}, "captions": texts}
+        for kind, inputs in expected.items():
+            vectors = vectors_of(reader, kind)
             for id, one in inputs.items():
-                assert np.abs(reader.vectors[kind][rows[id]] - bundled().encode([one])[0]).max() < 2e-3
+                assert np.abs(vectors[id] - bundled().encode([one])[0]).max() < 2e-3
 
 
 def forbid(patch: pytest.MonkeyPatch, *names: str, error: type[OSError] = PermissionError) -> None:
-    """Let files of these names be ones that cannot be read, and directories ones that cannot be listed: whoever runs
-    the tests may be allowed everything."""
+    """Simulate files of these names that cannot be read, and directories that cannot be listed: root could."""
 
     def forbidden(function: Callable[..., Any], listing: bool) -> Callable[..., Any]:
         def call(path: Any, *given: Any, **named: Any) -> Any:
@@ -130,12 +126,6 @@ def forbid(patch: pytest.MonkeyPatch, *names: str, error: type[OSError] = Permis
 
     for place, name in ((Path, "stat"), (Path, "open"), (Path, "read_bytes"), (os, "scandir")):
         patch.setattr(place, name, forbidden(getattr(place, name), name == "scandir"))
-
-
-def touch(file: Path) -> None:
-    """Another time, the same content."""
-    later = file.stat().st_mtime_ns + 10**9
-    os.utime(file, ns=(later, later))
 
 
 def test_a_new_index_and_one_that_is_up_to_date(build: Indexing, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +145,7 @@ def test_a_new_index_and_one_that_is_up_to_date(build: Indexing, capsys: pytest.
 def test_new_changed_moved_copied_touched_and_deleted_files(build: Indexing) -> None:
     build()
     folder = build.folder
-    touch(folder / "a/00.png")
+    os.utime(folder / "a/00.png", ns=(10**18, 10**18))
     save_picture(folder / "b/01.png", 101)
     (folder / "a/02.png").rename(folder / "b/moved.png")
     shutil.copy(folder / "b/05.png", folder / "copy.png")
@@ -194,7 +184,7 @@ def test_bad_images_are_listed_and_tried_again_when_they_change(build: Indexing)
     kinds |= {"a/00.png": "truncated image", "link.png": "missing image"}
     assert {problem.where: problem.kind for problem in result.problems} == kinds
     assert all(problem.where in problem.detail for problem in result.problems)
-    check_index(build.out, folder, without("a/00.png"))
+    check_index(build.out, folder, {name: found for name, found in CAPTIONS.items() if name != "a/00.png"})
     again = build()
     assert (counts(again), set(again.problems)) == ({"unchanged": 9, "problems": 5}, set(result.problems))
     assert build.read == []
@@ -206,7 +196,7 @@ def test_bad_images_are_listed_and_tried_again_when_they_change(build: Indexing)
         assert {problem.where for problem in reader.problems()} == {"a/00.png", "b/01.png"}
 
 
-def test_copies_are_encoded_once(build: Indexing) -> None:
+def test_equal_files_are_encoded_once(build: Indexing) -> None:
     folder = build.tmp / "copies"
     save_picture(folder / "00.png", 1)
     (folder / "90.png").write_text("no image")
@@ -242,7 +232,7 @@ FILES, TEXTS = ("00.png", "02.png"), ("00.txt", "03.txt")
     ("hidden", "where"),
     [(("b",), {"b"}), (FILES, {"a/00.png", "a/02.png"}), (TEXTS, {"a/00.txt", "b/03.txt"})],
 )
-def test_what_cannot_be_looked_at_stays_as_it_was(
+def test_unreadable_files_and_folders_keep_their_entries(
     hidden: tuple[str, ...], where: set[str], build: Indexing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build()
@@ -252,11 +242,11 @@ def test_what_cannot_be_looked_at_stays_as_it_was(
         result = build()
     assert {problem.where for problem in result.problems} == where
     assert counts(result) == {"updated": 1, "unchanged": 10, "problems": len(where)}
-    check_index(build.out, build.folder, without("a/06.png"))
+    check_index(build.out, build.folder, {name: found for name, found in CAPTIONS.items() if name != "a/06.png"})
     assert counts(build()) == {"unchanged": 11}
 
 
-def test_images_below_a_link_to_a_disk_that_fails(build: Indexing) -> None:
+def test_images_below_a_broken_link_are_kept_until_the_link_is_deleted(build: Indexing) -> None:
     disk = build.tmp / "disk"
     save_picture(disk / "1.png", 50)
     (build.folder / "link").symlink_to(disk)
@@ -268,9 +258,9 @@ def test_images_below_a_link_to_a_disk_that_fails(build: Indexing) -> None:
     assert counts(build()) == {"unchanged": 11, "deleted": 1}
 
 
-def test_files_that_are_there_but_cannot_be_read(build: Indexing, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_with_read_errors_are_kept_and_read_again(build: Indexing, monkeypatch: pytest.MonkeyPatch) -> None:
     build()
-    touch(build.folder / "a/02.png")
+    os.utime(build.folder / "a/02.png", ns=(10**18, 10**18))
     save_picture(build.folder / "new.png", 50)
 
     def fail(image: FileImage) -> bytes:
@@ -295,9 +285,7 @@ def test_an_empty_folder_changes_nothing(build: Indexing) -> None:
     assert not (build.tmp / "new.hnc").exists()
 
 
-def test_an_index_of_something_else_is_refused_and_replaced(
-    build: Indexing, model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_model_split_or_folder_needs_replace(build: Indexing, model_directory: Path) -> None:
     build()
     out, other, model = build.out, build.tmp / "other", str(model_directory)
     save_picture(other / "test/1.png", 1)
@@ -309,71 +297,46 @@ def test_an_index_of_something_else_is_refused_and_replaced(
         assert f"hnclip index {build.folder} --model bundled --out {out}" in str(error.value)
         assert "--replace" in str(error.value)
     assert len(captions_in(out)) == 11
-    commit = IndexWriter.commit
-
-    def commit_and_read(writer: IndexWriter, change: Change) -> None:
-        commit(writer, change)
-        assert len(captions_in(out)) == 11  # readers see the old index until the new one is complete
-
-    with monkeypatch.context() as patch, IndexReader(out) as old:
-        patch.setattr(IndexWriter, "commit", commit_and_read)
-        result = build(other, split="test", model=model, replace=True)
-        assert counts(result) == {"added": 1, "encoded": 1, "encoded_captions": 1}
-        assert old.changed()
-        assert len(list(old.all_files())) == 11
+    result = build(other, split="test", model=model, replace=True)
+    assert counts(result) == {"added": 1, "encoded": 1, "encoded_captions": 1}
     with IndexReader(out) as reader:
         assert (reader.about.split, reader.about.width) == ("test", 32)
     assert captions_in(out) == {"test/1.png": ("a house",)}
 
 
-def index_until_killed(data: Path, out: Path, replacing: bool) -> None:
-    """Two commits of 4 files, then SIGKILL."""
+def index_until(end: str, data: Path, out: Path, replacing: bool) -> None:
+    """Two commits of 4 files, then SIGKILL or an error."""
     commit, changes = IndexWriter.commit, list[Change]()
 
     def counted(writer: IndexWriter, change: Change) -> None:
         changes.append(change)
-        if len(changes) == 3:
+        if len(changes) == 3 and end == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if len(changes) == 3:
+            raise OSError("the disk fails")
         commit(writer, change)
 
     indexer.TOGETHER, IndexWriter.commit = 4, counted  # type: ignore[method-assign]
     build_index(str(data), out, model="bundled", batch=2, replace=replacing, text_encoder=False, device="cpu")
 
 
-@pytest.mark.parametrize("replacing", [False, True])
-def test_a_killed_run_is_resumed(replacing: bool, build: Indexing) -> None:
+@pytest.mark.parametrize(("end", "replacing"), [("killed", False), ("killed", True), ("failed", False)])
+def test_a_run_that_was_killed_or_failed_is_resumed(end: str, replacing: bool, build: Indexing) -> None:
     if replacing:
         save_picture(build.tmp / "other/1.png", 1)
         build(build.tmp / "other")
-    process = PROCESSES.Process(target=index_until_killed, args=(build.folder, build.out, replacing))
+    process = PROCESSES.Process(target=index_until, args=(end, build.folder, build.out, replacing))
     process.start()
     process.join()
-    assert process.exitcode == -signal.SIGKILL
+    assert process.exitcode == (-signal.SIGKILL if end == "killed" else 1)
     assert len(captions_in(build.out)) == (1 if replacing else 8)
     expected = {"added": 3, "unchanged": 8, "encoded": 3, "encoded_captions": 1}
     assert counts(build(replace=replacing)) == expected
     check_index(build.out, build.folder, CAPTIONS)
 
 
-def test_a_commit_that_fails_ends_the_run(build: Indexing, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit = IndexWriter.commit
-
-    def fail(writer: IndexWriter, change: Change) -> None:
-        if writer.counts()["images"]:
-            raise OSError("the disk is full")
-        commit(writer, change)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(indexer, "TOGETHER", 4)
-        patch.setattr(IndexWriter, "commit", fail)
-        with pytest.raises(OSError, match="full"):
-            build()
-    assert len(captions_in(build.out)) == 4
-    assert counts(build()) == {"added": 7, "unchanged": 4, "encoded": 7, "encoded_captions": 2}
-
-
 def test_captions_are_committed_before_an_image_that_has_many(build: Indexing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a commit after every batch, an error loses two batches at most."""
+    """With a commit after every batch, an error loses at most two batches."""
     for file in build.folder.rglob("*.txt"):
         file.unlink()
     captions = tuple(f"one {'house ' * (5 - number)}far away" for number in range(5))
@@ -413,7 +376,7 @@ def test_a_folder_that_has_moved_is_not_read_again(build: Indexing) -> None:
     assert len(captions_in(build.out)) == 11
 
 
-def test_an_index_inside_its_folder_but_not_in_its_place(build: Indexing) -> None:
+def test_an_index_may_be_inside_its_folder_but_not_replace_it(build: Indexing) -> None:
     folder = build.folder
     for expected in (NEW, {"unchanged": 11}):
         assert counts(build(out=folder / "photos.hnc")) == expected
@@ -441,7 +404,7 @@ def test_a_table_with_captions_that_the_model_cannot_read(build: Indexing) -> No
         assert not reader.changed()
 
 
-def test_a_record_whose_image_is_another_file_of_equal_size_and_time(build: Indexing) -> None:
+def test_a_record_with_another_file_of_equal_size_and_time_is_updated(build: Indexing) -> None:
     table = build.tmp / "table.csv"
     for name, expected in (("00.bmp", "added"), ("07.bmp", "updated")):
         save_picture(build.tmp / name, int(name[:2]))
@@ -450,10 +413,10 @@ def test_a_record_whose_image_is_another_file_of_equal_size_and_time(build: Inde
         result = build(table, read=ReadConfig(id_column="name"))
         assert (getattr(result, expected), result.encoded) == (1, 1)
         with IndexReader(build.out) as reader:
-            assert [reader.content(file) for file in reader.all_files()] == [(build.tmp / name).read_bytes()]
+            assert [reader.content(file) for file in all_files(reader)] == [(build.tmp / name).read_bytes()]
 
 
-def test_a_tar_file(build: Indexing) -> None:
+def test_images_of_a_tar_file(build: Indexing) -> None:
     shard, images = build.tmp / "shard.tar", [build.folder / name for name in CAPTIONS]
     with tarfile.open(shard, "w") as tar:
         for image in images:
@@ -461,11 +424,11 @@ def test_a_tar_file(build: Indexing) -> None:
             tar.add(image.with_suffix(".txt"), f"{image.stem}.txt")
     assert counts(build(shard)) == {"added": 4, "encoded": 4, "encoded_captions": 4}
     with IndexReader(build.out) as reader:
-        assert [reader.content(file) for file in reader.all_files()] == [image.read_bytes() for image in images]
+        assert [reader.content(file) for file in all_files(reader)] == [image.read_bytes() for image in images]
     assert counts(build(shard)) == {"unchanged": 4}
 
 
-def test_scenes_need_no_model_and_own_images_do(build: Indexing) -> None:
+def test_only_scenes_have_a_default_model(build: Indexing) -> None:
     with pytest.raises(ValueError, match="--model"):
         build(model=None)
     assert not build.out.exists()
@@ -475,9 +438,9 @@ def test_scenes_need_no_model_and_own_images_do(build: Indexing) -> None:
     assert counts(build("scenes/park/small", split="validation")) == {"unchanged": len(records)}
 
 
-def test_model_and_tokenizer_are_found_from_any_directory(build: Indexing, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, tmp = list[tuple[str, Opening]](), build.tmp
-    monkeypatch.setattr(indexer, "load", lambda name, **given: asked.append((name, Opening(**given))) or bundled())
+def test_paths_of_model_and_tokenizer_are_stored_as_absolute(build: Indexing, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded, tmp = list[tuple[str, Opening]](), build.tmp
+    monkeypatch.setattr(indexer, "load", lambda name, **given: loaded.append((name, Opening(**given))) or bundled())
     for name in ("image", "home/text", "words"):
         (tmp / name).mkdir(parents=True)
     monkeypatch.chdir(tmp)
@@ -492,8 +455,8 @@ def test_model_and_tokenizer_are_found_from_any_directory(build: Indexing, monke
         build(model=model, opening=opening)
         with IndexReader(build.out) as reader:
             assert f"--model {expected} --context 120 --tokenizer {tmp}/words" in reader.about.command
-        build(model=None)  # as the index says
-        assert asked[-1] == asked[-2] == (expected, replace(opening, tokenizer=tmp / "words"))
+        build(model=None)  # that of the index
+        assert loaded[-1] == loaded[-2] == (expected, replace(opening, tokenizer=tmp / "words"))
 
 
 def test_the_engine_is_checked_first_and_remembered(build: Indexing) -> None:
@@ -548,7 +511,7 @@ def test_a_folder_whose_table_names_images_elsewhere(tmp_path: Path) -> None:
     assert [problem.kind for problem in source.problems] == ["repeated id"]
 
 
-def test_names_that_no_terminal_and_no_json_can_show(build: Indexing) -> None:
+def test_file_names_with_control_characters_are_escaped(build: Indexing) -> None:
     for name in (b"\xff.png", b"bad\x1b[2J\nnew line.png"):
         with suppress(OSError), open(os.path.join(os.fsencode(build.folder), name), "wb") as file:
             file.write(b"no image")  # some file systems have no such names

@@ -1,4 +1,4 @@
-"""Queries as vectors and words: onnxruntime against torch, a process without torch, damaged files, words and tokens."""
+"""Queries as vectors and words: onnxruntime against torch, a process without torch, damaged files, words, tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from small_index import bundled, small_index
+from store_helpers import continue_index
 
 from hnclip.core import Record
 from hnclip.data.scenes import scene_records
@@ -20,9 +22,7 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.search import query_encoder
 from hnclip.search.query_encoder import read_query, update_text_encoder
-from hnclip.search.reader import IndexReader
 from hnclip.search.searcher import open_index
-from hnclip.search.writer import open_writer
 from small_families import write_siglip, write_two_towers
 
 RECORDS = scene_records("park", "test", families=3)
@@ -30,16 +30,14 @@ CAPTION = RECORDS[5].captions[0]
 
 
 def export(path: Path, model: DualEncoder | None) -> None:
-    with IndexReader(path) as reader:
-        about = reader.about
-    with open_writer(path, about) as writer:
+    with continue_index(path) as writer:
         update_text_encoder(writer, model)
         writer.publish()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two indexes of a model that is not at its place any more; exported.hnc holds its text tower."""
+    """Two indexes of a model that does not exist any more; exported.hnc holds its text tower."""
     folder = tmp_path_factory.mktemp("query_encoder")
     small_index(folder / "plain.hnc", RECORDS, files=folder / "files", name=str(folder / "gone"))
     shutil.copytree(folder / "plain.hnc", folder / "exported.hnc")
@@ -50,7 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "text",
     [
-        "a tree",
         CAPTION,
         CAPTION * 9,  # longer than the context
         "tree " * 246,  # as long as the context
@@ -73,22 +70,25 @@ def test_onnxruntime_and_torch_find_the_same(text: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [write_siglip, write_two_towers])
-def test_other_families(write: Callable[[Path], Path], tmp_path: Path) -> None:
+def test_models_of_other_families(write: Callable[[Path], Path], tmp_path: Path) -> None:
     """SigLIP's texts are padded to the context, and its tokenizer is another one; two towers take a mask."""
     directory, path = write(tmp_path / "model"), tmp_path / "x.hnc"
     model = load(directory).eval()
     small_index(path, [Record("1", RECORDS[0].image, (), None)], model=model, name=str(directory))
     export(path, model)
-    texts = ["a red dog", "the large house near a bench, a tree and the cat of it", "dog " * 90]
+    texts = ["the large house near a bench", "the large house near a bench, a tree and the cat of it", "dog " * 90]
     with open_index(path) as index:
         for text, vector in zip(texts, model.encode(texts)):
-            assert index.search(text).hits[0].score == pytest.approx(
-                index.reader.vectors["images"][0] @ vector, abs=1e-3
-            )
+            score = index.search(text).hits[0].score
+            assert score == pytest.approx(index.reader.vectors["images"][0] @ vector, abs=1e-3)
+        (explained,) = index.explain(texts[0], [1])
+    assert [word.text for word in explained.words] == texts[0].split()
+    patches = np.array([word.patches for word in explained.words])
+    assert patches.shape == (6, explained.rows * explained.columns)
+    assert np.isfinite(patches).all()
 
 
-def test_a_new_process_imports_neither_torch_nor_transformers(folder: Path) -> None:
-    """And needs the model no more."""
+def test_a_new_process_needs_neither_torch_nor_transformers_nor_the_model(folder: Path) -> None:
     program = (
         "import sys; from hnclip.cli import main; code = main(sys.argv[1:]);"
         "print([name for name in ('torch', 'transformers') if name in sys.modules]); sys.exit(code)"
@@ -101,7 +101,7 @@ def test_a_new_process_imports_neither_torch_nor_transformers(folder: Path) -> N
         assert [hit["id"] for hit in json.loads(found)["hits"]] == [hit.file.id for hit in index.search(CAPTION).hits]
 
 
-def test_a_model_that_moved_or_is_another_one(folder: Path, model_directory: Path) -> None:
+def test_a_model_that_moved_or_is_another_one_is_reported(folder: Path, model_directory: Path) -> None:
     for name, message in ((None, "--model"), (str(model_directory), "another model")):
         with pytest.raises(ValueError, match=message):
             open_index(folder / "plain.hnc", model=name)
@@ -112,30 +112,29 @@ def test_a_model_that_moved_or_is_another_one(folder: Path, model_directory: Pat
                     index.search(**options)
 
 
-def spoil(file: Path) -> None:
-    """Some weights, if it is the model, are not numbers."""
+def overwrite_weights(file: Path) -> None:
+    """Some weights become NaN."""
     content = bytearray(file.read_bytes())
     start = len(content) * 3 // 4
     content[start : start + 4000] = b"\xff" * 4000
     file.write_bytes(content)
 
 
-DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "cut": lambda file: file.write_bytes(file.read_bytes()[:-100]),
-    "overwritten": lambda file: file.write_bytes(b"?" * file.stat().st_size),
-    "deleted": Path.unlink,
-    "spoilt": spoil,
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["text.onnx", "tokenizer.json"])
-def test_a_damaged_text_encoder_is_said_and_an_update_repairs_it(
-    name: str, damage: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("text.onnx", overwrite_weights),
+        ("text.onnx", lambda file: file.write_bytes(b"?" * file.stat().st_size)),
+        ("tokenizer.json", lambda file: file.write_bytes(file.read_bytes()[:-100])),
+        ("tokenizer.json", Path.unlink),
+    ],
+)
+def test_a_damaged_text_encoder_is_reported_and_an_update_repairs_it(
+    name: str, damage: Callable[[Path], Any], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(shutil.copytree(folder / "exported.hnc", tmp_path / "x.hnc"))
-    DAMAGES[damage](path / "text-1" / name)
-    for limit in (query_encoder.CHECKED, 0):  # of a large file no checksum is compared, and it may not even be read
+    damage(path / "text-1" / name)
+    for limit in (query_encoder.CHECKED, 0):  # checksums of large files are not compared
         monkeypatch.setattr(query_encoder, "CHECKED", limit)
         with pytest.raises(ValueError, match=r"(?s)is damaged.*hnclip index .* --out \S+$"), open_index(path) as index:
             index.search(CAPTION)
@@ -144,9 +143,7 @@ def test_a_damaged_text_encoder_is_said_and_an_update_repairs_it(
         assert index.search(CAPTION).hits
 
 
-def test_where_there_is_no_text_encoder_torch_encodes(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_encodes_without_a_text_encoder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(shutil.copytree(folder / "exported.hnc", tmp_path / "x.hnc"))
     export(path, bundled())
     assert [file.name for file in path.glob("text-*")] == ["text-1"]  # it is exported once
@@ -185,7 +182,7 @@ def test_a_text_without_words_is_refused(text: str) -> None:
     ],
 )
 def test_words_and_their_tokens(text: str, words: list[str]) -> None:
-    """The tokens of a word are those that touch it: every pair of a word and a token is looked at."""
+    """The tokens of a word are those that touch it, literally."""
     transform = bundled().text_transform
     query = read_query(transform, text)
     (offsets,) = transform.offsets([text])
@@ -197,8 +194,8 @@ def test_words_and_their_tokens(text: str, words: list[str]) -> None:
         assert list(word.tokens) == touching
 
 
-class GivenTokens:
-    """A tokenizer that finds these tokens in every text."""
+class FixedTokens:
+    """A tokenizer that returns the same tokens for every text."""
 
     is_fast, pad_token_id, all_special_ids = True, 0, (0,)
 
@@ -222,11 +219,11 @@ class GivenTokens:
 def test_pieces_that_share_a_token_are_one_word(
     offsets: list[tuple[int, int]], words: list[tuple[str, tuple[int, ...]]]
 ) -> None:
-    query = read_query(TextTransform(GivenTokens(offsets), 99), "红房子。 abc")
+    query = read_query(TextTransform(FixedTokens(offsets), 99), "红房子。 abc")
     assert [(word.text, word.tokens) for word in query.words] == words
 
 
-def test_what_the_context_cuts_is_not_read() -> None:
+def test_words_beyond_the_context_are_not_read() -> None:
     transform = bundled().text_transform
     room = transform.context - sum(transform.edges)  # a tree is one token
     whole, truncated = (read_query(transform, "tree " * count) for count in (room, room + 1))

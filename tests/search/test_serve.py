@@ -1,4 +1,4 @@
-"""The answers of the server: those of the library, from the newest state of the index, and errors."""
+"""Responses of the server: the library's results, from the newest state of the index, and errors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ import pytest
 from fastapi.openapi.models import OpenAPI
 from PIL import Image
 from serve_helpers import PATIENCE, PNG, ask, live, scene_index, scenes, served, until
-from small_index import small_index
 from starlette.testclient import TestClient
+from store_helpers import continue_index
 
 from hnclip.core import Problem
-from hnclip.search.reader import IndexReader
+from hnclip.search.database import KINDS
 from hnclip.search.searcher import Searcher, open_index
 from hnclip.search.serve import run, service
-from hnclip.search.serve.settings import Settings
-from hnclip.search.writer import Change, open_writer
+from hnclip.search.serve.run import Settings
+from hnclip.search.writer import Change
 
 TEXT = scenes()[3].captions[0]
 
@@ -43,20 +43,6 @@ def client(index: Path) -> Iterator[TestClient]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def library(index: Path) -> Iterator[Searcher]:
-    with open_index(index) as found:
-        yield found
-
-
-def change(path: Path, **changed: Any) -> None:
-    """Commit a change of an index."""
-    with IndexReader(path) as reader:
-        about = reader.about
-    with open_writer(path, about) as writer:
-        writer.commit(Change(**changed))
-
-
 def hits(client: TestClient) -> list[dict[str, Any]]:
     return client.post("/api/search", json={"text": TEXT}).json()["hits"]
 
@@ -68,43 +54,34 @@ def plain(found: Any) -> Any:
     return [plain(value) for value in found] if isinstance(found, (list, tuple)) else found
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"text": TEXT},
-        {"text": "word " * 400, "k": 3},
-        {"text": TEXT, "k": 4, "find": "captions"},
-        {"text": TEXT, "k": 6, "rerank": True},
-    ],
-)
-def test_a_text_finds_what_the_library_finds(asked: dict[str, Any], client: TestClient, library: Searcher) -> None:
-    wanted = library.search(**{"k": 24, **asked})
-    assert plain(client.post("/api/search", json=asked).json()) == plain(wanted.to_dict(paths=False))
-    assert wanted.groups  # scenes come in families
-
-
-@pytest.mark.parametrize("find", ["images", "captions"])
-def test_an_image_finds_what_the_library_finds(find: Any, index: Path, client: TestClient, library: Searcher) -> None:
-    file = sorted((index.parent / "images").iterdir())[5]
-    answer = client.post(f"/api/search/image?k=3&find={find}", content=file.read_bytes(), headers=PNG).json()
-    with Image.open(file) as image:
-        assert plain(answer) == plain(library.search(image=image, k=3, find=find).to_dict(paths=False))
-    if find == "images":
-        assert (answer["hits"][0]["name"], round(answer["hits"][0]["score"], 2)) == (file.name, 1)
-
-
-def test_words_are_explained_as_in_the_library(client: TestClient, library: Searcher) -> None:
-    answer = client.post("/api/explain", json={"text": TEXT, "id": 2}).json()
-    assert answer == plain(library.explain(TEXT, [2])[0].to_dict())
-    answer = client.post("/api/separate", json={"text": TEXT, "ids": [1, 2]}).json()
-    assert answer == plain(library.separate(TEXT, [1, 2]).to_dict())
-    assert answer["separators"]
+def test_responses_are_the_results_of_the_library(index: Path, client: TestClient) -> None:
+    with open_index(index) as library:
+        for asked in (
+            {"text": TEXT},
+            {"text": "word " * 400, "k": 3},
+            {"text": TEXT, "k": 4, "find": "captions"},
+            {"text": TEXT, "k": 6, "rerank": True},
+        ):
+            wanted = library.search(**{"k": 24, **asked})  # type: ignore[arg-type]
+            assert wanted.groups  # scenes come in families
+            assert plain(client.post("/api/search", json=asked).json()) == plain(wanted.to_dict(paths=False))
+        file = sorted((index.parent / "images").iterdir())[5]
+        for kind in KINDS:
+            found = client.post(f"/api/search/image?k=3&find={kind}", content=file.read_bytes(), headers=PNG).json()
+            with Image.open(file) as image:
+                assert plain(found) == plain(library.search(image=image, k=3, find=kind).to_dict(paths=False))
+        found = client.post("/api/explain", json={"text": TEXT, "id": 2}).json()
+        assert found == plain(library.explain(TEXT, [2])[0].to_dict())
+        found = client.post("/api/separate", json={"text": TEXT, "ids": [1, 2]}).json()
+        assert found == plain(library.separate(TEXT, [1, 2]).to_dict())
+        assert found["separators"]
 
 
 def test_the_index_and_its_problems_are_described_without_paths_of_the_machine(tmp_path: Path) -> None:
     path = scene_index(tmp_path, 3)
     broken = Problem("corrupt image", "a/b.jpg", f"{tmp_path / 'images' / 'a' / 'b.jpg'} is empty")
-    change(path, problems=[(broken, "a stamp")])
+    with continue_index(path) as writer:
+        writer.commit(Change(problems=[(broken, "a stamp")]))
     with served(path, max_k=7) as client:
         info = client.get("/api/index").json()
         assert (info["name"], info["images"], info["captions"], info["problems"]) == ("park", 3, 3, 1)
@@ -112,27 +89,27 @@ def test_the_index_and_its_problems_are_described_without_paths_of_the_machine(t
         problems = client.get("/api/problems").json()["problems"]
         assert problems == [{"kind": "corrupt image", "where": "a/b.jpg", "detail": "a/b.jpg is empty"}]
         assert client.get("/healthz").json() == {"status": "ok"}
-        answers = [
+        responses = [
             *(client.get(path) for path in ("/api/index", "/api/problems", "/api/images/9", "/openapi.json")),
             *(client.post("/api/search", json={"text": TEXT, "find": find}) for find in ("images", "captions")),
             client.post("/api/explain", json={"text": TEXT, "id": 1}),
             client.post("/api/separate", json={"text": TEXT, "ids": [1, 9]}),
             client.post("/api/search/image", content=b"none", headers=PNG),
         ]
-    assert [answer.status_code for answer in answers] == [200, 200, 404, 200, 200, 200, 200, 404, 422]
-    assert [answer.url.path for answer in answers if str(tmp_path) in answer.text] == []
+    assert [response.status_code for response in responses] == [200, 200, 404, 200, 200, 200, 200, 404, 422]
+    assert [response.url.path for response in responses if str(tmp_path) in response.text] == []
 
 
-def test_an_image_that_is_known_costs_no_reading_of_its_file(tmp_path: Path) -> None:
+def test_an_image_that_the_client_has_is_not_read_again(tmp_path: Path) -> None:
     path = scene_index(tmp_path, 1)
     (file,) = (tmp_path / "images").iterdir()
     with served(path) as client:
-        answer = client.get("/api/images/1")
-        assert (answer.headers["content-type"], answer.content) == ("image/png", file.read_bytes())
+        response = client.get("/api/images/1")
+        assert (response.headers["content-type"], response.content) == ("image/png", file.read_bytes())
         small = client.get("/api/images/1/thumbnail")
         assert small.headers["content-type"] == "image/jpeg"
         file.unlink()
-        for one in (answer, small):
+        for one in (response, small):
             known = {"If-None-Match": f'"other", W/{one.headers["etag"]}'}
             again = client.get(one.url.path, headers=known)
             assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", one.headers["etag"])
@@ -143,15 +120,11 @@ def test_an_image_that_is_known_costs_no_reading_of_its_file(tmp_path: Path) -> 
     ("path", "asked", "status", "word"),
     [
         ("search", {"text": "?!"}, 422, "words"),
-        ("search", {"text": ""}, 422, "words"),
-        ("search", {"text": "\0", "find": "captions"}, 422, "words"),
-        ("explain", {"text": "?!", "id": 1}, 422, "words"),
-        ("separate", {"text": "?!", "ids": [1, 2]}, 422, "words"),
+        ("explain", {"text": "", "id": 1}, 422, "words"),
         ("search", {"text": "a tent", "rerank": True, "find": "captions"}, 422, "re-ranking"),
         ("search", {"text": "x" * 20_001}, 422, "20,000"),
-        ("explain", {"text": "x" * 20_001, "id": 1}, 422, "20,000"),
         ("search", {"text": "a tent", "k": 201}, 422, "200"),
-        *(("search", {"text": "a tent", "k": k}, 422, "k:") for k in (0, "5", 5.5, True, 1e300)),
+        *(("search", {"text": "a tent", "k": k}, 422, "k:") for k in (0, "5", 5.5)),
         ("search", {}, 422, "text:"),
         ("search", {"text": "a tent", "limit": 3}, 422, "limit:"),
         ("search", [], 422, "body:"),
@@ -161,10 +134,10 @@ def test_an_image_that_is_known_costs_no_reading_of_its_file(tmp_path: Path) -> 
         ("separate", {"text": "a tent", "ids": [1]}, 422, "ids:"),
     ],
 )
-def test_a_request_that_cannot_be_answered(path: str, asked: Any, status: int, word: str, client: TestClient) -> None:
-    answer = client.post(f"/api/{path}", json=asked)
-    assert (answer.status_code, list(answer.json())) == (status, ["error"])
-    assert word in answer.json()["error"]
+def test_invalid_requests_are_refused(path: str, asked: Any, status: int, word: str, client: TestClient) -> None:
+    response = client.post(f"/api/{path}", json=asked)
+    assert (response.status_code, list(response.json())) == (status, ["error"])
+    assert word in response.json()["error"]
 
 
 def test_the_schema_is_valid_and_has_every_route(client: TestClient, index: Path) -> None:
@@ -173,11 +146,6 @@ def test_the_schema_is_valid_and_has_every_route(client: TestClient, index: Path
     images = ("images/{id}", "images/{id}/thumbnail")
     names = ("session", "index", "problems", "search", "search/image", "explain", "separate", *images)
     assert found["paths"].keys() == {"/healthz", *(f"/api/{name}" for name in names)}
-    assert set(re.findall(r"#/components/schemas/(\w+)", str(found))) == found["components"]["schemas"].keys()
-    for operation in (one for methods in found["paths"].values() for one in methods.values()):
-        errors = [answer["content"] for status, answer in operation["responses"].items() if status[0] in "45"]
-        assert errors
-        assert all("ErrorResponse" in str(content) for content in errors)
     with served(index, token="secret") as locked:
         paths = locked.get("/openapi.json").json()["paths"]
         assert ["security" in paths["/api/search"]["post"], "security" in paths["/healthz"]["get"]] == [True, False]
@@ -202,7 +170,8 @@ def test_an_update_of_the_index_is_served_without_a_failed_search(
                 scene_index(tmp_path, count)
                 until(lambda count=count: len(search()[1]["hits"]) == count)
             first = search()[1]["hits"][0]
-            change(path, deleted=[first["name"]])
+            with continue_index(path) as writer:
+                writer.commit(Change(deleted=[first["name"]]))
             until(lambda: len(search()[1]["hits"]) == 11)
             assert ask(server.port, f"/api/images/{first['id']}/thumbnail")[0] == 404
         finally:
@@ -223,7 +192,7 @@ def test_a_state_that_cannot_be_opened_is_not_served(
         shutil.move(tmp_path / "elsewhere", path)
         scene_index(tmp_path, 6)
         until(lambda: len(hits(client)) == 6)
-    assert len(caplog.messages) == 1  # not again at each look
+    assert len(caplog.messages) == 1  # once, not at each attempt
 
 
 def test_requests_beyond_the_queue_and_late_ones_are_refused(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +204,7 @@ def test_requests_beyond_the_queue_and_late_ones_are_refused(index: Path, monkey
         return search(*given, **named)
 
     monkeypatch.setattr(Searcher, "search", held)
-    with served(index, waiting=1) as client, ThreadPoolExecutor(4) as pool:
+    with served(index, waiting=1, timeout=PATIENCE) as client, ThreadPoolExecutor(4) as pool:
         accepted = [pool.submit(client.post, "/api/search", **query) for _ in range(4)]  # one more than there is room
         until(lambda: any(one.done() for one in accepted))
         assert client.get("/api/index").status_code == 200
@@ -245,7 +214,7 @@ def test_requests_beyond_the_queue_and_late_ones_are_refused(index: Path, monkey
         assert sorted(one.result(PATIENCE).status_code for one in accepted) == [200, 200, 200, 503]
         assert client.post("/api/search", **query).status_code == 200
     free.clear()
-    with served(index, timeout=0.3) as client:
+    with served(index, timeout=0.1) as client:
         assert client.post("/api/search", **query).status_code == 504
         assert client.get("/healthz").status_code == 200
         free.set()
@@ -259,16 +228,19 @@ def test_only_what_needs_the_model_waits_for_it(index: Path, monkeypatch: pytest
         raise ValueError("no such model")
 
     monkeypatch.setattr(Searcher, "load_model", fail)
-    needing = [("search", {"text": TEXT, "rerank": True}), ("explain", {"text": TEXT, "id": 1})]
-    with served(index, timeout=0.3) as client:
-        assert client.post("/api/search", json={"text": TEXT}).status_code == 200
-        for path, asked in needing:
-            answer = client.post(f"/api/{path}", json=asked)
-            assert (answer.status_code, "retry-after" in answer.headers) == (503, True)
+    needing, text = [("search", {"text": TEXT, "rerank": True}), ("explain", {"text": TEXT, "id": 1})], {"text": TEXT}
+    with served(index, timeout=PATIENCE) as client:
+        assert client.post("/api/search", json=text).status_code == 200
         load.set()
         for path, asked in needing:
-            until(lambda path=path, asked=asked: client.post(f"/api/{path}", json=asked).status_code == 422)
-        assert client.post("/api/search", json={"text": TEXT}).status_code == 200
+            assert client.post(f"/api/{path}", json=asked).status_code == 422
+        assert client.post("/api/search", json=text).status_code == 200
+    load.clear()
+    with served(index, timeout=0.1) as client:
+        for path, asked in needing:
+            response = client.post(f"/api/{path}", json=asked)
+            assert (response.status_code, "retry-after" in response.headers) == (503, True)
+        load.set()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -290,30 +262,18 @@ def test_the_command_serves_until_a_signal(number: int, index: Path) -> None:
             process.kill()
 
 
-def test_what_is_wrong_is_said_before_anything_is_served(index: Path, tmp_path: Path) -> None:
+def test_wrong_options_are_refused_before_the_server_starts(index: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         run.serve(tmp_path / "none.hnc", Settings(port=0))
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="--port"):
         run.serve(index, Settings(port=taken.getsockname()[1]))
     with pytest.raises(ValueError, match="--host"):
         run.serve(index, Settings(host="no.such.host.invalid"))
-    with pytest.raises(ValueError, match="token"):
-        run.serve(index, Settings(port=0), token="two\nlines")
 
 
 @pytest.mark.parametrize(
     "wrong", [{"port": 70000}, {"waiting": 0}, {"timeout": 0.0}, {"max_k": 0}, {"threads": -1}, {"host": " "}]
 )
-def test_settings_that_cannot_be_used(wrong: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"--{next(iter(wrong)).replace('_', '-')}"):
         Settings(**wrong)
-
-
-def test_an_index_without_images(tmp_path: Path) -> None:
-    small_index(tmp_path / "empty.hnc", [], files=tmp_path)
-    with served(tmp_path / "empty.hnc") as client:
-        assert client.get("/api/index").json()["images"] == 0
-        for find in ("images", "captions"):
-            answer = client.post("/api/search", json={"text": TEXT, "find": find})
-            assert (answer.status_code, answer.json()["hits"], answer.json()["captions"]) == (200, [], [])
-            assert str(tmp_path) not in answer.text

@@ -1,4 +1,4 @@
-"""The API is what its OpenAPI schema says: schemathesis sends what the schema allows, and much that it forbids."""
+"""The API follows its OpenAPI schema: schemathesis sends requests that the schema allows, and others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from serve_helpers import Live, live, scene_index
 
 from hnclip.search.serve.app import make_app
-from hnclip.search.serve.settings import Settings
+from hnclip.search.serve.run import Settings
 
 TOKEN = "open sesame"
 unused: Any = None  # no request is sent to this application

@@ -12,7 +12,7 @@ import tyro
 from hnclip.cli.options import ModelOpening, Output, OutputGroup, arguments_of, at_least
 from hnclip.config import Opening, ReadConfig
 from hnclip.search.database import EngineName
-from hnclip.search.serve.settings import Settings
+from hnclip.search.serve.run import Settings
 from hnclip.util.optional import large_import
 
 if TYPE_CHECKING:

@@ -1,21 +1,21 @@
-"""The format of an index on disk: database, files of vectors, and what is said when they are damaged. Nothing here
+"""The format of an index on disk: database, files of vectors, and the errors of damaged ones. Nothing here
 imports torch.
 
 `photos.hnc` is a directory:
 
-    index-1.db          SQLite: images, thumbnails, files, captions, problems, and what the other files hold
-    images-1.f16, .ids  vectors of images, a row each, and the ids of the rows; likewise captions-1
-    images-1-*.faiss    approximate engines (`hnclip.search.engines`)
-    text-1/             the text tower and its tokenizer, for queries without torch (`hnclip.search.query_encoder`)
-    command.txt         the command that updates the index
+    index-1.db        SQLite: images, thumbnails, files, captions, problems, and what the other files hold
+    images-1.f16      vectors of images, a row each; likewise captions-1.f16
+    images-1-*.faiss  approximate engines (`hnclip.search.engines`)
+    text-1/           the text tower and its tokenizer, for queries without torch (`hnclip.search.query_encoder`)
+    command.txt       the command that updates the index
 
 The database is the only commit point. Bytes of other files are flushed before the transaction that names them, so a
 killed writer leaves bytes that are not referenced. Of several databases the one with the highest number counts: an
 index is replaced by renaming a finished one to the next number.
 
-An image is its content, identified by its hash; a file is a name that has an image and captions. Row numbers and ids
-are never given to something else, so a reader may go on with the rows that it mapped: what was deleted since is not
-found in the database any more and is skipped.
+An image is its content, identified by its hash; a file is a name that has an image and captions. Each new image or
+caption gets the next id and the next row, so ids rise with rows. An id is never given to something else, so a reader
+may go on with the rows that it mapped: what was deleted since is not found in the database any more and is skipped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from hnclip.search.vectors import checksum
 
-FORMAT = 2  # raised by hand; PRAGMA user_version of the database
+FORMAT = 3  # raised by hand; PRAGMA user_version of the database
 APPLICATION = 0x686E6378  # PRAGMA application_id: "hncx"
 COMMAND = "command.txt"
 PATIENCE = 60.0  # seconds to wait for the transaction of another process
@@ -45,8 +47,7 @@ EngineName = Literal["exact", "faiss-ivf", "faiss-hnsw", "milvus"]
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE images (
-    id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, row INTEGER NOT NULL, width INTEGER NOT NULL,
-    height INTEGER NOT NULL
+    id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, width INTEGER NOT NULL, height INTEGER NOT NULL
 );
 CREATE TABLE thumbnails (image INTEGER PRIMARY KEY, jpeg BLOB NOT NULL);
 CREATE TABLE files (
@@ -54,11 +55,12 @@ CREATE TABLE files (
     stamp TEXT NOT NULL, captions BLOB NOT NULL
 );
 CREATE INDEX files_of_image ON files (image);
-CREATE TABLE captions (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, row INTEGER NOT NULL, text TEXT NOT NULL);
+CREATE TABLE captions (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, text TEXT NOT NULL);
 CREATE TABLE said (file INTEGER NOT NULL, number INTEGER NOT NULL, caption INTEGER NOT NULL,
     PRIMARY KEY (file, number)) WITHOUT ROWID;
 CREATE INDEX said_of_caption ON said (caption);
-CREATE TABLE deleted (kind TEXT NOT NULL, row INTEGER NOT NULL, PRIMARY KEY (kind, row)) WITHOUT ROWID;
+CREATE TABLE deleted (kind TEXT NOT NULL, id INTEGER NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID;
+CREATE TABLE compacted (kind TEXT PRIMARY KEY, ids BLOB NOT NULL);
 CREATE TABLE problems (name TEXT PRIMARY KEY, kind TEXT NOT NULL, detail TEXT NOT NULL, stamp TEXT NOT NULL)
     WITHOUT ROWID
 """
@@ -91,9 +93,6 @@ class About:
     split: str = "all"
     command: str = "hnclip index DATA --model MODEL"
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
 
 @dataclass(frozen=True)
 class RowFile:
@@ -102,12 +101,7 @@ class RowFile:
     name: str
     rows: int = 0
     crc: int = 0
-    ids_crc: int = 0
     next_id: int = 1
-
-    @property
-    def ids_name(self) -> str:
-        return f"{self.name.removesuffix('.f16')}.ids"
 
 
 def content_hash(content: bytes) -> bytes:
@@ -127,8 +121,6 @@ def current_database(path: Path) -> Path:
     make = f"create it with hnclip index FOLDER --model MODEL --out {shlex.quote(str(path))}"
     if not path.is_dir():
         raise ValueError(f"{path} does not exist: {make}")
-    if (path / "index.json").is_file():
-        raise ValueError(f"{path} is an index of an earlier version: delete it, then {make}")
     if (path / COMMAND).is_file():
         raise ValueError(damaged(path, "it has no database"))
     raise ValueError(f"{path} is not an index of hnclip: {make}")
@@ -185,11 +177,19 @@ def read_meta(database: sqlite3.Connection, path: Path) -> tuple[About, dict[Kin
         raise ValueError(damaged(path, f"its database does not say what it holds ({error!r})")) from error
 
 
-def check_rows(path: Path, about: About, files: Mapping[Kind, RowFile], *, limit: int) -> None:
-    """`check_file` of all files of vectors and ids."""
+def read_ids(database: sqlite3.Connection, kind: Kind, file: RowFile) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of all rows [N], which rise, and the rows that were deleted."""
+    found = database.execute("SELECT ids FROM compacted WHERE kind = ?", (kind,)).fetchone()
+    kept = np.frombuffer(found[0] if found else b"", np.int64)  # rows that were kept; those since have consecutive ids
+    ids = np.concatenate([kept, np.arange(file.next_id - file.rows + len(kept), file.next_id)])
+    deleted = database.execute("SELECT id FROM deleted WHERE kind = ? ORDER BY id", (kind,)).fetchall()
+    return ids, np.searchsorted(ids, [number for (number,) in deleted])
+
+
+def check_vectors(path: Path, about: About, files: Mapping[Kind, RowFile], *, limit: int) -> None:
+    """`check_file` of all files of vectors."""
     for rows in files.values():
         check_file(path, rows.name, rows.rows * 2 * about.width, rows.crc, limit=limit)
-        check_file(path, rows.ids_name, rows.rows * 8, rows.ids_crc, limit=limit)
 
 
 def check_file(path: Path, name: str, size: int, crc: int, *, limit: int, replace: bool = True) -> None:

@@ -205,7 +205,6 @@ def update_engine(writer: IndexWriter, kind: Kind, name: str, uri: str | None = 
         ValueError: its package is missing.
         OSError: its file cannot be written, or a server does not answer. The index is complete without it.
     """
-    check_engine(name)
     key, rows = f"engine:{kind}", writer.files[kind]
     if name == "exact" or rows.rows < FEW:
         if writer.extras.get(key):
@@ -213,17 +212,14 @@ def update_engine(writer: IndexWriter, kind: Kind, name: str, uri: str | None = 
             writer.delete_leftovers()
         return
     found = writer.extras.get(key) or {}
-    if (found.get("engine"), found.get("vectors"), found.get("uri")) != (name, rows.name, uri):
-        found = {}
-    if not _is_whole(writer.path, found):
+    same = (found.get("engine"), found.get("vectors"), found.get("uri")) == (name, rows.name, uri)
+    if not same or not _is_whole(writer.path, found):
         found = {}
     if found.get("rows") == rows.rows:
         return
     vectors = map_rows(writer.path / rows.name, rows.rows, writer.about.width)  # [N, D]
     if name == "milvus":
-        if uri is None:
-            raise ValueError("--engine milvus needs --uri http://HOST:PORT of a server, or a file of milvus-lite")
-        record = _update_milvus(writer, rows, vectors, uri, found.get("rows", 0))
+        record = _update_milvus(writer, rows, vectors, str(uri), found.get("rows", 0))
     else:
         record = _update_faiss(writer, rows, vectors, name, found)
     writer.set_extra(key, {"engine": name, "vectors": rows.name, "rows": rows.rows, "uri": uri, **record})

@@ -7,36 +7,41 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from hnclip.config import Opening, ReadConfig
+from hnclip.config import Opening, ReadConfig, option_words
 from hnclip.core import InvalidImage, Problem, ViewEmbeddings, upright_shape
 from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.images import preprocess_image, to_rgb
 from hnclip.data.records import printable
-from hnclip.data.sources import local_path
+from hnclip.data.sources import SCENES, local_path
+from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.encode.loop import caption_batches, encode_batches
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load, models_of
-from hnclip.search.about import check_apart, check_same, choose_engine, choose_model, existing_about, make_about
-from hnclip.search.database import KINDS, EngineName, content_hash
-from hnclip.search.engines import update_engine
+from hnclip.models.load import BUNDLED, load, models_of
+from hnclip.search.database import KINDS, About, EngineName, content_hash, database_files
+from hnclip.search.engines import check_engine, import_faiss, update_engine
 from hnclip.search.query_encoder import update_text_encoder
-from hnclip.search.render import IndexResult
+from hnclip.search.reader import IndexReader
+from hnclip.search.render import IndexResult, UpdateCounts
 from hnclip.search.scan import Entry, Source, UpdatePlan, compare, is_unreachable, open_source
 from hnclip.search.writer import Change, IndexWriter, Known, NewFile, NewImage, captions_hash, open_writer
 from hnclip.util.console import progress
 from hnclip.util.device import find_device
+from hnclip.util.optional import import_extra
 from hnclip.util.text import counted
 
 log = logging.getLogger(__name__)
@@ -70,7 +75,7 @@ def build_index(
         data: a folder of images, or any data that `hnclip train` takes.
         model: as for `hnclip.load`, or a run; if not given, that of the existing index, opened in the same way.
         engine: exact, faiss-ivf, faiss-hnsw or milvus (at `uri`); if not given, that of the existing index.
-        replace: make the index anew, beside the old one, for example with another model.
+        replace: make the index anew, for example with another model; until it is complete the old one is searched.
         text_encoder: export the text tower into the index, so that queries need no torch.
         workers: threads that read and decode; 0 for the number of CPUs.
         threads: CPU threads of torch during the call; 0 leaves them as they are.
@@ -80,17 +85,20 @@ def build_index(
         OSError: the disk is full or fails; what was committed is kept, and the same call continues.
     """
     start, out, read = time.monotonic(), Path(out), read or ReadConfig()
-    check_apart(out, local_path(data))
-    existing = None if replace else existing_about(out)
-    name, opening = choose_model(data, model, opening or Opening(), existing)
-    engine, uri = choose_engine(engine, uri, existing)
+    _check_apart(out, local_path(data))
+    existing = None
+    if not replace and database_files(out):
+        with IndexReader(out) as reader:
+            existing = reader.about
+    name, opening = _choose_model(data, model, opening or Opening(), existing)
+    engine, uri = _choose_engine(engine, uri, existing)
     source = open_source(data, read, split=split)
     opened = load(models_of(name)[0][1], **vars(opening)).eval().to(find_device(device))
     opened.require_trained("an index")
-    about = make_about(opened, source, read, model=name, opening=opening, engine=engine, uri=uri, split=split)
+    about = _make_about(opened, source, read, opening, split=split, model=name, engine=engine, uri=uri)
     log.info(f"model: {opened.source}; data: {counted(len(source), 'image')} of {source.data}")
     with _torch_threads(threads), open_writer(out, about, replace=replace) as writer:
-        check_same(writer, about, source)
+        _check_same(writer, about, source)
         with progress("verifying checksums"):
             writer.verify()
         if writer.about != about:  # the folder or the model has moved, or another engine is wanted
@@ -111,7 +119,7 @@ def build_index(
         data=source.data,
         model=opened.source,
         **indexed,
-        **asdict(update.counts),
+        **vars(update.counts),
         seconds=time.monotonic() - start,
         working=working,
         compacted=compacted,
@@ -119,17 +127,110 @@ def build_index(
     )
 
 
-@dataclass
-class UpdateCounts:
-    """Files that were added, updated, deleted, left as they were; images and captions that were encoded."""
+def _check_apart(out: Path, data: Path | None) -> None:
+    """An index may be inside the folder that it is of, but must not be the folder, or contain it."""
+    if data is not None:
+        place, real = out.resolve(), data.resolve()
+        if place == real or place in real.parents:
+            raise ValueError(f"--out {out} would mix the index with {data}, which is indexed: choose another --out")
 
-    added: int = 0
-    updated: int = 0
-    deleted: int = 0
-    unchanged: int = 0
-    encoded: int = 0
-    encoded_captions: int = 0
-    truncated: int = 0
+
+def _choose_model(data: str, model: str | None, opening: Opening, existing: About | None) -> tuple[str, Opening]:
+    """The model and how it is opened, as given or as the index says; paths are absolute, since searches start in other
+    directories."""
+    if model is None and existing is not None:
+        model = existing.model
+        opening = Opening(**existing.opening) if opening == Opening() else opening
+    if model is None and data not in SCENES:
+        raise ValueError(
+            f"give a --model to index {data} with: a run, the folder or hub name of a CLIP model, or a checkpoint file "
+            "(docs/models.md); --model bundled is a small model of drawings, for trials"
+        )
+    if model is None or model == BUNDLED:
+        model = BUNDLED
+    else:
+        towers = model.split("+") if model.count("+") == 1 and not Path(model).exists() else [model]
+        model = "+".join(map(_absolute, towers))
+    if opening.tokenizer is not None:
+        opening = replace(opening, tokenizer=_absolute(opening.tokenizer))
+    return model, opening
+
+
+def _absolute(name: str | Path) -> str:
+    """The absolute path of what exists here; other names are of the hub."""
+    path = Path(name).expanduser()
+    return os.path.abspath(path) if path.exists() else str(name)
+
+
+def _choose_engine(engine: EngineName | None, uri: str | None, existing: About | None) -> tuple[EngineName, str | None]:
+    """The engine and its URI, as given or as the index says. Refuses what would fail after hours of encoding."""
+    if existing is not None and engine in (None, existing.engine):
+        engine, uri = existing.engine, uri or existing.uri
+    engine = engine or "exact"
+    check_engine(engine)
+    if engine.startswith("faiss"):
+        import_faiss()
+    if (uri is not None) != (engine == "milvus"):
+        raise ValueError("--engine milvus requires --uri, and no other engine has one")
+    if uri is not None and "@" in uri:
+        raise ValueError(
+            "the URI is stored in the index: give user and password as USER:PASSWORD in $HNCLIP_MILVUS_TOKEN"
+        )
+    if uri is not None:
+        import_extra("pymilvus", "indexes in Milvus", "milvus")
+        uri = uri if "://" in uri else os.path.abspath(uri)  # a file of milvus-lite
+    return engine, uri
+
+
+def _make_about(
+    opened: DualEncoder, source: Source, read: ReadConfig, opening: Opening, *, split: str, **given: Any
+) -> About:
+    """
+    Args:
+        given: model, engine and URI.
+    """
+    words = ["hnclip", "index", source.data, "--model", given["model"]]
+    words += ["--split", split] if split != "all" else []
+    words += ["--engine", given["engine"]] if given["engine"] != "exact" else []
+    words += ["--uri", given["uri"]] if given["uri"] else []
+    words += [*option_words(opening, Opening()), *option_words(read, ReadConfig(), "read.")]
+    return About(
+        source=opened.source,
+        fingerprint=model_fingerprint(opened, opened.name),
+        opening=asdict(opening),
+        width=opened.width,
+        data=source.data,
+        root=None if source.root is None else str(source.root),
+        split=split,
+        command=shlex.join(words),
+        **given,
+    )
+
+
+def _check_same(writer: IndexWriter, about: About, source: Source) -> None:
+    """ValueError if the index is of another model, split or data."""
+    own = writer.about
+    command = f"{own.command} --out {shlex.quote(str(writer.path))}"
+    again = f"Update it with\n  {command}\nor add --replace, or choose another --out"
+    if own.fingerprint != about.fingerprint:
+        raise ValueError(f"{writer.path} was made with another model, {own.source}. {again}")
+    if own.split != about.split:
+        raise ValueError(f"{writer.path} holds split {own.split}, not {about.split}. {again}")
+    if not _is_same_data(writer, about, source):
+        raise ValueError(f"{writer.path} is an index of {own.data}, not of {about.data}. {again}")
+
+
+def _is_same_data(writer: IndexWriter, about: About, source: Source) -> bool:
+    own = writer.about
+    if own.data == about.data:
+        return True
+    if own.root is None or about.root is None:
+        return False
+    if os.path.exists(own.data):
+        return os.path.samefile(own.data, about.data)
+    # The folder may have moved. But another folder by mistake must not empty an index.
+    known = writer.known()
+    return 2 * sum(entry.name in known for entry in source.entries()) >= len(known)
 
 
 @dataclass(frozen=True)
@@ -215,14 +316,8 @@ class _Update:
                 yield from self._with_captions(files, images)
                 files, images = [], []
         yield from self._with_captions(files, images)
-        problems = self.plan.problems
-        end = Change(
-            deleted=self.plan.deleted,
-            problems=[noted for name, noted in problems.items() if self._noted.get(name) != noted],
-            solved=self._noted.keys() - problems.keys(),
-        )
-        if end.deleted or end.problems or end.solved:
-            yield end
+        if self.plan.deleted or self.plan.problems != self._noted:
+            yield Change(deleted=self.plan.deleted, problems=self.plan.problems.values())
 
     def _batches(
         self, found: Iterable[_Found | _Failed]

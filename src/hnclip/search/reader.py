@@ -16,16 +16,16 @@ import numpy as np
 from hnclip.core import ImageSource, InvalidImage, Problem
 from hnclip.data.image_sources import FileImage, TarImage
 from hnclip.search.database import (
-    KINDS,
     Kind,
-    check_rows,
+    check_vectors,
     connect,
     content_hash,
     current_database,
     database_errors,
+    read_ids,
     read_meta,
 )
-from hnclip.search.vectors import map_rows, read_ids
+from hnclip.search.vectors import map_rows
 
 CHECKED = 2**26  # bytes of a file whose checksum is compared whenever it is opened; updates compare those of all files
 CHUNK = 500  # values in one query; old versions of SQLite allow 999
@@ -57,7 +57,6 @@ class IndexedImage:
 class IndexedCaption:
     """A caption of the index, and the files that have it."""
 
-    id: int
     text: str
     files: tuple[IndexedImage, ...]
 
@@ -117,13 +116,15 @@ class IndexReader:
                 self._database.execute("BEGIN")  # one state of the database for all that follows
                 self._version = self._data_version()
                 self.about, self.files, self.extras = read_meta(self._database, self.path)
-                self.deleted = {kind: self._deleted(kind) for kind in KINDS}
+                self.ids, self.deleted = dict[Kind, np.ndarray](), dict[Kind, np.ndarray]()
+                for kind, rows in self.files.items():
+                    self.ids[kind], self.deleted[kind] = read_ids(self._database, kind, rows)  # [N], [deleted]
                 self._database.execute("COMMIT")
-            check_rows(self.path, self.about, self.files, limit=CHECKED)
-            self.vectors, self.ids = dict[Kind, np.ndarray](), dict[Kind, np.ndarray]()
-            for kind, rows in self.files.items():
-                self.vectors[kind] = map_rows(self.path / rows.name, rows.rows, self.about.width)  # [N, D]
-                self.ids[kind] = read_ids(self.path / rows.ids_name, rows.rows)  # [N]
+            check_vectors(self.path, self.about, self.files, limit=CHECKED)
+            self.vectors: dict[Kind, np.ndarray] = {
+                kind: map_rows(self.path / rows.name, rows.rows, self.about.width)  # [N, D]
+                for kind, rows in self.files.items()
+            }
         except BaseException:
             self._database.close()
             raise
@@ -153,8 +154,6 @@ class IndexReader:
 
     def file(self, number: int) -> IndexedImage | None:
         """The file of an id."""
-        if not 0 <= number < 2**63:  # SQLite knows no others
-            return None
         return next(iter(self._files("files.id", [number])), None)
 
     def files_of(self, images: Sequence[int]) -> dict[int, list[IndexedImage]]:
@@ -173,22 +172,12 @@ class IndexReader:
         for caption, file in sorted(pairs):
             if file in files:
                 owners.setdefault(caption, []).append(files[file])
-        return {caption: IndexedCaption(caption, texts[caption], tuple(some)) for caption, some in owners.items()}
-
-    def all_files(self) -> Iterator[IndexedImage]:
-        """Every file, in the order of ids."""
-        first = -1
-        while ids := self._query("SELECT id FROM files WHERE id > ? ORDER BY id LIMIT ?", (first, CHUNK)):
-            yield from self._files("files.id", [number for (number,) in ids])
-            first = ids[-1][0]
+        return {caption: IndexedCaption(texts[caption], tuple(some)) for caption, some in owners.items()}
 
     def problems(self) -> list[Problem]:
         """What could not be indexed."""
         rows = self._query("SELECT kind, name, detail FROM problems ORDER BY name")
         return [Problem(kind, name, detail) for kind, name, detail in rows]
-
-    def problem_count(self) -> int:
-        return self._query("SELECT count(*) FROM problems")[0][0]
 
     def thumbnail(self, image: int) -> bytes:
         """A small JPEG of an image. KeyError if the image was deleted."""
@@ -210,10 +199,6 @@ class IndexReader:
         if content_hash(content) != file.hash:
             raise InvalidImage("missing image", f"{file.name} has changed since it was indexed: index it again")
         return content
-
-    def _deleted(self, kind: Kind) -> np.ndarray:
-        rows = self._database.execute("SELECT row FROM deleted WHERE kind = ? ORDER BY row", (kind,)).fetchall()
-        return np.array([row for (row,) in rows], np.int64)
 
     def _data_version(self) -> int:
         """Changes with every commit of another connection."""

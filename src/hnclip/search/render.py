@@ -222,15 +222,31 @@ def _line(text: str) -> str:
     return " ".join(shorten(text, max(1, len(text))).split())
 
 
-@dataclass(frozen=True)
-class IndexResult:
+@dataclass
+class UpdateCounts:
+    """What an update did.
+
+    Args:
+        added, updated, deleted, unchanged: files; a file that was moved is one that was added and one that was deleted.
+        encoded, encoded_captions: known content is not encoded again.
+        truncated: encoded captions that are longer than the model's context.
+    """
+
+    added: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+    encoded: int = 0
+    encoded_captions: int = 0
+    truncated: int = 0
+
+
+@dataclass(kw_only=True)
+class IndexResult(UpdateCounts):
     """What an update did, and what the index holds now.
 
     Args:
         images, captions: of the index.
-        added, updated, deleted, unchanged: files; a file that was moved is one that was added and one that was deleted.
-        encoded, encoded_captions: known content is not encoded again.
-        truncated: encoded captions that are longer than the model's context.
         seconds: of the call; `working` without opening the data and the model.
         compacted: deleted rows were removed from the files.
         problems: what could not be indexed.
@@ -241,13 +257,6 @@ class IndexResult:
     model: str
     images: int
     captions: int
-    added: int
-    updated: int
-    deleted: int
-    unchanged: int
-    encoded: int
-    encoded_captions: int
-    truncated: int
     seconds: float
     working: float
     compacted: bool

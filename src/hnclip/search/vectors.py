@@ -1,4 +1,4 @@
-"""Vectors on disk: an append-only file of float16 rows for each kind, mapped into memory, and a file of their ids.
+"""Vectors on disk: an append-only file of float16 rows for each kind, mapped into memory.
 
 A row never changes. Writers append behind the rows that are committed; what lies there already was left by a killed
 writer and is overwritten. Readers map the rows that were committed when they opened the index.
@@ -32,11 +32,6 @@ def map_rows(file: Path, count: int, width: int) -> np.ndarray:
         return np.empty((0, width), np.float16)  # an empty file cannot be mapped
     # Copy on write instead of read only: torch warns about arrays that it could not write to.
     return np.asarray(np.memmap(file, np.float16, "c", shape=(count, width)))
-
-
-def read_ids(file: Path, count: int) -> np.ndarray:
-    """The ids of the first rows, [N] int64."""
-    return np.fromfile(file, np.int64, count) if count else np.empty(0, np.int64)
 
 
 def score_rows(vectors: np.ndarray, query: np.ndarray, rows: np.ndarray) -> np.ndarray:

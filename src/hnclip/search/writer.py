@@ -28,16 +28,17 @@ from hnclip.search.database import (
     About,
     Kind,
     RowFile,
-    check_rows,
+    check_vectors,
     connect,
     content_hash,
     current_database,
     database_errors,
     database_files,
+    read_ids,
     read_meta,
     text_hash,
 )
-from hnclip.search.vectors import append_bytes, invalid_rows, map_rows, read_ids
+from hnclip.search.vectors import append_bytes, checksum, invalid_rows, map_rows
 from hnclip.util.files import exclusive_lock, replace_file, transaction
 from hnclip.util.text import shorten
 
@@ -86,16 +87,14 @@ class Change:
     Args:
         captions: vectors [D] of texts that the index does not have yet.
         deleted: names of files.
-        problems: what could not be indexed, with the file's stamp.
-        solved: names of problems to delete.
+        problems: all that could not be indexed, with the files' stamps; None leaves what is noted.
     """
 
     images: Sequence[NewImage] = ()
     captions: Mapping[str, np.ndarray] = field(default_factory=dict)
     files: Sequence[NewFile] = ()
     deleted: Collection[str] = ()
-    problems: Sequence[tuple[Problem, str]] = ()
-    solved: Collection[str] = ()
+    problems: Collection[tuple[Problem, str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +120,14 @@ class IndexWriter:
             self._database = connect(database)
             self._database.execute("PRAGMA journal_mode = WAL")  # no effect where the file system does not allow it
             self.about, self.files, self.extras = read_meta(self._database, path)
-        check_rows(path, self.about, self.files, limit=0)
+        check_vectors(path, self.about, self.files, limit=0)
 
     def close(self) -> None:
         self._database.close()
 
     def verify(self) -> None:
-        """Compare vectors and ids with their checksums. ValueError if they differ."""
-        check_rows(self.path, self.about, self.files, limit=sys.maxsize)
+        """Compare vectors with their checksums. ValueError if they differ."""
+        check_vectors(self.path, self.about, self.files, limit=sys.maxsize)
 
     def known(self) -> dict[str, Known]:
         """All files by name."""
@@ -168,53 +167,47 @@ class IndexWriter:
         """
         images = list({new.hash: new for new in change.images if not self._has("images", new.hash)}.values())
         texts = [text for text in change.captions if not self._has("captions", text_hash(text))]
-        with self._writing():
-            names = {file.hash: file.name for file in change.files}
-            added: dict[Kind, RowFile] = {
-                "images": self._append(
-                    "images", [new.vector for new in images], [names.get(new.hash, "an image") for new in images]
-                ),
-                "captions": self._append("captions", [change.captions[text] for text in texts], texts),
-            }
-            with transaction(self._database):
-                self._insert_images(images)
-                self._insert_captions(texts)
-                self._insert_files(change.files)
-                self._delete_files(change.deleted)
-                self._many("DELETE FROM problems WHERE name = ?", ((name,) for name in change.solved))
-                self._many(
-                    "INSERT OR REPLACE INTO problems (name, kind, detail, stamp) VALUES (?, ?, ?, ?)",
-                    ((problem.where, problem.kind, problem.detail, stamp) for problem, stamp in change.problems),
-                )
-                for kind, rows in added.items():
-                    self._set(kind, asdict(rows))
-            self.files = added
+        names = {file.hash: file.name for file in change.files}
+        added: dict[Kind, RowFile] = {
+            "images": self._append(
+                "images", [new.vector for new in images], [names.get(new.hash, "an image") for new in images]
+            ),
+            "captions": self._append("captions", [change.captions[text] for text in texts], texts),
+        }
+        with self._transaction():
+            self._insert_images(images)
+            self._insert_captions(texts)
+            self._insert_files(change.files)
+            self._delete_files(change.deleted)
+            if change.problems is not None:
+                self._database.execute("DELETE FROM problems")
+                noted = ((problem.where, problem.kind, problem.detail, stamp) for problem, stamp in change.problems)
+                self._many("INSERT INTO problems VALUES (?, ?, ?, ?)", noted)
+            for kind, rows in added.items():
+                self._set(kind, asdict(rows))
+        self.files = added
 
     def set_about(self, about: About) -> None:
         """The folder or the model has moved, or another engine is to search."""
-        with self._writing(), transaction(self._database):
+        with self._transaction():
             self._set("about", asdict(about))
         self.about = about
 
     def set_extra(self, key: str, value: dict[str, Any] | None) -> None:
         """What an engine or the text encoder keeps in the directory; None if it keeps nothing any more."""
-        with self._writing(), transaction(self._database):
+        with self._transaction():
             self._set(key, value)
         self.extras = {**self.extras, key: value}
 
     def delete_unused(self) -> None:
         """Delete images and captions that no file has."""
-        tables: dict[Kind, str] = {
-            "images": "SELECT id, row FROM images WHERE id NOT IN (SELECT image FROM files)",
-            "captions": "SELECT id, row FROM captions WHERE id NOT IN (SELECT caption FROM said)",
-        }
-        for kind, question in tables.items():
-            unused = self._query(question)
-            with self._writing(), transaction(self._database):
-                self._many(f"DELETE FROM {kind} WHERE id = ?", ((number,) for number, _ in unused))
-                self._many("INSERT INTO deleted VALUES (?, ?)", ((kind, row) for _, row in unused))
+        with self._transaction():
+            for kind, used in (("images", "SELECT image FROM files"), ("captions", "SELECT caption FROM said")):
+                execute, deleted = self._database.execute, f"SELECT id FROM deleted WHERE kind = '{kind}'"
+                execute(f"INSERT INTO deleted SELECT '{kind}', id FROM {kind} WHERE id NOT IN ({used})")
+                execute(f"DELETE FROM {kind} WHERE id IN ({deleted})")
                 if kind == "images":
-                    self._many("DELETE FROM thumbnails WHERE image = ?", ((number,) for number, _ in unused))
+                    execute(f"DELETE FROM thumbnails WHERE image IN ({deleted})")
 
     def compact(self, *, least: int = DELETED_LEAST) -> bool:
         """Write vectors without deleted rows to new files if there are many of them; whether that was done."""
@@ -230,7 +223,7 @@ class IndexWriter:
         """Make a new database the current one, and delete files that belong to an older one."""
         if self._file.name == PARTIAL:
             target = self.path / f"index-{max(database_files(self.path), default=0) + 1}.db"
-            with self._writing():
+            with database_errors(self.path):
                 self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._database.execute("PRAGMA journal_mode = DELETE")  # a database with a log cannot be renamed
                 self._database.close()
@@ -245,8 +238,7 @@ class IndexWriter:
     def delete_leftovers(self) -> None:
         """Delete files that nothing refers to: of older databases, and of killed writers."""
         kept = {LOCK, COMMAND, self._file.name, f"{self._file.name}-wal", f"{self._file.name}-shm"}
-        for rows in self.files.values():
-            kept |= {rows.name, rows.ids_name}
+        kept |= {rows.name for rows in self.files.values()}
         kept |= {str(extra.get("file")) for extra in self.extras.values() if isinstance(extra, dict)}
         if self._file.name == PARTIAL:
             return
@@ -265,34 +257,22 @@ class IndexWriter:
         if not vectors:
             return rows
         stored = np.stack(vectors).astype(np.float16)  # [n, D]
-        if stored.shape[1] != self.about.width:
-            raise ValueError(f"vectors must have {self.about.width} dimensions, got {stored.shape[1]}")
         if len(bad := invalid_rows(stored)):
             raise ValueError(f"the model's vector of {shorten(names[bad[0]], 80)!r} is not finite or not of length 1")
-        ids = np.arange(rows.next_id, rows.next_id + len(stored), dtype=np.int64)  # [n]
-        for name, width, content in ((rows.name, 2 * self.about.width, stored), (rows.ids_name, 8, ids)):
-            append_bytes(self.path / name, rows.rows * width, content.tobytes())
-        return replace(
-            rows,
-            rows=rows.rows + len(stored),
-            crc=zlib.crc32(stored.tobytes(), rows.crc),
-            ids_crc=zlib.crc32(ids.tobytes(), rows.ids_crc),
-            next_id=rows.next_id + len(stored),
-        )
+        content = stored.tobytes()
+        append_bytes(self.path / rows.name, rows.rows * 2 * self.about.width, content)
+        count = len(stored)
+        crc = zlib.crc32(content, rows.crc)
+        return replace(rows, rows=rows.rows + count, crc=crc, next_id=rows.next_id + count)
 
     def _insert_images(self, images: Sequence[NewImage]) -> None:
-        rows = self.files["images"]
-        for number, new in enumerate(images):
-            values = (rows.next_id + number, new.hash, rows.rows + number, *new.size)
-            self._database.execute("INSERT INTO images (id, hash, row, width, height) VALUES (?, ?, ?, ?, ?)", values)
-            self._database.execute("INSERT INTO thumbnails VALUES (?, ?)", (rows.next_id + number, new.thumbnail))
+        for number, new in enumerate(images, self.files["images"].next_id):
+            self._database.execute("INSERT INTO images VALUES (?, ?, ?, ?)", (number, new.hash, *new.size))
+            self._database.execute("INSERT INTO thumbnails VALUES (?, ?)", (number, new.thumbnail))
 
     def _insert_captions(self, texts: Sequence[str]) -> None:
-        rows = self.files["captions"]
-        self._many(
-            "INSERT INTO captions (id, hash, row, text) VALUES (?, ?, ?, ?)",
-            ((rows.next_id + n, text_hash(text), rows.rows + n, text) for n, text in enumerate(texts)),
-        )
+        numbered = enumerate(texts, self.files["captions"].next_id)
+        self._many("INSERT INTO captions VALUES (?, ?, ?)", ((id, text_hash(text), text) for id, text in numbered))
 
     def _insert_files(self, files: Sequence[NewFile]) -> None:
         for new in files:
@@ -314,26 +294,22 @@ class IndexWriter:
         self._many("DELETE FROM files WHERE name = ?", ((name,) for name in names))
 
     def _compact(self, kind: Kind) -> None:
-        old = self.files[kind]
-        new = replace(old, name=self.new_name(kind, ".f16"), crc=0, ids_crc=0)
-        with self._writing():
-            kept = np.array([row for (row,) in self._query(f"SELECT row FROM {kind} ORDER BY row")], np.int64)  # [K]
-            vectors = map_rows(self.path / old.name, old.rows, self.about.width)  # [N, D]
-            ids = read_ids(self.path / old.ids_name, old.rows)[kept]  # [K]
-            with (self.path / new.name).open("wb") as file:
-                for start in range(0, len(kept), _COPIED):
-                    block = vectors[kept[start : start + _COPIED]].tobytes()
-                    file.write(block)
-                    new = replace(new, crc=zlib.crc32(block, new.crc))
-                file.flush()
-                os.fsync(file.fileno())
-            append_bytes(self.path / new.ids_name, 0, ids.tobytes())
-            new = replace(new, rows=len(kept), ids_crc=zlib.crc32(ids.tobytes()))
-            with transaction(self._database):
-                self._many(f"UPDATE {kind} SET row = ? WHERE id = ?", ((row, int(id)) for row, id in enumerate(ids)))
-                self._database.execute("DELETE FROM deleted WHERE kind = ?", (kind,))
-                self._set(kind, asdict(new))
-            self.files = {**self.files, kind: new}
+        old, file = self.files[kind], self.path / self.new_name(kind, ".f16")
+        with database_errors(self.path):
+            ids, deleted = read_ids(self._database, kind, old)
+        kept = np.delete(np.arange(old.rows), deleted)  # [K]
+        vectors = map_rows(self.path / old.name, old.rows, self.about.width)  # [N, D]
+        with file.open("wb") as opened:
+            for start in range(0, len(kept), _COPIED):
+                opened.write(vectors[kept[start : start + _COPIED]].tobytes())
+            opened.flush()
+            os.fsync(opened.fileno())
+        new = replace(old, name=file.name, rows=len(kept), crc=checksum(file, file.stat().st_size))
+        with self._transaction():
+            self._database.execute("INSERT OR REPLACE INTO compacted VALUES (?, ?)", (kind, ids[kept].tobytes()))
+            self._database.execute("DELETE FROM deleted WHERE kind = ?", (kind,))
+            self._set(kind, asdict(new))
+        self.files = {**self.files, kind: new}
 
     def _has(self, kind: Kind, digest: bytes) -> bool:
         return bool(self._query(f"SELECT 1 FROM {kind} WHERE hash = ?", digest))
@@ -349,8 +325,8 @@ class IndexWriter:
             return self._database.execute(question, values).fetchall()
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with explain_full_disk(self.path), database_errors(self.path):
+    def _transaction(self) -> Iterator[None]:
+        with database_errors(self.path), transaction(self._database):
             yield
 
 
@@ -359,21 +335,17 @@ def open_writer(path: Path, about: About, *, replace: bool = False) -> Iterator[
     """The writer of an index, which is created if there is none.
 
     Args:
-        replace: write a new database beside the current one, which readers see until `publish`. One that an
+        replace: write a new database; readers see the current one until `publish`. One that an
             interrupted call has begun, with the same model and data, is continued.
 
     Raises:
         Busy: another process writes to the index.
         ValueError: the directory holds something else, or the index is damaged.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file: choose another --out")
-    if path.is_dir() and not database_files(path):
-        if (path / "index.json").is_file():
-            current_database(path)  # says that it is of an earlier version
-        if other := next((file.name for file in path.iterdir() if not _OWN.fullmatch(file.name)), None):
-            raise ValueError(f"{path} holds other files ({other}): choose another --out")
     path.mkdir(parents=True, exist_ok=True)
+    other = [] if database_files(path) else [file.name for file in path.iterdir() if not _OWN.fullmatch(file.name)]
+    if other:
+        raise ValueError(f"{path} holds other files ({other[0]}): choose another --out")
     busy = f"another process is writing to {path}: wait until it has finished"
     with explain_full_disk(path), exclusive_lock(path / LOCK, busy):
         database = path / PARTIAL
@@ -405,7 +377,7 @@ def explain_full_disk(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT) or "database or disk is full" in str(error)
-        if not full or "is intact" in str(error):
+        if not full:
             raise
         raise OSError(
             f"the disk of {path} is full ({error}); the index is intact with what was committed. Free some space and "
@@ -430,7 +402,6 @@ def _create(path: Path, database: Path, about: About) -> None:
     named = {kind: RowFile(_new_name(path, kind, ".f16")) for kind in KINDS}
     for rows in named.values():
         (path / rows.name).touch()
-        (path / rows.ids_name).touch()
     database.touch()
     with database_errors(path):
         created = connect(database)

@@ -15,32 +15,59 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from hnclip import __version__
+from hnclip.search.database import Kind
 from hnclip.search.reader import IndexedImage, IndexReader
 from hnclip.search.serve.images import decode_upload, original, thumbnail
-from hnclip.search.serve.schema import (
-    ErrorResponse,
-    ExplainRequest,
-    Id,
-    K,
-    Kind,
-    SearchRequest,
-    SeparateRequest,
-    SessionRequest,
-)
+from hnclip.search.serve.run import Settings
 from hnclip.search.serve.security import Auth, SecurityMiddleware, error_response, unauthorized
 from hnclip.search.serve.service import Queue, Service
-from hnclip.search.serve.settings import Settings
 
 if TYPE_CHECKING:
     from hnclip.search.searcher import Searcher
 
+Id = Annotated[int, Field(ge=0, le=2**53 - 1)]  # JavaScript does not distinguish larger ones
+K = 24  # hits, if a request does not say how many and the server gives so many
 UPLOADS = 8  # uploaded images in memory at once
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 IMAGE_BODY = {"requestBody": {"required": True, "content": {"image/*": BINARY}}}
 IMAGE: dict[int | str, dict[str, Any]] = {200: {"description": "The image", "content": {"image/*": BINARY}}}
+
+
+class StrictModel(BaseModel):
+    """Neither unknown fields, of which a misspelt one would be ignored, nor other types, such as "24" for a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class SearchRequest(StrictModel):
+    text: str = Field(description="The description; what exceeds the model's context is cut.")
+    k: int | None = Field(None, ge=1, description=f"Number of hits; {K} if not given.")
+    find: Kind = "images"
+    rerank: bool = Field(False, description="Re-rank the best images by words and patches; not for captions.")
+
+
+class ExplainRequest(StrictModel):
+    text: str
+    id: Id
+
+
+class SeparateRequest(StrictModel):
+    text: str
+    ids: list[Id] = Field(min_length=2, max_length=8)
+
+
+class SessionRequest(StrictModel):
+    token: str
+
+
+class ErrorResponse(BaseModel):
+    """Why a request failed, in one sentence."""
+
+    error: str
 
 
 def make_app(service: Service, settings: Settings, *, token: str | None, hosts: Collection[str] | None) -> FastAPI:
@@ -114,7 +141,7 @@ def _add_index_routes(api: APIRouter, service: Service, settings: Settings) -> N
                 "name": reader.path.absolute().stem,
                 "images": reader.count("images"),
                 "captions": reader.count("captions"),
-                "problems": reader.problem_count(),
+                "problems": len(reader.problems()),
                 "model": reader.about.source,
                 "engine": searcher.engine_of("images"),
                 "limits": {

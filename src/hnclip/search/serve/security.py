@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hnclip.search.serve.settings import Settings
+from hnclip.search.serve.run import Settings
 
 UPLOAD = "/api/search/image"
 PUBLIC = {"/", "/healthz", "/openapi.json", "/api/session"}  # need no token, like the files of the page

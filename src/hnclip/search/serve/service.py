@@ -12,7 +12,7 @@ from fastapi import HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 
-from hnclip.search.serve.settings import Settings
+from hnclip.search.serve.run import Settings
 
 if TYPE_CHECKING:
     from hnclip.search.searcher import Searcher
@@ -127,15 +127,15 @@ class Service:
 
     async def _maintain(self) -> None:
         await self._load(self._state)
-        failures = 0
+        warned = False
         while not self._stopping.is_set():
             try:
                 await self.refresh()
-                failures = 0
+                warned = False
             except Exception as error:  # the next state of the index may be better
-                failures += 1
-                if failures == 2:  # the first time, a writer may have been about to finish
+                if not warned:
                     log.warning(f"the new state of the index cannot be opened, the old one is served on: {error}")
+                warned = True
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), INTERVAL)
 
