@@ -94,7 +94,7 @@ def test_findings_come_first_and_all_are_printed(scenes: tuple[Path, DiagnoseRes
     assert "<mark>" in found.page.read_text(encoding="utf-8")
 
 
-def test_a_second_call_encodes_nothing_whatever_its_batch(
+def test_a_second_call_encodes_nothing_with_any_batch_size(
     scenes: tuple[Path, DiagnoseResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, first = scenes
@@ -157,7 +157,7 @@ def test_without_images_captions_are_analysed(tmp_path: Path, capsys: pytest.Cap
     assert numbers["duplicates"]["equal_images"] is None
 
 
-def test_equal_captions_leave_no_negatives_and_are_told_apart_from_cut_ones(tmp_path: Path) -> None:
+def test_equal_captions_leave_no_negatives_and_differ_from_truncated_ones(tmp_path: Path) -> None:
     numbers = run(write_data(tmp_path / "equal", ["a red house"] * 20), tmp_path / "out").to_dict()
     assert [len(group) for group in numbers["duplicates"]["equal_captions"]] == [20]
     assert "no negatives" in numbers["missing"]["Negatives of a batch"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 
 import pytest
 from every_block import HOSTILE, caption_row, every_block
+from matplotlib.figure import Figure as Drawing
 from PIL import Image
 
 from hnclip.report.document import FORMATS, CaptionedImage, CaptionRow, CaptionRows, Figure, Report, Section, Table
@@ -83,6 +85,16 @@ def test_a_figure_is_drawn_once_and_only_if_it_is_needed() -> None:
     assert drawn == []
     assert figure.render("png") != figure.render("svg")
     assert drawn == [1]
+
+
+def test_the_last_bits_of_a_layout_do_not_change_a_figure() -> None:
+    def draw(shift: float) -> Drawing:
+        figure = Drawing()
+        figure.add_axes((0.1 + shift, 0.1, 0.5, 0.5)).plot([0, 1])
+        return figure
+
+    first, second = (Figure("f", "t", partial(draw, shift)).render("svg") for shift in (0.0, 1e-15))
+    assert first == second
 
 
 def test_one_file_in_the_format_of_its_ending(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_regions_count_where_a_method_uses_them(data: Path, tmp_path: Path) -> N
     assert run_identity(config(data, read=read)) == run_identity(config(data))
 
 
-def test_without_model_or_data_a_stand_in_tells_runs_apart(data: Path) -> None:
+def test_without_model_or_data_runs_have_distinct_identities(data: Path) -> None:
     for absent in (config(data, model="not-here.pt"), config(data.parent / "not-here.csv")):
         found = [identify(replace(absent, seed=seed)) for seed in (1, 2, 1)]
         assert found[0] == found[2] != found[1]

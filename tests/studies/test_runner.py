@@ -78,7 +78,7 @@ def test_a_finished_study_is_only_written_again(place: Place, capsys: pytest.Cap
 
 
 @pytest.mark.slow
-def test_a_killed_study_goes_on(place: Place, tmp_path: Path) -> None:
+def test_a_killed_study_resumes(place: Place, tmp_path: Path) -> None:
     """SIGKILL in the first, second and third run; the same command ends with the weights of an uninterrupted study."""
     for finished in range(3):
         process = start("components", *place.options(tmp_path))

@@ -53,7 +53,7 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path, held_out: Evaluation
 
 
 @pytest.mark.parametrize("is_json", [True, False])
-def test_no_changed_byte_is_overlooked(tmp_path: Path, is_json: bool) -> None:
+def test_every_changed_byte_is_an_error(tmp_path: Path, is_json: bool) -> None:
     """Every flip is an error that names the file, or in the white space of JSON the same content."""
     path, content = tmp_path / "saved.file", {"mean": 0.25, "rows": [1, 2.5, None, "ü"]}
     if is_json:
@@ -118,7 +118,7 @@ def test_moved_data_and_a_moved_store_are_followed(setting: Setting, copied: Sto
 
 
 @pytest.mark.parametrize("name", ["result.json", "metrics.jsonl"])
-def test_a_changed_file_of_a_run_is_noticed(setting: Setting, copied: Store, name: str) -> None:
+def test_a_changed_file_of_a_run_is_an_error(setting: Setting, copied: Store, name: str) -> None:
     (run,) = planned(setting, INFONCE).runs
     path = copied.home(run) / name
     path.write_text(re.sub(r"\d\.\d", "9.9", path.read_text(encoding="utf-8"), count=1), encoding="utf-8")

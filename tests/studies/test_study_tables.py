@@ -109,7 +109,7 @@ def test_every_seed_has_its_row() -> None:
     assert seeds(study_results(STUDY, evaluate)) == []
 
 
-def test_an_advantage_that_is_memory_of_training_pairs_is_seen() -> None:
+def test_an_advantage_on_training_pairs_alone_is_shown() -> None:
     """Row b knows the images that are not held out, and no others."""
     base, alone = queries(0.3, 1, images=60), queries(0.3, 2, images=20)
 

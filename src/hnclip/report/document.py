@@ -31,6 +31,7 @@ Level = Literal["good", "note", "act"]
 LEVELS: dict[Level, str] = {"good": "✓", "note": "·", "act": "!"}  # of findings, and how a terminal marks them
 PNG_DPI = 180  # sharp on a dense screen at the full width of the page
 _WIDTH = 120  # of a terminal, for sentences; tables are as wide as they are
+_CLIP = re.compile(rb'<clipPath id="(\w+)"')
 _CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]")  # names and captions may hold what moves a cursor
 
 
@@ -110,7 +111,13 @@ class Figure:
         with rc_context({"svg.hashsalt": self.name}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # of a caption: no font here has it
             self.drawing.savefig(buffer, format=suffix, dpi=PNG_DPI, metadata=metadata)
-        return buffer.getvalue()
+        content = buffer.getvalue()
+        if (
+            suffix == "svg"
+        ):  # matplotlib names clip paths after places, whose last bit changes with the order of a solver
+            for number, name in enumerate(dict.fromkeys(_CLIP.findall(content))):
+                content = content.replace(name, b"clip%d" % number)
+        return content
 
 
 @dataclass(frozen=True)
