@@ -43,7 +43,6 @@ image–text retrieval for long, nearly identical captions
   search       find images by a description or an image, and captions by an image
   serve        a web page to search an index, and an HTTP API
   interpolate  interpolate the weights of a base model and a fine-tuned one, against forgetting
-  bench        measure speed and memory, compared with other libraries
 
   --version    print the version
 """
@@ -557,17 +556,6 @@ def _demo(arguments: Sequence[str]) -> None:
     log.info(f"report: {options.out / 'report.html'}")
 
 
-def _bench(arguments: Sequence[str]) -> None:
-    from hnclip.bench import benchmarks, run_benchmark
-
-    if arguments and arguments[0] not in ("-h", "--help"):
-        print(run_benchmark(arguments[0], arguments[1:]))
-        return
-    names = benchmarks()
-    print("usage: hnclip bench NAME [options]        hnclip bench NAME --help for the options\n")
-    print("\n".join(f"  {name:<{max(map(len, names))}}  {about}" for name, about in names.items()))
-
-
 def _check_free(out: Path, replace: bool) -> None:
     """Refuse to overwrite existing files, before any work is done."""
     if out.exists() and not replace and (not out.is_dir() or any(out.iterdir())):
@@ -607,7 +595,6 @@ CONTINUE = {
     "encode": "the same command continues",
     "index": "the same command continues",
     "prepare": "the same command continues",
-    "bench": "nothing was written",
 }
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "demo": _demo,
@@ -624,5 +611,4 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "search": _search,
     "serve": _serve,
     "interpolate": _interpolate,
-    "bench": _bench,
 }

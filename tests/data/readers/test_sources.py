@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from small_images import found, png, problems, read, shade, write_png, write_tar
 
-from hnclip.bench import run_benchmark
 from hnclip.config import ReadConfig
 from hnclip.core import Record
 from hnclip.data import sources
@@ -145,7 +144,3 @@ def test_a_mistyped_path_is_not_sent_to_the_hub(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "runs").mkdir()
     with pytest.raises(ValueError, match="there is no such file or directory"):
         open_data(source)
-
-
-def test_the_benchmark_of_opening_tables_runs() -> None:
-    assert "csv" in run_benchmark("open_table", ["--rows", "50", "--words", "3"])
