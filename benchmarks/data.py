@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 import tyro
 from measure import Quartiles, Report, machine, main, threads, time_ways
 from PIL import Image
@@ -75,13 +76,12 @@ def preprocess(options: Preprocess) -> Report:
             rows.append(
                 {
                     "image": f"{width} × {height}",
-                    **{way: 1000 * timing.median for way, timing in timings.items()},
-                    "ratio": timings["transformers"].ratios(timings["hnclip"]),
-                    "same_bytes": torch.equal(ways["transformers"](), ways["hnclip"]()),
+                    **{f"{way} ms": 1000 * timing.median for way, timing in timings.items()},
+                    "times as fast": timings["transformers"].ratios(timings["hnclip"]),
+                    "same bytes": torch.equal(ways["transformers"](), ways["hnclip"]()),
                 }
             )
-        columns = {"image": "image", "transformers": "transformers ms", "hnclip": "hnclip ms"}
-        return Report("preprocess", columns | {"ratio": "times as fast", "same_bytes": "same bytes"}, rows, machine())
+        return Report("preprocess", rows, machine())
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,13 @@ def cache(options: Cache) -> Report:
     rows = [
         {
             "way": way,
-            "images": Quartiles.of(len(images) / taken for taken in timing.seconds),
-            "ratio": timing.ratios(cached),
-            "seconds": timing,
+            "images/s": Quartiles.of(len(images) / taken for taken in timing.seconds),
+            "× reading the cache": timing.ratios(cached),
         }
         for way, timing in timings.items()
     ]
     notes = [f"{len(images):,} images; opening the filled cache takes {1000 * opening:.0f} ms"]
-    return Report("cache", {"way": "", "images": "images/s", "ratio": "× reading the cache"}, rows, about, notes)
+    return Report("cache", rows, about, notes)
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,7 @@ def encode(options: Encode) -> Report:
         texts = [record.captions[0] for record in records]
         pixels = torch.stack([preprocess_image(record.image.load(), model.image_transform) for record in records])
         tokens = model.text_transform(texts)
-        vectors: list[Tensor] = []
+        vectors: dict[str, list[Tensor]] = {"images": [], "captions": []}
 
         def encode_all() -> None:
             shutil.rmtree(given.out, ignore_errors=True)
@@ -205,7 +204,8 @@ def encode(options: Encode) -> Report:
             encoder.finish()
 
         def plain_loop() -> None:
-            vectors.clear()
+            for parts in vectors.values():
+                parts.clear()
             for start in range(0, len(records), batch):
                 part = slice(start, start + batch)
                 stack = torch.stack([preprocess_image(r.image.load(), model.image_transform) for r in records[part]])
@@ -213,8 +213,9 @@ def encode(options: Encode) -> Report:
                 for row, ids in enumerate(model.text_transform(texts[part])):
                     padded[row, : len(ids)] = torch.from_numpy(ids)
                 with model.inference():
-                    vectors.append(model.encode_images(stack).vectors)  # [B, D]
-                    model.backbone.get_text_features(input_ids=padded)
+                    vectors["images"].append(model.encode_images(stack).vectors)  # [B, D]
+                    text = model.backbone.get_text_features(input_ids=padded).pooler_output
+                    vectors["captions"].append(F.normalize(text, dim=-1))  # [B, D]
 
         ways: dict[str, Callable[[], object]] = {
             "encoder alone": lambda: (
@@ -225,22 +226,21 @@ def encode(options: Encode) -> Report:
             "plain loop": plain_loop,
         }
         timings = time_ways(ways, turns=options.turns)
-        stored = np.concatenate(open_embeddings(given.out, verify=True).images)
-        notes = [
-            f"the vectors of the plain loop differ by {np.abs(torch.cat(vectors).numpy() - stored).max():.1e} at most"
-        ]
+        stored = open_embeddings(given.out, verify=True)
+        pairs = [(stored.images, vectors["images"]), (stored.captions, vectors["captions"])]
+        difference = max(np.abs(np.concatenate(own) - torch.cat(other).numpy()).max() for own, other in pairs)
+        notes = [f"the vectors of the plain loop differ by {difference:.1e} at most"]
         about = machine()
     alone = timings["encoder alone"]
     rows = [
         {
             "way": way,
-            "pairs": Quartiles.of(len(records) / taken for taken in timing.seconds),
-            "ratio": alone.ratios(timing),
-            "seconds": timing,
+            "pairs/s": Quartiles.of(len(records) / taken for taken in timing.seconds),
+            "of the encoder alone": alone.ratios(timing),
         }
         for way, timing in timings.items()
     ]
-    return Report("encode", {"way": "", "pairs": "pairs/s", "ratio": "of the encoder alone"}, rows, about, notes)
+    return Report("encode", rows, about, notes)
 
 
 Options = Preprocess | Cache | Encode

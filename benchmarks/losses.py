@@ -9,7 +9,7 @@ both maxima, under `torch.utils.checkpoint`; `eager` computes all at once; `tile
 same words in a tensor twice as wide. Ratios are against the first way of each loss.
 
 MB is the rise of the peak resident size in a fresh process, inputs excluded; gradients are included, except those of
-tokens. Share is the time of the needed operations at the GEMM rate over the time of the way. Needed are 6·B²·D for
+tokens. `of GEMM` is the time of the needed operations at the GEMM rate over the time of the way. Needed are 6·B²·D for
 L_HN and InfoNCE, and for the token term one product of the patches and words that are no pads.
 
 Public losses without a B × B matrix are absent: inf_cl 1.2 and siglip-kernel 0.1 need Triton on CUDA; liger-kernel 0.8
@@ -40,16 +40,6 @@ SCALE, GAMMA, TOKEN_SCALE = 50.0, 0.5, 20.0
 SHORTEST = 60  # words of the shortest caption; the longest has WORDS, as DOCCI's in CLIP's tokens
 WORDS, PATCHES = 248, 196
 CHUNK = 2**25  # similarities of tokens at once, 128 MiB
-COLUMNS = {
-    "pairs": "pairs",
-    "loss": "loss",
-    "way": "way",
-    "seconds": "s",
-    "time_ratio": "× peer",
-    "megabytes": "MB",
-    "memory_ratio": "× peer",
-    "share": "share of GEMM rate",
-}
 
 
 @dataclass(frozen=True)
@@ -218,13 +208,12 @@ def run(options: Options) -> Report:
                 memory[way] = peak_memory(__file__, "work", way=way, device=options.device, **case) - excluded
             first = next(iter(ways))
             for way, timing in timings.items():
-                row = {**case, "way": way, "seconds": timing, "time_ratio": timing.ratios(timings[first])}
-                row["share"] = needed / timing.median / rate
+                row = {**case, "way": way, "s": timing, "× peer": timing.ratios(timings[first])}
                 if memory:
-                    row |= {"megabytes": memory[way] / 1e6, "memory_ratio": memory[way] / memory[first]}
-                rows.append(row)
+                    row |= {"MB": memory[way] / 1e6, "MB × peer": memory[way] / memory[first]}
+                rows.append(row | {"of GEMM": needed / timing.median / rate})
     notes = [f"GEMM rate {rate / 1e9:,.0f} Gflop/s in float32"]
-    return Report("losses", COLUMNS, rows, machine(options.device), notes)
+    return Report("losses", rows, machine(options.device), notes)
 
 
 if __name__ == "__main__":

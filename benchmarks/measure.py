@@ -102,13 +102,10 @@ class Report:
     """The result of a benchmark: a table, the machine, and notes.
 
     Args:
-        columns: titles by key, in order; a row may leave keys out.
-        rows: raw numbers in the units that the titles name, `Timing`s in seconds, `Quartiles`. Keys without a column
-            are in the JSON only.
+        rows: raw numbers, `Timing`s and `Quartiles` by the titles of their columns; a row may leave columns out.
     """
 
     name: str
-    columns: Mapping[str, str]
     rows: Sequence[Mapping[str, Any]]
     machine: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -118,9 +115,10 @@ class Report:
         return _plain({"benchmark": self.name, **{key: value for key, value in vars(self).items() if key != "name"}})
 
     def to_text(self) -> str:
-        body = [[_cell(row.get(key)) for key in self.columns] for row in self.rows]
+        columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        body = [[_cell(row.get(key)) for key in columns] for row in self.rows]
         about = ", ".join(f"{key} {value}" for key, value in self.machine.items())
-        return "\n".join([about, "", text_table(list(self.columns.values()), body), *self.notes])
+        return "\n".join([about, "", text_table(columns, body), *self.notes])
 
 
 def _cell(value: Any) -> str:

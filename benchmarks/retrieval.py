@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from measure import Report, log, machine, main, peak_memory, threads, time_ways
@@ -21,15 +22,6 @@ from hnclip.analysis.captions import caption_similarity
 from hnclip.evaluation import Ranks, retrieval_ranks, summarize
 
 WIDTH = 768
-COLUMNS = {
-    "pairs": "pairs",
-    "argsort_seconds": "argsort s",
-    "hnclip_seconds": "hnclip s",
-    "ratio": "times as fast",
-    "argsort_megabytes": "argsort MB",
-    "hnclip_megabytes": "hnclip MB",
-    "all_seconds": "all s",
-}
 
 
 @dataclass(frozen=True)
@@ -87,14 +79,14 @@ def run(options: Options) -> Report:
             work["similarity"] = partial(caption_similarity, text, torch.arange(pairs))
             warmup = 1 if pairs <= options.largest else 0  # minutes of work need none
             timings = time_ways(work, turns=options.turns, warmup=warmup, clock=time.process_time)
-            row = {"pairs": pairs, **{f"{name}_seconds": timing for name, timing in timings.items()}}
-            row["all_seconds"] = sum(timings[name].median for name in ("hnclip", "metrics", "similarity"))
+            row: dict[str, Any] = {"pairs": pairs, **{f"{name} s": timing for name, timing in timings.items()}}
+            row["all s"] = sum(timings[name].median for name in ("hnclip", "metrics", "similarity"))
             for way in names:
-                row[f"{way}_megabytes"] = peak_memory(__file__, "ranking", way=way, pairs=pairs) / 1e6
+                row[f"{way} MB"] = peak_memory(__file__, "ranking", way=way, pairs=pairs) / 1e6
             if "argsort" in names:
-                row["ratio"] = timings["argsort"].ratios(timings["hnclip"])
+                row["times as fast"] = timings["argsort"].ratios(timings["hnclip"])
             rows.append(row)
-        return Report("ranks", COLUMNS, rows, machine())
+        return Report("ranks", rows, machine())
 
 
 if __name__ == "__main__":

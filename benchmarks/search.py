@@ -31,7 +31,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -209,7 +209,7 @@ def engines(options: Engines) -> Report:
             size = sum(file.stat().st_size for file in index.glob("images-*.faiss"))
             search = VectorSearch(opened_index, "images", engine)
             ways[name] = lambda query, search=search: search.nearest(query, K)[0]
-            costs[name] = {"built": built, "megabytes": size / 1e6} if engine else {}
+            costs[name] = {"build s": built, "engine MB": size / 1e6} if engine else {}
         log.info(f"{options.queries} queries")
         taken, recall = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
         names, right = list(ways), [ways["float32 product"](query)[:10] for query in queries]
@@ -222,12 +222,11 @@ def engines(options: Engines) -> Report:
         about_machine = {**machine(), "rows": options.rows, "width": options.width}
     timings = {name: Timing(tuple(seconds)) for name, seconds in taken.items()}
     rows = [
-        {"way": name, "ms": 1000 * timings[name].median, "ratio": timings[name].ratios(timings[flat16])}
-        | {"recall": statistics.fmean(recall[name]), **costs.get(name, {})}
+        {"engine": name, "median ms": 1000 * timings[name].median, f"× {flat16}": timings[name].ratios(timings[flat16])}
+        | {"R@10": statistics.fmean(recall[name]), **costs.get(name, {})}
         for name in ways
     ]
-    columns = {"way": "engine", "ms": "median ms", "ratio": f"× {flat16}", "recall": "R@10"}
-    return Report("engines", columns | {"built": "build s", "megabytes": "engine MB"}, rows, about_machine)
+    return Report("engines", rows, about_machine)
 
 
 @dataclass(frozen=True)
@@ -278,14 +277,12 @@ def cold(options: Cold) -> Report:
         timings = time_ways(ways, turns=options.turns)
     scores = {way: {hit["name"]: hit["score"] for hit in result[0]["hits"]} for way, result in found.items()}
     rows = [
-        {"way": way, "seconds": timing, "ratio": timing.ratios(timings["torch"]), "torch": found[way][1]}
-        | {"same_hits": list(scores[way]) == list(scores["torch"])}
-        | {"difference": max(abs(score - scores["torch"].get(name, 0)) for name, score in scores[way].items())}
+        {"queries by": way, "s": timing, "× torch": timing.ratios(timings["torch"]), "imports torch": found[way][1]}
+        | {"torch's hits": list(scores[way]) == list(scores["torch"])}
+        | {"largest difference": max(abs(score - scores["torch"].get(name, 0)) for name, score in scores[way].items())}
         for way, timing in timings.items()
     ]
-    columns = {"way": "queries by", "seconds": "s", "ratio": "× torch", "torch": "imports torch"}
-    columns |= {"same_hits": "torch's hits", "difference": "largest difference of scores"}
-    return Report("cold", columns, rows, {**machine(), "tower": options.tower, "images": options.images})
+    return Report("cold", rows, {**machine(), "tower": options.tower, "images": options.images})
 
 
 @dataclass(frozen=True)
@@ -330,11 +327,12 @@ def indexing(options: Indexing) -> Report:
                 taken["hnclip index again"].append(again.working)
         about = machine()
     timings = {way: Timing(tuple(seconds)) for way, seconds in taken.items()}
+    alone = timings["encoder alone"]
     rows = [
-        {"way": way, "images": options.images / timing.median, "ratio": timings["encoder alone"].ratios(timing)}
+        {"way": way, "images/s": options.images / timing.median, "of the encoder alone": alone.ratios(timing)}
         for way, timing in timings.items()
     ]
-    return Report("indexing", {"way": "way", "images": "images/s", "ratio": "of the encoder alone"}, rows, about)
+    return Report("indexing", rows, about)
 
 
 @dataclass(frozen=True)
@@ -391,25 +389,24 @@ def serving(options: Serving) -> Report:
     responses, stop = list[tuple[str, str, float]](), threading.Event()
 
     def client(port: int, number: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
-        for turn in itertools.count(7 * number):
-            if stop.is_set():
-                break
-            kind = "text" if turn % options.images else "image"
-            start = time.perf_counter()
-            status, pause = send(connection, *requests[kind][turn % len(requests[kind])])
-            responses.append((kind, status, time.perf_counter() - start))
-            stop.wait(pause)
-        connection.close()
+        with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)) as connection:
+            for turn in itertools.count(7 * number):
+                kind = "text" if turn % options.images else "image"
+                start = time.perf_counter()
+                status, pause = send(connection, *requests[kind][turn % len(requests[kind])])
+                responses.append((kind, status, time.perf_counter() - start))
+                if stop.wait(pause):
+                    break
 
     with tempfile.TemporaryDirectory() as place:
         log.info(f"writing an index of {options.rows:,} images")
         index, model = Path(place) / "made-up.hnc", load()
         write_index(index, options.rows, model.width, model, captions)
         with server(index, options.waiting) as port, ThreadPoolExecutor(options.clients) as pool:
-            for some in requests.values():  # until the model is loaded
-                while send(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT), *some[0])[0] == "503":
-                    time.sleep(0.1)
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)) as connection:
+                for some in requests.values():  # until the model is loaded
+                    while send(connection, *some[0])[0] == "503":
+                        time.sleep(0.1)
             log.info(f"{options.clients} clients for {options.seconds:.0f} s")
             clients = [pool.submit(client, port, number) for number in range(options.clients)]
             time.sleep(options.seconds)
@@ -421,13 +418,10 @@ def serving(options: Serving) -> Report:
         own = [(status, seconds) for sent, status, seconds in responses if sent == kind]
         taken = [seconds for status, seconds in own if status == "200"]
         refused = sum(status == "503" for status, _ in own)
-        row = {"kind": kind, "answers": len(taken) / options.seconds, "refused": refused}
-        row |= {f"p{share}": 1000 * float(np.quantile(taken or [np.nan], share / 100)) for share in (50, 95, 99)}
-        rows.append(row | {"failed": len(own) - len(taken) - refused})
-    columns = {"kind": "query", "answers": "answers/s", "p50": "p50 ms", "p95": "p95 ms", "p99": "p99 ms"}
-    columns |= {"refused": "503", "failed": "failures"}
-    about = {**machine(), "images": options.rows, "clients": options.clients}
-    return Report("serving", columns, rows, about)
+        row = {"query": kind, "answers/s": len(taken) / options.seconds}
+        row |= {f"p{share} ms": 1000 * float(np.quantile(taken or [np.nan], share / 100)) for share in (50, 95, 99)}
+        rows.append(row | {"refused": refused, "failed": len(own) - len(taken) - refused})
+    return Report("serving", rows, {**machine(), "images": options.rows, "clients": options.clients})
 
 
 Options = Engines | Cold | Indexing | Serving

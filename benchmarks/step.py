@@ -10,9 +10,9 @@ asks for, with the numbers and lengths of real data, in the middle of a run, whe
 `tokens` is text tokens computed per token of a caption, `of GEMM` the rate of multiplications and additions, counted by
 torch, over that of a product of matrices in the same type. Memory is what the first step adds to model and batch.
 
---against compares with another checkout of hnclip, each in processes of its own. --first-step measures `hnclip train
---model bundled --data scenes/park/small` until the end of its first step (8 pairs, cached images), in a fresh process
-for each turn: imports wherever they run, then model, data, evaluation before training, and the step.
+--against compares with another checkout of hnclip, in a fresh process for each turn. --first-step measures `hnclip
+train --model bundled --data scenes/park/small` until the end of its first step (8 pairs, cached images), in a fresh
+process for each turn: imports wherever they run, then model, data, evaluation before training, and the step.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +65,6 @@ PEERS = {
     **dict.fromkeys((PLAIN, "cached", "memory", "recompute", "compile", "bf16"), HNCLIP),
     **dict.fromkeys(METHODS, PLAIN),
 }
-CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -273,10 +270,8 @@ def count(step: Callable[[], object], model: DualEncoder) -> tuple[float, int]:
 def run(options: Options) -> Report:
     if options.model not in SIZES:
         raise ValueError(f"model must be one of {', '.join(SIZES)}, got {options.model}")
-    if options.first_step:
-        return first_steps(options)
-    if options.against is not None:
-        return compare_checkouts(options, options.against)
+    if options.first_step or options.against is not None:
+        return fresh_turns(options)
     names = (PLAIN, HNCLIP, *METHODS) if options.methods else options.ways
     if unknown := {*names} - {PADDED, *PEERS}:
         raise ValueError(f"there is no way {unknown.pop()!r}; there are {', '.join((PADDED, *PEERS))}")
@@ -286,7 +281,7 @@ def run(options: Options) -> Report:
     for way in names if options.memory else ():  # before models fill the memory of this process
         log.info(f"{way}: memory")
         memory[way] = peak_memory(__file__, "build_way", way=way, **fixed)
-    rates = {way: gemm_rate(torch.bfloat16 if way == "bf16" else torch.float32, options.device) for way in names}
+    rate = gemm_rate(device=options.device)
     common, rows = build_model(options.model, options.device), {way: {"way": way} for way in names}
     ways: dict[str, Callable[[], object]] = {}
     pairs = options.micro_batch * options.accumulate
@@ -298,90 +293,45 @@ def run(options: Options) -> Report:
         if way == "compile":
             start = time.perf_counter()
             ways[way]()
-            row["compiling"] = time.perf_counter() - start
+            row["compiling s"] = time.perf_counter() - start
             ways[way]()  # the second length of captions compiles once more
         else:
             flops, tokens = count(ways[way], model)
-            row |= {"tokens": tokens / needed, "tflop": flops / 1e12}
+            row |= {"tokens": tokens / needed, "Tflop": flops / 1e12}
     log.info(f"{options.turns} turns of {len(ways)} ways")
     clock = time.process_time if options.processor_time else time.perf_counter
     timings = time_ways(ways, turns=options.turns, warmup=0, device=options.device, clock=clock)
     for way, timing in timings.items():
-        row, peer = rows[way], PEERS.get(way, way)
-        peer = PLAIN if options.methods else peer
-        row |= {"seconds": timing, "pairs": pairs / timing.median}
+        row, peer = rows[way], PLAIN if options.methods else PEERS.get(way, way)
+        row |= {"s": timing, "pairs/s": pairs / timing.median}
         if peer in timings and peer != way:
-            row |= {"peer": peer, "ratio": timing.ratios(timings[peer])}
+            row |= {"peer": peer, "× peer": timing.ratios(timings[peer])}
         if options.methods:
-            row["over"] = timing.ratios(timings[HNCLIP])
-        if "tflop" in row:
-            row["share"] = 1e12 * row["tflop"] / timing.median / rates[way]
+            row["× hnclip"] = timing.ratios(timings[HNCLIP])
+        if "Tflop" in row:
+            full = gemm_rate(torch.bfloat16, options.device) if way == "bf16" else rate
+            row["of GEMM"] = 1e12 * row["Tflop"] / timing.median / full
         if way in memory:
-            row |= {"megabytes": memory[way] / 1e6, "memory_ratio": memory[way] / memory.get(peer, memory[way])}
-    columns = {"way": "way", "seconds": "s", "pairs": "pairs/s", "peer": "peer", "ratio": "× peer"}
-    columns |= {"over": "× hnclip"} if options.methods else {}
-    columns |= {"tokens": "tokens", "tflop": "Tflop", "share": "of GEMM"}
-    columns |= {"megabytes": "MB", "memory_ratio": "× peer"} if options.memory else {}
-    columns |= {"compiling": "compiling s"} if "compile" in ways else {}
-    notes = [f"GEMM rate {rates[names[0]] / 1e9:.0f} Gflop/s"]
-    return Report("step", columns, list(rows.values()), machine(options.device), notes)
+            row |= {"MB": memory[way] / 1e6, "MB × peer": memory[way] / memory.get(peer, memory[way])}
+    notes = [f"GEMM rate {rate / 1e9:.0f} Gflop/s in float32"]
+    return Report("step", list(rows.values()), machine(options.device), notes)
 
 
-# One step for every line of standard input.
+# The second step of a fresh process: its time and loss.
 STEP = """
-import json, os, sys, time, torch
-file, arguments, threads = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(file))
-torch.set_num_threads(int(threads))
+import json, os, sys, time
+from pathlib import Path
+import hnclip
+clock, arguments = sys.argv[1:]
+sys.path.insert(0, str(Path(hnclip.__file__).parents[2] / "benchmarks"))
 from step import build_way
 step = build_way(**json.loads(arguments))
-for _ in sys.stdin:
-    start, used = time.perf_counter(), time.process_time()
-    found = step()
-    seconds, processor = time.perf_counter() - start, time.process_time() - used
-    print(json.dumps({"loss": found["loss"], "seconds": seconds, "processor": processor}), flush=True)
+step()
+start = getattr(time, clock)()
+loss = step()["loss"]
+print(json.dumps({"step s": getattr(time, clock)() - start, "loss": loss}))
 """
-
-
-def compare_checkouts(options: Options, other: Path) -> Report:
-    """The step of hnclip of another checkout and of this one, in turns, each in a process of its own."""
-    given = {key: getattr(options, key) for key in ("model", "micro_batch", "accumulate", "device")}
-    arguments = json.dumps({"way": HNCLIP, **given})
-    turns: dict[str, list[dict[str, float]]] = {OTHER: [], HNCLIP: []}
-    with ExitStack() as stack:
-        processes = {}
-        for name, checkout in ((OTHER, other.resolve()), (HNCLIP, CHECKOUT)):
-            file = checkout / "benchmarks" / "step.py"
-            if not file.exists():
-                raise ValueError(f"{checkout} is not a checkout of hnclip: {file} does not exist")
-            process = subprocess.Popen(
-                [sys.executable, "-c", STEP, str(file), arguments, str(torch.get_num_threads())],
-                env={**os.environ, "PYTHONPATH": str(checkout / "src")},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            processes[name] = stack.enter_context(process)
-            stack.callback(process.kill)
-        for turn in range(1 + options.turns):
-            log.info(f"turn {turn} of {options.turns}" if turn else "first steps")
-            for name, process in processes.items():
-                assert process.stdin is not None
-                assert process.stdout is not None
-                print("step", file=process.stdin, flush=True)
-                if not (line := process.stdout.readline()):
-                    raise RuntimeError(f"the process of {name} failed; its error is above")
-                turns[name].append(json.loads(line))
-    kind = "processor" if options.processor_time else "seconds"
-    timings = {name: Timing(tuple(turn[kind] for turn in found[1:])) for name, found in turns.items()}
-    rows = [
-        {"way": name, "loss": turns[name][0]["loss"], "seconds": timing, "ratio": timing.ratios(timings[OTHER])}
-        for name, timing in timings.items()
-    ]
-    columns = {"way": "checkout", "loss": "loss of the first step", "seconds": "s", "ratio": f"× {OTHER}"}
-    return Report("step", columns, rows, machine(options.device), [f"{OTHER}: {other}"])
-
-
+# The seconds of each part of `hnclip train` until the end of its first step.
 FIRST_STEP = """
 import builtins, importlib, json, logging, os, sys, time
 now, marks, depth, imported = getattr(time, sys.argv.pop(1)), [], 0, 0.0
@@ -407,7 +357,8 @@ def mark(_, record):
 
 def end(*_):
     marks.append(("step", now(), imported))
-    print(json.dumps(marks), flush=True)
+    parts = {new[0] + " s": new[1] - old[1] - (new[2] - old[2]) for old, new in zip(marks, marks[1:])}
+    print(json.dumps({"imports s": imported, **parts}), flush=True)
     os._exit(0)
 
 marks.append(("start", now(), 0.0))
@@ -420,41 +371,35 @@ TRAIN = ["train", "--model", "bundled", "--data", "scenes/park/small", "--thread
 TRAIN += ["--optim.micro-batch", "8", "--optim.accumulate", "1"]
 
 
-def first_step(source: Path, cache: Path, clock: str) -> dict[str, float]:
-    """Seconds in each part of one fresh process that imports hnclip from `source`."""
-    with tempfile.TemporaryDirectory() as out:
-        call = [*TRAIN, "--out", f"{out}/run", "--read.cache", str(cache)]
-        path = {**os.environ, "PYTHONPATH": str(source)}
-        done = subprocess.run(
-            [sys.executable, "-c", FIRST_STEP, clock, *call], env=path, capture_output=True, text=True
-        )
-    if done.returncode:
-        raise RuntimeError(f"hnclip train of {source} failed:\n{done.stderr.strip()}")
-    marks: list[tuple[str, float, float]] = json.loads(done.stdout.splitlines()[-1])
-    parts = {new[0]: new[1] - old[1] - (new[2] - old[2]) for old, new in pairwise(marks)}
-    return {"imports": marks[-1][2], **parts}
-
-
-def first_steps(options: Options) -> Report:
-    checkouts: Mapping[str, Path] = {OTHER: options.against.resolve()} if options.against else {}
-    checkouts = {**checkouts, HNCLIP: CHECKOUT}
+def fresh_turns(options: Options) -> Report:
+    """The step, or the first step, of another checkout and of this one, in turns, each time in a fresh process."""
+    checkouts = {OTHER: options.against.resolve()} if options.against else {}
+    checkouts[HNCLIP] = Path(__file__).resolve().parents[1]
     clock = "process_time" if options.processor_time else "perf_counter"
+    given = {key: getattr(options, key) for key in ("model", "micro_batch", "accumulate", "device")}
     turns: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as place:
         for turn in range(options.turns + 1):
-            log.info(f"turn {turn} of {options.turns}" if turn else "filling the caches")
+            log.info(f"turn {turn} of {options.turns}" if turn else "warm-up, which fills the caches")
             for name, checkout in checkouts.items():
-                found = first_step(checkout / "src", Path(directory, name), clock)
-                turns[name] += [found] if turn else []
-    timings = {name: Timing(tuple(sum(parts.values()) for parts in found)) for name, found in turns.items()}
-    peer, parts = timings[next(iter(checkouts))], list(turns[HNCLIP][0])
+                call = [STEP, clock, json.dumps({"way": HNCLIP, **given})]
+                if options.first_step:
+                    run = Path(place, f"{name}-{turn}")
+                    call = [FIRST_STEP, clock, *TRAIN, "--out", str(run), "--read.cache", f"{place}/{name}-cache"]
+                path = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+                done = subprocess.run([sys.executable, "-c", *call], env=path, capture_output=True, text=True)
+                if done.returncode:
+                    raise RuntimeError(f"the process of {checkout} failed:\n{done.stderr.strip()}")
+                turns[name] += [json.loads(done.stdout.splitlines()[-1])] if turn else []
+    seconds = {name: [sum(s for key, s in turn.items() if key != "loss") for turn in turns[name]] for name in turns}
+    timings = {name: Timing(tuple(seconds[name])) for name in turns}
+    peer = timings[next(iter(checkouts))]
     rows = [
-        {"way": name, "seconds": timing, "ratio": timing.ratios(peer)}
-        | {part: statistics.median(found[part] for found in turns[name]) for part in parts}
+        {"checkout": name, "s": timing, "× peer": timing.ratios(peer)}
+        | {part: statistics.median(turn[part] for turn in turns[name]) for part in turns[name][0]}
         for name, timing in timings.items()
     ]
-    columns = {"way": "checkout", "seconds": "s", "ratio": "× first", **{part: f"{part} s" for part in parts}}
-    return Report("first step", columns, rows, machine())
+    return Report("step", rows, machine(options.device), [f"{name}: {path}" for name, path in checkouts.items()])
 
 
 if __name__ == "__main__":

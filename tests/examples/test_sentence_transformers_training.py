@@ -61,29 +61,22 @@ def assert_same(left, right):
     torch.testing.assert_close(left[1], right[1], rtol=1e-3, atol=1e-5)
 
 
-def test_what_hnclip_saves_opens_at_full_length(no_dropout_directory, model):
-    """Without a file of sentence-transformers, and with the vectors of hnclip."""
-    images, captions = columns()
-    encoder = hnclip.load(no_dropout_directory).eval()
-    size = encoder.image_size
-    images = [image.resize((size, size)) for image in images]  # hnclip and transformers resize slightly differently
-    assert model.modalities == ["text", "image"]
-    assert model.max_seq_length == encoder.context == 248
-    captions[0] = " ".join(captions)  # longer than the context
-    with torch.no_grad():
-        text = encoder.encode_texts(encoder.tokenize(captions)).vectors
-        image = encoder.encode_images(encoder.preprocess_images(images)).vectors
-    for found, expected in ((model.encode(captions), text), (model.encode(images), image)):
-        torch.testing.assert_close(F.normalize(torch.tensor(found), dim=-1), expected, rtol=0, atol=1e-5)
-
-
-def test_what_sentence_transformers_saves_opens_in_hnclip(model, tmp_path):
+def test_models_open_in_both_libraries_with_the_same_vectors(no_dropout_directory, model, tmp_path):
+    """What hnclip saves opens as a SentenceTransformer at full length, and what that saves opens in hnclip."""
     model.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
-    encoder = hnclip.load(tmp_path / "theirs").eval()
-    captions = columns()[1]
-    with torch.no_grad():
-        text = encoder.encode_texts(encoder.tokenize(captions)).vectors
-    torch.testing.assert_close(F.normalize(torch.tensor(model.encode(captions)), dim=-1), text, rtol=0, atol=1e-5)
+    images, captions = columns()
+    captions[0] = " ".join(captions)  # longer than the context
+    for directory in (no_dropout_directory, tmp_path / "theirs"):
+        encoder = hnclip.load(directory).eval()
+        size = encoder.image_size
+        images = [image.resize((size, size)) for image in images]  # both resize slightly differently
+        assert model.modalities == ["text", "image"]
+        assert model.max_seq_length == encoder.context == 248
+        with torch.no_grad():
+            text = encoder.encode_texts(encoder.tokenize(captions)).vectors
+            image = encoder.encode_images(encoder.preprocess_images(images)).vectors
+        for found, expected in ((model.encode(captions), text), (model.encode(images), image)):
+            torch.testing.assert_close(F.normalize(torch.tensor(found), dim=-1), expected, rtol=0, atol=1e-5)
 
 
 def test_loss_is_l_hn_of_normalised_vectors(model):
@@ -143,42 +136,26 @@ def test_other_columns_and_a_model_without_scale_raise(model, loss):
     assert loss(model, scale=20.0).scale == 20
 
 
-def trained(directory, folder, loss_of, labels=None):
-    """All weights after two steps over the same eight pairs."""
-    model = open_model(directory)
-    images, captions = columns()
-    data = {"image": images, "caption": captions}
-    if labels is not None:
-        data["label"] = labels.tolist()
-    trainer = SentenceTransformerTrainer(
-        model,
-        SentenceTransformerTrainingArguments(
-            output_dir=str(folder),
-            max_steps=2,
-            per_device_train_batch_size=COUNT,
-            learning_rate=0.01,
-            optim="sgd",
-            max_grad_norm=0.0,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        ),
-        train_dataset=Dataset.from_dict(data),
-        loss=loss_of(model),
-    )
-    assert trainer.train().global_step == 2
-    return [parameter.detach() for parameter in model.parameters()]
-
-
 def test_the_trainer_reaches_the_same_weights_with_the_cached_loss(no_dropout_directory, tmp_path):
-    """Real steps of the real trainer; labels reach the loss, and no file is left."""
-    plain = trained(no_dropout_directory, tmp_path / "plain", HardNegativeRankingLoss)
-    labelled = trained(no_dropout_directory, tmp_path / "labels", HardNegativeRankingLoss, SAME)
-    cached = trained(no_dropout_directory, tmp_path / "cached", lambda m: CachedHardNegativeRankingLoss(m, 3), SAME)
-    torch.testing.assert_close(cached, labelled, rtol=1e-3, atol=1e-5)
-    assert max((a - b).abs().max() for a, b in zip(plain, labelled)) > 1e-4
+    """Two steps of the real trainer over the same eight pairs; labels reach the loss, and no file is left."""
+    images, captions = columns()
+    settings = {"learning_rate": 0.01, "optim": "sgd", "max_grad_norm": 0.0, "use_cpu": True, "max_steps": 2}
+    settings |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False}
+
+    def weights(loss, labels, **options):
+        model = open_model(no_dropout_directory)
+        arguments = SentenceTransformerTrainingArguments(str(tmp_path), per_device_train_batch_size=COUNT, **settings)
+        data = Dataset.from_dict({"image": images, "caption": captions, **labels})
+        trainer = SentenceTransformerTrainer(model, arguments, train_dataset=data, loss=loss(model, **options))
+        assert trainer.train().global_step == 2
+        return [parameter.detach() for parameter in model.parameters()]
+
+    labels = {"label": SAME.tolist()}
+    plain = weights(HardNegativeRankingLoss, labels)
+    cached = weights(CachedHardNegativeRankingLoss, labels, mini_batch_size=3)
+    torch.testing.assert_close(cached, plain, rtol=1e-3, atol=1e-5)
+    unlabelled = weights(HardNegativeRankingLoss, {})
+    assert max((a - b).abs().max() for a, b in zip(plain, unlabelled)) > 1e-4
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
