@@ -143,9 +143,10 @@ def build_batch(name: str, pairs: int, objective: Objective, encoder: DualEncode
         return torch.stack([starts, starts + 4], 1).expand(pairs, -1, -1).clone()
 
     size, number = (pairs, 3, side, side), torch.arange(pairs)
+    texts = {view: text(view) for view in objective.text_views}
     return Batch(
         {view: torch.randint(0, 256, size, dtype=torch.uint8, generator=generator) for view in objective.image_views},
-        {view: text(view) for view in objective.text_views},
+        texts,
         torch.stack([number, number], 1),
         parts={PARTS[name].view: part(PARTS[name].view) for name in objective.parts},
     )
@@ -317,7 +318,7 @@ def run(options: Options) -> Report:
     return Report("step", list(rows.values()), machine(options.device), notes)
 
 
-# The second step of a fresh process: its time and loss.
+# The time of the second step of a fresh process, and the loss of the first.
 STEP = """
 import json, os, sys, time
 from pathlib import Path
@@ -326,9 +327,9 @@ clock, arguments = sys.argv[1:]
 sys.path.insert(0, str(Path(hnclip.__file__).parents[2] / "benchmarks"))
 from step import build_way
 step = build_way(**json.loads(arguments))
-step()
-start = getattr(time, clock)()
 loss = step()["loss"]
+start = getattr(time, clock)()
+step()
 print(json.dumps({"step s": getattr(time, clock)() - start, "loss": loss}))
 """
 # The seconds of each part of `hnclip train` until the end of its first step.
