@@ -1,73 +1,75 @@
-"""A whole HN-CLIP training step, encoder to optimiser, compared with the straightforward padded fp32 loop.
+"""A whole training step, encoder to optimiser: hnclip, its options and the other methods, against the padded fp32 loop.
 
-The model is CLIP ViT-B/16 with 248 positions, random weights; captions have the lengths of DOCCI's test captions in
-CLIP's tokens (37 to 248, mean 140), drawn by quantiles. `padded fp32 loop` does the same step without any of hnclip:
-transformers' CLIPModel in fp32, captions padded to 248 as in the trainers of Long-CLIP and its followers, the losses of
-the paper written out, torch's plain AdamW. `long-clip` also encodes a second, short caption padded to 248 for each
-image, as the Long-CLIP trainer does. SDPA attention for all.
+The model is CLIP ViT-B/16 with 248 positions and random weights; captions have the lengths of DOCCI's test captions in
+CLIP's tokens (37 to 248, mean 140). `padded fp32 loop` does the step of HN-CLIP without any of hnclip: transformers'
+CLIPModel in fp32, captions padded to 248, whole matrices, torch's plain AdamW. The ways that change one thing about
+`hnclip` are compared with it: InfoNCE alone (plain fine-tuning), gradient caching (`cached`), negatives from the
+`memory`, blocks that are recomputed or compiled, bf16. Methods are compared with `infonce`; each gets the views that it
+asks for, with the numbers and lengths of real data, in the middle of a run, when all its terms are active.
 
-`hnclip` takes its negatives from the micro-batch. The ways that change one thing about it are compared with it: InfoNCE
-alone, gradient caching (`cached`, negatives from the batch), `memory` negatives, recomputed or compiled blocks, bf16.
-`× peer` is the time of a step over that of its peer. `tokens` is text tokens computed per token needed. `of GEMM` is
-the rate of multiplications and additions, counted by torch while a step runs, over the measured rate of a plain product
-of matrices in the same type.
+`tokens` is text tokens computed per token of a caption, `of GEMM` the rate of multiplications and additions, counted by
+torch, over that of a product of matrices in the same type. Memory is what the first step adds to model and batch.
 
-With --against another checkout of hnclip takes turns with this one, each in a process of its own; the
-`benchmarks/step.py` of each builds the step.
+--against compares with another checkout of hnclip, in a fresh process for each turn. --first-step measures `hnclip
+train --model bundled --data scenes/park/small` until the end of its first step (8 pairs, cached images), in a fresh
+process for each turn: imports wherever they run, then model, data, evaluation before training, and the step.
 """
 
 from __future__ import annotations
 
-import logging
-import math
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from checkouts import steps_in_turn
+from measure import Report, Timing, gemm_rate, log, machine, main, peak_memory, time_ways
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from hnclip.config import ObjectiveConfig, OptimConfig
+from hnclip.config import ObjectiveConfig, TrainConfig
 from hnclip.core import Batch, Embeddings, ViewEmbeddings
 from hnclip.data.batching import pad_texts
-from hnclip.losses import GLOBAL_LOSSES, token_loss
-from hnclip.measure import Report, Timing, gemm_rate, machine, peak_memory, time_ways
+from hnclip.data.parts import CHUNKS, PARTS
+from hnclip.models.adapters import add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, wrap
-from hnclip.objectives.registry import build_objective
+from hnclip.objectives.base import Objective
+from hnclip.objectives.registry import METHOD_CHOICES, apply_method, build_objective, build_readouts
 from hnclip.training.memory import PairMemory
 from hnclip.training.optimizer import build_optimizer
-from hnclip.training.setup import compile_blocks, fast_bf16, recompute_activations
+from hnclip.training.setup import compile_blocks, recompute_activations
 from hnclip.training.step import TrainStep
 
-log = logging.getLogger("hnclip.bench")
-
-CONTEXT = 248
+CONTEXT, END = 248, 49407
 # Tokens of DOCCI's 5,100 test captions with start and end, cut at 248: every tenth of them.
 LENGTHS = (37, 85, 99, 111, 121, 132, 145, 160, 180, 210, 248)
-END = 49407
+SENTENCE, FILTERED = 22, 0.9  # tokens of a sentence; share of a caption without words of appearance
 SIZES = {
     # width, layers, heads of the image tower; the same of the text tower; side and patch of images; joint width
     "B/16": ((768, 12, 12), (512, 12, 8), (224, 16), 512),
     "small": ((192, 4, 3), (128, 4, 2), (64, 16), 64),
 }
-HNCLIP, PADDED, OTHER = "hnclip", "padded fp32 loop", "other checkout"
+HNCLIP, PADDED, PLAIN, OTHER = "hnclip", "padded fp32 loop", "infonce", "other checkout"
+METHODS = tuple(name for name in METHOD_CHOICES if name != "hn_clip")
 PEERS = {
-    PADDED: PADDED,
-    "long-clip": PADDED,
     HNCLIP: PADDED,
-    **dict.fromkeys(("infonce", "cached", "memory", "recompute", "compile", "bf16"), HNCLIP),
+    **dict.fromkeys((PLAIN, "cached", "memory", "recompute", "compile", "bf16"), HNCLIP),
+    **dict.fromkeys(METHODS, PLAIN),
 }
 
 
 @dataclass(frozen=True)
 class Options:
-    """One optimiser step of HN-CLIP."""
+    """One optimiser step."""
 
     model: str = "B/16"
     """B/16, or small to try this benchmark."""
@@ -75,78 +77,89 @@ class Options:
     accumulate: int = 2
     """Micro-batches per step; the paper has 16 × 8. Time is proportional, except for the optimiser's part."""
     ways: tuple[str, ...] = (PADDED, HNCLIP, "cached", "memory")
-    """Of padded fp32 loop, long-clip, hnclip, infonce, cached, memory, recompute, compile and bf16, which is added
-    where the device computes it in hardware."""
+    """Of padded fp32 loop, hnclip, infonce, cached, memory, recompute, compile, bf16 and the methods."""
+    methods: bool = False
+    """infonce, hnclip and all other methods instead of --ways."""
     pairs_in_memory: int = 10_000
     """Pairs that `memory` compares with."""
+    first_step: bool = False
+    """Measure the way from the command to the end of the first step instead."""
     against: Path | None = None
-    """Another checkout of hnclip: only its step and this one's are measured."""
-    against_way: str = HNCLIP
-    """The way that both checkouts measure."""
+    """Another checkout of hnclip: measure only its step (or first step) and that of this one."""
     turns: int = 3
-    """Repetitions; the median counts. 0 measures memory alone."""
     processor_time: bool = False
     """Measure processor time of all threads instead of time: for a busy machine, with OMP_NUM_THREADS=1."""
     memory: bool = False
-    """Also measure the memory of each way, in processes of their own: what the first step adds to model and batch, so
-    gradients (1 × the weights) and the optimiser's state (2 ×) with it."""
+    """Also measure the memory of each way, in processes of their own."""
     device: str = "cpu"
 
 
-def caption_lengths(count: int, generator: torch.Generator) -> list[int]:
-    """Lengths with the distribution of DOCCI's captions."""
-    place = torch.rand(count, generator=generator) * (len(LENGTHS) - 1)
-    low = place.floor().long()
-    knots = torch.tensor(LENGTHS, dtype=torch.float)
-    return (knots[low] + (place - low) * (knots[low + 1] - knots[low])).round().long().tolist()
+def draw_texts(lengths: list[int], generator: torch.Generator) -> Any:
+    """Random tokens between start and end."""
+    drawn = (torch.randint(1, END - 1, (length - 2,), generator=generator).tolist() for length in lengths)
+    return pad_texts([[END - 1, *tokens, END] for tokens in drawn], END)
 
 
 def build_model(name: str, device: str) -> DualEncoder:
     from transformers import CLIPConfig, CLIPModel
 
-    (vision, text, (side, patch), joint), torch_seed = SIZES[name], 0
+    vision, text, (side, patch), joint = SIZES[name]
 
-    def tower(sizes: tuple[int, int, int]) -> dict[str, Any]:
-        width, layers, heads = sizes
-        return {
-            "hidden_size": width,
-            "intermediate_size": 4 * width,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-        }
+    def tower(width: int, layers: int, heads: int) -> dict[str, Any]:
+        sizes = {"hidden_size": width, "intermediate_size": 4 * width}
+        return sizes | {"num_hidden_layers": layers, "num_attention_heads": heads}
 
     special = {"bos_token_id": END - 1, "eos_token_id": END, "pad_token_id": END}
     config = CLIPConfig(
         projection_dim=joint,
-        text_config={**tower(text), "vocab_size": END + 1, "max_position_embeddings": CONTEXT, **special},
-        vision_config={**tower(vision), "image_size": side, "patch_size": patch},
+        text_config={**tower(*text), "vocab_size": END + 1, "max_position_embeddings": CONTEXT, **special},
+        vision_config={**tower(*vision), "image_size": side, "patch_size": patch},
     )
-    torch.manual_seed(torch_seed)
+    torch.manual_seed(0)
     backbone = CLIPModel(config)
     backbone.text_model.eos_token_id = END
     return wrap(backbone, load("bundled").tokenizer).to(device).train()
 
 
-def build_batch(name: str, pairs: int) -> Batch:
+def build_batch(name: str, pairs: int, objective: Objective, encoder: DualEncoder) -> Batch:
+    """Random pairs with the views and parts that an objective asks for."""
     generator = torch.Generator().manual_seed(1)
     side = SIZES[name][2][0]
-    ids = [
-        [END - 1, *torch.randint(1, END - 1, (length - 2,), generator=generator).tolist(), END]
-        for length in caption_lengths(pairs, generator)
-    ]
-    pixels = torch.randint(0, 256, (pairs, 3, side, side), dtype=torch.uint8, generator=generator)
-    number = torch.arange(pairs)
-    return Batch({"full": pixels}, {"caption": pad_texts(ids, END)}, torch.stack([number, number], 1))
+    grid = encoder.family.grid(encoder.backbone, side)
+    place = torch.rand(pairs, generator=generator) * (len(LENGTHS) - 1)
+    knots, low = torch.tensor(LENGTHS, dtype=torch.float), place.floor().long()
+    lengths = (knots[low] + (place - low) * (knots[low + 1] - knots[low])).round().long().tolist()
+
+    def text(view: str) -> Any:
+        other = [int(FILTERED * length) if view == "filtered" else SENTENCE for length in lengths]
+        return draw_texts(lengths if view == "caption" else other, generator)
+
+    def part(view: str) -> Tensor:
+        if view in objective.image_views:
+            patches = torch.zeros(pairs, 1, grid, grid, dtype=torch.bool)
+            patches[:, :, : grid // 2, : grid // 2] = True  # a quarter of the image
+            return patches.flatten(2)
+        starts = torch.arange(1, CHUNKS + 1 if objective.parts[0].startswith("chunk") else 2)
+        return torch.stack([starts, starts + 4], 1).expand(pairs, -1, -1).clone()
+
+    size, number = (pairs, 3, side, side), torch.arange(pairs)
+    texts = {view: text(view) for view in objective.text_views}
+    return Batch(
+        {view: torch.randint(0, 256, size, dtype=torch.uint8, generator=generator) for view in objective.image_views},
+        texts,
+        torch.stack([number, number], 1),
+        parts={PARTS[name].view: part(PARTS[name].view) for name in objective.parts},
+    )
 
 
-def straightforward(model: DualEncoder, batch: Batch, micro_batch: int, *, short: bool) -> Callable[[], None]:
+def padded_loop(model: DualEncoder, batch: Batch, micro_batch: int) -> Callable[[], None]:
     """The step as one writes it first: micro-batches, everything padded, losses of whole matrices."""
     backbone, device = model.backbone, model.device
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.01)
     texts = batch.texts["caption"]
     ids = F.pad(texts.ids, (0, CONTEXT - texts.ids.shape[1]), value=END)
-    mask = torch.arange(CONTEXT)[None]
-    mask = (mask >= 1) & (mask < texts.lengths[:, None] - 1)
+    place = torch.arange(CONTEXT)[None]
+    mask = (place >= 1) & (place < texts.lengths[:, None] - 1)
 
     def loss(pixels: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
         image = backbone.get_image_features(pixel_values=model.normalize_pixels(pixels))
@@ -162,12 +175,7 @@ def straightforward(model: DualEncoder, batch: Batch, micro_batch: int, *, short
         similar = torch.einsum("ipd,jwd->ijpw", p, w)
         best_word = similar.masked_fill(~mask[None, :, None], -1e4).amax(3).mean(2)
         best_patch = (similar.amax(2) * mask).sum(2) / mask.sum(1)
-        total = total + (F.cross_entropy(scale * best_word, right) + F.cross_entropy(scale * best_patch.T, right)) / 2
-        if short:  # Long-CLIP: short captions, as long as the long ones, against the images' main components
-            other = F.normalize(backbone.get_text_features(input_ids=ids.roll(7, 1)).pooler_output, dim=-1)
-            few = scale * i @ other.T
-            total = total + (F.cross_entropy(few, right) + F.cross_entropy(few.T, right)) / 2
-        return total
+        return total + (F.cross_entropy(scale * best_word, right) + F.cross_entropy(scale * best_patch.T, right)) / 2
 
     def step() -> None:
         optimizer.zero_grad()
@@ -181,7 +189,7 @@ def straightforward(model: DualEncoder, batch: Batch, micro_batch: int, *, short
     return step
 
 
-def build_way(
+def build_step(
     way: str,
     model: str,
     micro_batch: int,
@@ -189,34 +197,50 @@ def build_way(
     device: str,
     shared: DualEncoder | None = None,
     pairs_in_memory: int = 10_000,
-) -> Callable[[], object]:
-    """A step of one way, ready to run. `shared` saves the memory of one model per way. `--against` calls this function
-    of another checkout with the first five arguments."""
-    encoder, batch = shared or build_model(model, device), build_batch(model, micro_batch * accumulate)
-    if way in (PADDED, "long-clip"):
-        return straightforward(encoder, batch, micro_batch, short=way == "long-clip")
-    plain = ObjectiveConfig(global_loss="infonce", token_weight=0.0)
-    optim = OptimConfig(
+) -> tuple[DualEncoder, Callable[[], Any]]:
+    """The model and a step of one way. `shared` lends its backbone to the ways that leave it as it is."""
+    config = TrainConfig()
+    if way == PLAIN or way in METHODS:
+        config = replace(config, objective=ObjectiveConfig(global_loss="infonce", token_weight=0.0))
+        config = apply_method(config, way) if way in METHODS else config  # type: ignore[arg-type]
+    changed = way in ("recompute", "compile") or config.adapt.method != "full"
+    if shared is None or changed:
+        encoder = build_model(model, device)
+    else:  # with readouts of its own
+        encoder = DualEncoder(shared.backbone, shared.text_transform, shared.image_transform).to(device).train()
+    if config.adapt.method != "full":
+        kind, adapt = config.adapt.method, config.adapt
+        settings: dict[str, Any] = {"towers": "both", "projections": False, "train_scale": False, "dropout": 0.0}
+        add_adapters(encoder, method=kind, rank=adapt.rank, alpha=adapt.alpha, **settings)
+    objective = build_objective(config.objective)
+    encoder.readouts.update(build_readouts(objective, encoder))
+    batch = build_batch(model, micro_batch * accumulate, objective, encoder)
+    if way == PADDED:
+        return encoder, padded_loop(encoder, batch, micro_batch)
+    optim = replace(
+        config.optim,
         lr=1e-6,
+        scale_lr=1e-6,
         micro_batch=micro_batch,
         accumulate=accumulate,
+        epochs=1,
         negatives={"cached": "batch", "memory": "memory"}.get(way, "micro"),  # type: ignore[arg-type]
         memory=pairs_in_memory if way == "memory" else 0,
         precision="bf16" if way == "bf16" else "fp32",
     )
-    step = TrainStep(
-        encoder,
-        build_objective(plain if way == "infonce" else ObjectiveConfig()),
-        build_optimizer(encoder, optim),
-        optim,
-        total=10**6,
-        memory=full_memory(SIZES[model][3], pairs_in_memory, device) if way == "memory" else None,
-    )
+    memory = full_memory(SIZES[model][3], pairs_in_memory, device) if way == "memory" else None
+    step = TrainStep(encoder, objective, build_optimizer(encoder, optim), optim, total=100, memory=memory)
     if way == "recompute":
         recompute_activations(encoder)
     if way == "compile":
         compile_blocks(encoder)
-    return lambda: step(batch, 0).read()
+    return encoder, lambda: step(batch, 50).read()
+
+
+def build_way(**arguments: Any) -> Callable[[], object]:
+    """A step, ready to run. `peak_memory` measures the first one: a second one would find memory that the first freed.
+    `--against` calls this function of another checkout, with the first five arguments of `build_step`."""
+    return build_step(**arguments)[1]
 
 
 def full_memory(width: int, pairs: int, device: str) -> PairMemory:
@@ -228,148 +252,156 @@ def full_memory(width: int, pairs: int, device: str) -> PairMemory:
     return PairMemory(pairs, Embeddings(*views, torch.tensor(1.0, device=device), ids=ids), rows)
 
 
-def work_of(**arguments: Any) -> Callable[[], object]:
-    """For `peak_memory`. The first step is the one to measure: what it frees the C library would keep, and a second
-    one would seem to need less."""
-    return build_way(**arguments)
-
-
 def count(step: Callable[[], object], model: DualEncoder) -> tuple[float, int]:
     """Multiplications and additions of a step, and the text tokens that pass its first block."""
     tokens = 0
 
-    def see(module: object, given: tuple[Tensor, ...], output: object) -> None:
+    def add(module: object, given: tuple[Tensor, ...], output: object) -> None:
         nonlocal tokens
         if torch.is_grad_enabled():  # the first pass of gradient caching encodes the same tokens once more
             tokens += given[0].shape[:-1].numel()
 
-    hook = model.backbone.text_model.encoder.layers[0].mlp.fc1.register_forward_hook(see)
+    hook = model.backbone.text_model.encoder.layers[0].mlp.register_forward_hook(add)
     with FlopCounterMode(display=False) as counter:
         step()
     hook.remove()
     return counter.get_total_flops(), tokens
 
 
-def losses_alone(options: Options) -> dict[str, Callable[[], None]]:
-    """The terms of the objective on the embeddings of a micro-batch, forward and backward."""
-    batch = build_batch(options.model, options.micro_batch)
-    width, (side, patch) = SIZES[options.model][3], SIZES[options.model][2]
-    lengths, pairs = batch.texts["caption"].lengths, options.micro_batch
-    generator = torch.Generator().manual_seed(2)
-
-    def unit(*shape: int) -> Tensor:
-        vectors = torch.randn(*shape, generator=generator).to(options.device)
-        return F.normalize(vectors, dim=-1).requires_grad_()
-
-    image, text = unit(pairs, width), unit(pairs, width)
-    patches, words = unit(pairs, (side // patch) ** 2, width), unit(pairs, int(lengths.max()), width)
-    place = torch.arange(words.shape[1])[None]
-    word_mask = ((place >= 1) & (place < lengths[:, None] - 1)).to(options.device)
-    patch_mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=options.device)
-    scale = torch.tensor(50.0, device=options.device, requires_grad=True)
-    return {
-        "InfoNCE": lambda: GLOBAL_LOSSES["infonce"](image, text, scale).backward(),
-        "L_HN": lambda: GLOBAL_LOSSES["hn"](image, text, scale).backward(),
-        "token": lambda: token_loss(patches, words, patch_mask, word_mask, scale).backward(),
-    }
-
-
 def run(options: Options) -> Report:
     if options.model not in SIZES:
         raise ValueError(f"model must be one of {', '.join(SIZES)}, got {options.model}")
-    for way in options.ways:
-        if way not in PEERS:
-            raise ValueError(f"there is no way {way!r}; there are {', '.join(PEERS)}")
-    if options.against is not None:
-        return compare_checkouts(options, options.against)
-    fixed: dict[str, Any] = {
-        "model": options.model,
-        "micro_batch": options.micro_batch,
-        "accumulate": options.accumulate,
-        "device": options.device,
-        "pairs_in_memory": options.pairs_in_memory,
-    }
-    extra = ["bf16"] if fast_bf16(torch.device(options.device)) and HNCLIP in options.ways else []
-    wanted = list(dict.fromkeys([*options.ways, *extra]))
-    rows: dict[str, dict[str, Any]] = {way: {"way": way} for way in wanted}
-    notes = time_steps(options, fixed, rows) if options.turns else []
-    for way, row in rows.items() if options.memory or not options.turns else ():
+    if options.first_step or options.against is not None:
+        return fresh_turns(options)
+    names = (PLAIN, HNCLIP, *METHODS) if options.methods else options.ways
+    if unknown := {*names} - {PADDED, *PEERS}:
+        raise ValueError(f"there is no way {unknown.pop()!r}; there are {', '.join((PADDED, *PEERS))}")
+    fixed: dict[str, Any] = {key: getattr(options, key) for key in ("model", "micro_batch", "accumulate", "device")}
+    fixed["pairs_in_memory"] = options.pairs_in_memory
+    memory = {}
+    for way in names if options.memory else ():  # before models fill the memory of this process
         log.info(f"{way}: memory")
-        row["megabytes"] = peak_memory(__file__, "work_of", way=way, **fixed) / 1e6
-    columns = {
-        "way": "way",
-        "seconds": "s",
-        "pairs": "pairs/s",
-        "peer": "peer",
-        "ratio": "× peer",
-        "tokens": "tokens",
-        "tflop": "Tflop",
-        "share": "of GEMM",
-        "megabytes": "MB",
-    }
-    return Report("step", columns, list(rows.values()), machine(options.device), notes)
-
-
-def time_steps(options: Options, fixed: dict[str, Any], rows: dict[str, dict[str, Any]]) -> list[str]:
-    """Add times, ratios and flops to the rows; returns notes."""
-    log.info("the rate of plain products of matrices")
-    rate = gemm_rate(torch.float32, options.device)
-    pairs = options.micro_batch * options.accumulate
-    needed = int(build_batch(options.model, pairs).texts["caption"].lengths.sum())
-    common = build_model(options.model, options.device)  # for the ways that leave the model as it is
+        memory[way] = peak_memory(__file__, "build_way", way=way, **fixed)
+    rate = gemm_rate(device=options.device)
+    common, rows = build_model(options.model, options.device), {way: {"way": way} for way in names}
     ways: dict[str, Callable[[], object]] = {}
-    compiling = 0.0
+    pairs = options.micro_batch * options.accumulate
+    texts = build_batch(options.model, pairs, build_objective(ObjectiveConfig()), common).texts
+    needed = int(texts["caption"].lengths.sum())
     for way, row in rows.items():
         log.info(f"{way}: first step")
-        model = build_model(options.model, options.device) if way in ("recompute", "compile") else common
-        ways[way] = build_way(way, **fixed, shared=model)
+        model, ways[way] = build_step(way, **fixed, shared=common)
         if way == "compile":
-            compiling = time_ways({way: ways[way]}, turns=1, warmup=0, device=options.device)[way].median
+            start = time.perf_counter()
+            ways[way]()
+            row["compiling s"] = time.perf_counter() - start
             ways[way]()  # the second length of captions compiles once more
         else:
             flops, tokens = count(ways[way], model)
-            row |= {"tokens": tokens / needed, "tflop": flops / 1e12}
+            row |= {"tokens": tokens / needed, "Tflop": flops / 1e12}
     log.info(f"{options.turns} turns of {len(ways)} ways")
     clock = time.process_time if options.processor_time else time.perf_counter
     timings = time_ways(ways, turns=options.turns, warmup=0, device=options.device, clock=clock)
     for way, timing in timings.items():
-        row, peer = rows[way], PEERS[way]
-        row |= {"seconds": timing, "pairs": pairs / timing.median}
+        row, peer = rows[way], PLAIN if options.methods else PEERS.get(way, way)
+        row |= {"s": timing, "pairs/s": pairs / timing.median}
         if peer in timings and peer != way:
-            row |= {"peer": peer, "ratio": timing.ratios(timings[peer])}
-        if "tflop" in row:
+            row |= {"peer": peer, "× peer": timing.ratios(timings[peer])}
+        if options.methods:
+            row["× hnclip"] = timing.ratios(timings[HNCLIP])
+        if "Tflop" in row:
             full = gemm_rate(torch.bfloat16, options.device) if way == "bf16" else rate
-            row["share"] = 1e12 * row["tflop"] / timing.median / full
-    notes = [f"products of matrices: {rate / 1e9:.0f} Gflop/s in fp32"]
-    notes += share_of_losses(options, timings[HNCLIP].median) if HNCLIP in timings else []
-    if compiling and HNCLIP in timings:
-        saved = timings[HNCLIP].median - timings["compile"].median
-        more = compiling - timings["compile"].median
-        even = f"pays after {math.ceil(more / saved):,} steps" if saved > 0 else "does not pay"
-        notes.append(f"compiling takes {more:.0f} s and saves {saved:.2f} s of a step: it {even}")
-    return notes
+            row["of GEMM"] = 1e12 * row["Tflop"] / timing.median / full
+        if way in memory:
+            row |= {"MB": memory[way] / 1e6, "MB × peer": memory[way] / memory.get(peer, memory[way])}
+    notes = [f"GEMM rate {rate / 1e9:.0f} Gflop/s in float32"]
+    return Report("step", list(rows.values()), machine(options.device), notes)
 
 
-def compare_checkouts(options: Options, other: Path) -> Report:
-    """The same way of another checkout and of this one."""
-    fixed = {"way": options.against_way, "model": options.model, "device": options.device}
-    fixed |= {"micro_batch": options.micro_batch, "accumulate": options.accumulate}
-    checkouts = {OTHER: other.resolve(), HNCLIP: Path(__file__).resolve().parents[1]}
-    taken = steps_in_turn(checkouts, fixed, max(1, options.turns))
-    kind = "processor" if options.processor_time else "seconds"
-    timings = {name: Timing(tuple(found[kind] for found in turns[1:])) for name, turns in taken.items()}
+# The time of the second step of a fresh process, and the loss of the first.
+STEP = """
+import json, os, sys, time
+from pathlib import Path
+import hnclip
+clock, arguments = sys.argv[1:]
+sys.path.insert(0, str(Path(hnclip.__file__).parents[2] / "benchmarks"))
+from step import build_way
+step = build_way(**json.loads(arguments))
+loss = step()["loss"]
+start = getattr(time, clock)()
+step()
+print(json.dumps({"step s": getattr(time, clock)() - start, "loss": loss}))
+"""
+# The seconds of each part of `hnclip train` until the end of its first step.
+FIRST_STEP = """
+import builtins, importlib, json, logging, os, sys, time
+now, marks, depth, imported = getattr(time, sys.argv.pop(1)), [], 0, 0.0
+
+def timed(original):
+    def call(*arguments, **options):
+        global depth, imported
+        start, depth = now(), depth + 1
+        try:
+            return original(*arguments, **options)
+        finally:
+            depth -= 1
+            imported += now() - start if depth == 0 else 0
+    return call
+
+def mark(_, record):
+    for name, words in (("model", "model: "), ("data", " training pairs"), ("evaluation", "before training")):
+        if words in record.getMessage():
+            marks.append((name, now(), imported))
+            if name == "model":  # torch is imported by now
+                from torch.optim.optimizer import register_optimizer_step_post_hook
+                register_optimizer_step_post_hook(end)
+
+def end(*_):
+    marks.append(("step", now(), imported))
+    parts = {new[0] + " s": new[1] - old[1] - (new[2] - old[2]) for old, new in zip(marks, marks[1:])}
+    print(json.dumps({"imports s": imported, **parts}), flush=True)
+    os._exit(0)
+
+marks.append(("start", now(), 0.0))
+builtins.__import__, importlib.import_module = timed(builtins.__import__), timed(importlib.import_module)
+logging.getLogger("hnclip").addHandler(type("Marks", (logging.NullHandler,), {"handle": mark})())
+from hnclip.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+TRAIN = ["train", "--model", "bundled", "--data", "scenes/park/small", "--threads", "1"]
+TRAIN += ["--optim.micro-batch", "8", "--optim.accumulate", "1"]
+
+
+def fresh_turns(options: Options) -> Report:
+    """The step, or the first step, of another checkout and of this one, in turns, each time in a fresh process."""
+    checkouts = {OTHER: options.against.resolve()} if options.against else {}
+    checkouts[HNCLIP] = Path(__file__).resolve().parents[1]
+    clock = "process_time" if options.processor_time else "perf_counter"
+    given = {key: getattr(options, key) for key in ("model", "micro_batch", "accumulate", "device")}
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
+    with tempfile.TemporaryDirectory() as place:
+        for turn in range(options.turns + 1):
+            log.info(f"turn {turn} of {options.turns}" if turn else "warm-up, which fills the caches")
+            for name, checkout in checkouts.items():
+                call = [STEP, clock, json.dumps({"way": HNCLIP, **given})]
+                if options.first_step:
+                    run = Path(place, f"{name}-{turn}")
+                    call = [FIRST_STEP, clock, *TRAIN, "--out", str(run), "--read.cache", f"{place}/{name}-cache"]
+                path = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+                done = subprocess.run([sys.executable, "-c", *call], env=path, capture_output=True, text=True)
+                if done.returncode:
+                    raise RuntimeError(f"the process of {checkout} failed:\n{done.stderr.strip()}")
+                turns[name] += [json.loads(done.stdout.splitlines()[-1])] if turn else []
+    seconds = {name: [sum(s for key, s in turn.items() if key != "loss") for turn in turns[name]] for name in turns}
+    timings = {name: Timing(tuple(seconds[name])) for name in turns}
+    peer = timings[next(iter(checkouts))]
     rows = [
-        {"way": name, "loss": taken[name][0]["loss"], "seconds": timing, "ratio": timing.ratios(timings[OTHER])}
+        {"checkout": name, "s": timing, "× peer": timing.ratios(peer)}
+        | {part: statistics.median(turn[part] for turn in turns[name]) for part in turns[name][0]}
         for name, timing in timings.items()
     ]
-    columns = {"way": "checkout", "loss": "loss of the first step", "seconds": "s", "ratio": f"× {OTHER}"}
-    return Report("step", columns, rows, machine(options.device), [f"{OTHER}: {other}; way: {options.against_way}"])
+    return Report("step", rows, machine(options.device), [f"{name}: {path}" for name, path in checkouts.items()])
 
 
-def share_of_losses(options: Options, step: float) -> list[str]:
-    """What the terms cost, as shares of a whole step of hnclip."""
-    alone = time_ways(losses_alone(options), turns=20, warmup=3, device=options.device)
-    per_step = {name: timing.median * options.accumulate for name, timing in alone.items()}
-    margin = (per_step["L_HN"] - per_step["InfoNCE"]) / step
-    token = per_step["token"] / step
-    return [f"of a step: L_HN instead of InfoNCE {margin:.3%}, the token loss {token:.2%} (forward and backward)"]
+if __name__ == "__main__":
+    main(Options, run)

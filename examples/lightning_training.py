@@ -26,7 +26,7 @@ from hnclip.data.scenes import scene_records
 class HardNegativeModule(lightning.LightningModule):
     """L_HN + λ·L_tok for an hnclip model, whose negatives are the pairs of all devices.
 
-    Every device takes its own pairs as queries and everybody's as columns. Lightning averages the gradients, so the
+    Every device takes its own pairs as queries and all pairs as columns. Lightning averages the gradients, so the
     step is that of one device with all pairs. Every device must hold equally many.
 
     Args:
@@ -45,7 +45,7 @@ class HardNegativeModule(lightning.LightningModule):
     def training_step(self, batch: tuple[Tensor, Sequence[str], Tensor], index: int) -> Tensor:
         """
         Shape:
-            batch: pictures [B, 3, S, S] uint8, B captions, ids [B] that number the pictures.
+            batch: images [B, 3, S, S] uint8, B captions, ids [B] that number the images.
         """
         pixels, captions, ids = batch
         image = self.model.encode_images(pixels, tokens=True)
@@ -73,7 +73,7 @@ class HardNegativeModule(lightning.LightningModule):
 
 
 def prepare(model: hnclip.DualEncoder, records: Sequence[Record]) -> list[tuple[Tensor, str, int]]:
-    """Picture [3, S, S], caption and picture number of every record: a list is all the data set Lightning needs."""
+    """Image [3, S, S], caption and image number of every record: a list is all the data set Lightning needs."""
     pixels = model.preprocess_images([record.image.load() for record in records])  # [N, 3, S, S]
     numbers: dict[str, int] = {}
     ids = [numbers.setdefault(record.image.key, len(numbers)) for record in records]
@@ -82,7 +82,7 @@ def prepare(model: hnclip.DualEncoder, records: Sequence[Record]) -> list[tuple[
 
 @torch.no_grad()
 def recall_at_1(model: hnclip.DualEncoder, data: Sequence[tuple[Tensor, str, int]]) -> float:
-    """Percentage of captions that find their own picture first."""
+    """Percentage of captions that find their own image first."""
     model.eval()
     pixels, captions, _ = zip(*data)
     image = model.encode_images(torch.stack(pixels).to(model.device)).vectors  # [N, D]

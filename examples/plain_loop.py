@@ -14,13 +14,13 @@ from hnclip.data.scenes import scene_records
 
 
 def prepare(model, records):
-    """Pictures [N, 3, S, S] and captions, as the model takes them."""
+    """Images [N, 3, S, S] and captions, as the model takes them."""
     return model.preprocess_images([r.image.load() for r in records]), model.tokenize([r.captions[0] for r in records])
 
 
 @torch.no_grad()
 def recall_at_1(model, images, texts):
-    """Percentage of captions that find their own picture first."""
+    """Percentage of captions that find their own image first."""
     model.eval()
     image, text = model.encode_images(images).vectors, model.encode_texts(texts).vectors  # [N, D] each
     ranks = hnclip.retrieval_ranks(image, text, torch.arange(len(image)))

@@ -3,12 +3,12 @@
     python examples/sentence_transformers_training.py
     python examples/sentence_transformers_training.py --cached
 
-fine-tunes the bundled model on generated scenes. The data set has two columns, first pictures, then captions, whatever
-they are called, and a third, "label", if some pairs show the same picture or carry the same caption. Needs
+fine-tunes the bundled model on generated scenes. The data set has two columns, first images, then captions, whatever
+they are called, and a third, "label", if some pairs show the same image or carry the same caption. Needs
 sentence-transformers 5.7 or newer, with its training extra.
 
 On several devices give the losses `gather_across_devices=True`, and for the cached one give the trainer's arguments
-`ddp_find_unused_parameters=True`: a mini-batch holds pictures or captions, so it passes one tower only.
+`ddp_find_unused_parameters=True`: a mini-batch holds images or captions, so it passes one tower only.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HardNegativeRankingLoss(nn.Module):
     """L_HN over the pairs of a batch.
 
     Args:
-        model: what the trainer trains: any SentenceTransformer that embeds pictures and captions.
+        model: what the trainer trains: any SentenceTransformer that embeds images and captions.
         gamma: strength of the caption-similarity margin; 0 is `MultipleNegativesRankingLoss` in both directions.
         scale: the inverse temperature, a constant as in every loss of sentence-transformers. None takes the model's
             own exp(logit_scale).
@@ -104,7 +104,7 @@ class CachedHardNegativeRankingLoss(CachedLossMixin, HardNegativeRankingLoss):
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
     ) -> Tensor:
-        """The loss from the embeddings of all mini-batches, pictures and captions."""
+        """The loss from the embeddings of all mini-batches, images and captions."""
         image, text = (torch.cat(parts) for parts in reps)  # [B, D] each
         loss = self.pair_loss(image, text, labels)
         if with_backward:
@@ -119,7 +119,7 @@ def two_columns(sentence_features: Iterable[dict[str, Any]]) -> list[dict[str, A
     columns = list(sentence_features)
     if len(columns) != 2:
         raise ValueError(
-            f"the data set must have two columns, pictures and captions, and perhaps label; got {len(columns)}"
+            f"the data set must have two columns, images and captions, and perhaps label; got {len(columns)}"
         )
     return columns
 
@@ -141,13 +141,13 @@ def constant_scale(model: SentenceTransformer, scale: float | None) -> float:
 
 
 def pairs(split: str, families: int) -> Dataset:
-    """Generated scenes, four nearly alike in each family."""
+    """Generated scenes, four near-duplicates in each family."""
     records = scene_records("park", split, families=families)
     return Dataset.from_dict({"image": [r.image.load() for r in records], "caption": [r.captions[0] for r in records]})
 
 
 def recall_at_1(model: SentenceTransformer, data: Dataset) -> float:
-    """Percentage of captions that find their picture first."""
+    """Percentage of captions that find their image first."""
     image, text = (model.encode(list(data[name]), convert_to_tensor=True) for name in ("image", "caption"))
     ranks = hnclip.retrieval_ranks(image, text, torch.arange(len(data)))
     return 100 * (ranks.text_to_image == 1).float().mean().item()

@@ -1,4 +1,4 @@
-"""The examples as modules, and a wall around their tests: nothing is downloaded, nothing is written elsewhere."""
+"""The examples as modules; their tests connect to no other machine and write into their own directories."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 
 @pytest.fixture(autouse=True)
-def _walled_in(monkeypatch, tmp_path):
+def _offline(monkeypatch, tmp_path):
     """No connection to another machine, and relative paths lead to the test's own directory."""
     connect = socket.socket.connect
 
     def local_only(self, address):
         if self.family == socket.AF_UNIX or address[0] in ("localhost", "127.0.0.1", "::1"):
             return connect(self, address)
-        raise AssertionError(f"an example wanted to connect to {address}")
+        raise AssertionError(f"an example connects to {address}")
 
     monkeypatch.setattr(socket.socket, "connect", local_only)
     monkeypatch.chdir(tmp_path)
@@ -30,7 +30,7 @@ def _walled_in(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="session")
 def no_dropout_directory(model_directory, tmp_path_factory):
-    """The small model that `hnclip.save` wrote, without dropout: two ways to one gradient can be compared."""
+    """The small model without dropout, so that two ways to one gradient can be compared."""
     directory = tmp_path_factory.mktemp("models") / "no-dropout"
     shutil.copytree(model_directory, directory)
     config = json.loads((directory / "config.json").read_text())

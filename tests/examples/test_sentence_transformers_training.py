@@ -23,7 +23,7 @@ import hnclip
 from hnclip.data.scenes import scene_records
 
 WORLD, COUNT = 2, 8
-SAME = torch.tensor([[0, 0], [1, 1], [0, 2], [3, 3], [4, 1], [5, 5], [6, 6], [7, 7]])  # a picture and a caption twice
+SAME = torch.tensor([[0, 0], [1, 1], [0, 2], [3, 3], [4, 1], [5, 5], [6, 6], [7, 7]])  # an image and a caption twice
 
 
 @pytest.fixture
@@ -61,35 +61,22 @@ def assert_same(left, right):
     torch.testing.assert_close(left[1], right[1], rtol=1e-3, atol=1e-5)
 
 
-# The model
-
-
-def test_what_hnclip_saves_opens_at_full_length(no_dropout_directory, model):
-    """Pictures and captions, without a file of sentence-transformers' own, and with hnclip's vectors."""
-    images, captions = columns()
-    encoder = hnclip.load(no_dropout_directory).eval()
-    size = encoder.image_size
-    images = [image.resize((size, size)) for image in images]  # hnclip's own resizing is right to one grey level
-    assert model.modalities == ["text", "image"]
-    assert model.max_seq_length == encoder.context == 248
-    captions[0] = " ".join(captions)  # longer than the context
-    with torch.no_grad():
-        text = encoder.encode_texts(encoder.tokenize(captions)).vectors
-        image = encoder.encode_images(encoder.preprocess_images(images)).vectors
-    for found, expected in ((model.encode(captions), text), (model.encode(images), image)):
-        torch.testing.assert_close(F.normalize(torch.tensor(found), dim=-1), expected, rtol=0, atol=1e-5)
-
-
-def test_what_sentence_transformers_saves_opens_in_hnclip(model, tmp_path):
+def test_models_open_in_both_libraries_with_the_same_vectors(no_dropout_directory, model, tmp_path):
+    """What hnclip saves opens as a SentenceTransformer at full length, and what that saves opens in hnclip."""
     model.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
-    encoder = hnclip.load(tmp_path / "theirs").eval()
-    captions = columns()[1]
-    with torch.no_grad():
-        text = encoder.encode_texts(encoder.tokenize(captions)).vectors
-    torch.testing.assert_close(F.normalize(torch.tensor(model.encode(captions)), dim=-1), text, rtol=0, atol=1e-5)
-
-
-# The losses
+    images, captions = columns()
+    captions[0] = " ".join(captions)  # longer than the context
+    for directory in (no_dropout_directory, tmp_path / "theirs"):
+        encoder = hnclip.load(directory).eval()
+        size = encoder.image_size
+        images = [image.resize((size, size)) for image in images]  # both resize slightly differently
+        assert model.modalities == ["text", "image"]
+        assert model.max_seq_length == encoder.context == 248
+        with torch.no_grad():
+            text = encoder.encode_texts(encoder.tokenize(captions)).vectors
+            image = encoder.encode_images(encoder.preprocess_images(images)).vectors
+        for found, expected in ((model.encode(captions), text), (model.encode(images), image)):
+            torch.testing.assert_close(F.normalize(torch.tensor(found), dim=-1), expected, rtol=0, atol=1e-5)
 
 
 def test_loss_is_l_hn_of_normalised_vectors(model):
@@ -113,13 +100,15 @@ def test_gamma_0_is_their_loss_in_both_directions(model, cached):
     assert_same(gradients(ours, batch(model)), gradients(theirs, batch(model)))
 
 
-@pytest.mark.parametrize("mini_batch_size", [1, 3, 8, 100])
+@pytest.mark.parametrize("mini_batch_size", [3, 100])
 @pytest.mark.parametrize("labels", [None, SAME], ids=["all negatives", "labels"])
 def test_cached_is_plain(model, mini_batch_size, labels):
     plain = gradients(HardNegativeRankingLoss(model), batch(model), labels)
     cached = CachedHardNegativeRankingLoss(model, mini_batch_size=mini_batch_size)
     assert_same(gradients(cached, batch(model), labels), plain)
-    # Accumulation and loss scaling multiply what comes back.
+    with torch.no_grad():
+        assert cached(batch(model), labels).item() == pytest.approx(plain[0], rel=1e-5)
+    # Accumulation and loss scaling multiply the loss.
     _, half = gradients(cached, batch(model), labels, share=0.5)
     torch.testing.assert_close({name: 2 * grad for name, grad in half.items()}, plain[1], rtol=1e-3, atol=1e-5)
 
@@ -136,73 +125,37 @@ def test_cached_is_plain_with_dropout(model_directory):
     assert gradients(HardNegativeRankingLoss(model), batch(model))[0] != pytest.approx(found[0][0], rel=1e-4)
 
 
-def test_cached_loss_without_gradient(model):
-    with torch.no_grad():
-        value = CachedHardNegativeRankingLoss(model, mini_batch_size=3)(batch(model))
-    assert value.item() == pytest.approx(HardNegativeRankingLoss(model)(batch(model)).item(), rel=1e-5)
-
-
-def test_a_model_without_scale_needs_one(model):
-    del model[0].auto_model.logit_scale
-    with pytest.raises(ValueError, match="give scale"):
-        HardNegativeRankingLoss(model)
-    assert HardNegativeRankingLoss(model, scale=20.0).scale == 20
-
-
 @pytest.mark.parametrize("loss", [HardNegativeRankingLoss, CachedHardNegativeRankingLoss])
-def test_two_columns_are_needed(model, loss):
+def test_other_columns_and_a_model_without_scale_raise(model, loss):
     for columns in (batch(model)[:1], [*batch(model), batch(model)[1]]):
-        with pytest.raises(ValueError, match="two columns, pictures and captions"):
+        with pytest.raises(ValueError, match="columns"):
             loss(model)(columns)
+    del model[0].auto_model.logit_scale
+    with pytest.raises(ValueError, match="scale"):
+        loss(model)
+    assert loss(model, scale=20.0).scale == 20
 
 
-# The trainer
-
-
-def trained(directory, folder, loss_of, labels=None, accumulate=1):
-    """All weights after two steps over the same eight pairs."""
-    model = open_model(directory)
+def test_the_trainer_reaches_the_same_weights_with_the_cached_loss(no_dropout_directory, tmp_path):
+    """Two steps of the real trainer over the same eight pairs; labels reach the loss, and no file is left."""
     images, captions = columns()
-    data = {"image": images, "caption": captions}
-    if labels is not None:
-        data["label"] = labels.tolist()
-    trainer = SentenceTransformerTrainer(
-        model,
-        SentenceTransformerTrainingArguments(
-            output_dir=str(folder),
-            max_steps=2,
-            per_device_train_batch_size=COUNT // accumulate,
-            gradient_accumulation_steps=accumulate,
-            learning_rate=0.01,
-            optim="sgd",
-            max_grad_norm=0.0,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-        ),
-        train_dataset=Dataset.from_dict(data),
-        loss=loss_of(model),
-    )
-    start = [parameter.detach().clone() for parameter in model.parameters()]
-    result = trainer.train()
-    assert result.global_step == 2
-    assert any(not torch.equal(before, after) for before, after in zip(start, model.parameters()))
-    return [parameter.detach() for parameter in model.parameters()]
+    settings = {"learning_rate": 0.01, "optim": "sgd", "max_grad_norm": 0.0, "use_cpu": True, "max_steps": 2}
+    settings |= {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False}
 
+    def weights(loss, labels, **options):
+        model = open_model(no_dropout_directory)
+        arguments = SentenceTransformerTrainingArguments(str(tmp_path), per_device_train_batch_size=COUNT, **settings)
+        data = Dataset.from_dict({"image": images, "caption": captions, **labels})
+        trainer = SentenceTransformerTrainer(model, arguments, train_dataset=data, loss=loss(model, **options))
+        assert trainer.train().global_step == 2
+        return [parameter.detach() for parameter in model.parameters()]
 
-def test_trainer_runs_plain_and_cached(no_dropout_directory, tmp_path):
-    """Real steps of the real trainer, to the same weights; labels reach the loss; nothing is left behind."""
-    plain = trained(no_dropout_directory, tmp_path / "plain", HardNegativeRankingLoss)
-    cached = trained(no_dropout_directory, tmp_path / "cached", lambda model: CachedHardNegativeRankingLoss(model, 3))
+    labels = {"label": SAME.tolist()}
+    plain = weights(HardNegativeRankingLoss, labels)
+    cached = weights(CachedHardNegativeRankingLoss, labels, mini_batch_size=3)
     torch.testing.assert_close(cached, plain, rtol=1e-3, atol=1e-5)
-    labelled = trained(no_dropout_directory, tmp_path / "labels", HardNegativeRankingLoss, SAME)
-    cached = trained(
-        no_dropout_directory, tmp_path / "cached", lambda model: CachedHardNegativeRankingLoss(model, 3), SAME
-    )
-    torch.testing.assert_close(cached, labelled, rtol=1e-3, atol=1e-5)
-    assert max((a - b).abs().max() for a, b in zip(plain, labelled)) > 1e-4
+    unlabelled = weights(HardNegativeRankingLoss, {})
+    assert max((a - b).abs().max() for a, b in zip(plain, unlabelled)) > 1e-4
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
@@ -213,21 +166,17 @@ def test_the_script_runs(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(example, "pairs", lambda split, families: small[split])
     for options in ([], ["--cached"]):
         example.main(["--steps", "1", *options])
-        printed = capsys.readouterr().out
-        assert "R@1 of 8 captions before" in printed
-        assert "R@1 of 8 captions after" in printed
+        assert capsys.readouterr().out.count("R@1") == 2
     assert not list(tmp_path.iterdir())
 
-
-# Two processes
 
 LOSSES = {"plain": HardNegativeRankingLoss, "cached": lambda *args, **kw: CachedHardNegativeRankingLoss(*args, 3, **kw)}
 
 
 def one_process(rank, folder, directory):
     os.environ["HF_HUB_OFFLINE"] = "1"
-    meeting, patience = f"file://{folder}/meeting", timedelta(minutes=2)
-    dist.init_process_group("gloo", init_method=meeting, timeout=patience, rank=rank, world_size=WORLD)
+    meeting, timeout = f"file://{folder}/meeting", timedelta(minutes=5)
+    dist.init_process_group("gloo", init_method=meeting, timeout=timeout, rank=rank, world_size=WORLD)
     rows = slice(rank * COUNT // WORLD, (rank + 1) * COUNT // WORLD)
     found = {}
     for name, loss_of in LOSSES.items():

@@ -17,7 +17,6 @@ from small_studies import study_results
 from hnclip.config import RunOptions, TrainConfig, with_fields
 from hnclip.data.scenes import scene_records
 from hnclip.encode.loop import encode_captions
-from hnclip.measure import Timing
 from hnclip.models.load import load
 from hnclip.report.document import Table
 from hnclip.studies import step_timer
@@ -27,6 +26,7 @@ from hnclip.studies.page import PARTS
 from hnclip.studies.plan import MeasureJob, RunJob
 from hnclip.studies.spec import Domain
 from hnclip.studies.store import Store
+from hnclip.util.timing import Timing
 
 COUNTS = {"train": 16, "validation": 4, "test": 12}
 

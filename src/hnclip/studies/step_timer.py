@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 from hnclip.config import RunOptions, TrainConfig
 from hnclip.data.batching import prepare
-from hnclip.measure import Timing, machine, threads, time_ways
 from hnclip.models.parameters import train_mode
 from hnclip.objectives.registry import build_objective, build_readouts
 from hnclip.report.document import Block, Table
@@ -28,6 +27,7 @@ from hnclip.training.setup import choose_precision, choose_trainable, compile_bl
 from hnclip.training.step import TrainStep
 from hnclip.util.device import find_device
 from hnclip.util.text import counted
+from hnclip.util.timing import Timing, machine, threads, time_ways
 
 PEER = "HN-CLIP"
 _TURNS, _SECONDS = 5, 30.0  # repetitions of a step, and how long they take together at least

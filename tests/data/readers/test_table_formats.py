@@ -177,7 +177,7 @@ def test_ids_are_used_if_they_are_unique(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.json"])
 def test_a_large_table_opens_in_little_memory(tmp_path: Path, name: str) -> None:
-    """At most 600 bytes a row over the file, so 1 GB is far away for a million rows (`hnclip bench open_table`)."""
+    """At most 600 bytes a row over the file, so 1 GB is far away for a million rows."""
     rows = [{"image": f"images/{n:09}.jpg", "caption": f"caption {n} " * 10, "split": "train"} for n in range(20_000)]
     FORMATS[name](tmp_path / name, rows)
     tracemalloc.start()

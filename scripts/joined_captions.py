@@ -1,11 +1,11 @@
-"""One long caption from the several short ones of each picture, and splits by hash.
+"""One long caption from the several short ones of each image, and splits by hash.
 
-    python examples/joined_captions.py coco_k5.jsonl joined.jsonl --validation 600 --test 1000
+    python scripts/joined_captions.py coco_k5.jsonl joined.jsonl --validation 600 --test 1000
 
 reads JSON lines with an "image" and its "captions", and writes lines with "image", "caption" and "split", which
-`--data joined.jsonl` opens. Five sentences about one picture, by five people, make a caption of some fifty words, as
-long captions are. The splits that the rows declare are set aside; the hash of a picture's name decides, so they are the
-same for everybody.
+`--data joined.jsonl` opens. Five sentences about one image, by five people, make a caption of some fifty words, as
+long captions are. The splits that the rows declare are set aside; the hash of an image's name decides, so they are the
+same on every machine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def join(captions: Sequence[str]) -> str:
 
 
 def prepare(lines: Sequence[str], *, validation: int, test: int) -> list[dict[str, str]]:
-    """Rows by the hashes of their pictures' names: `test` of them, then `validation`, then the training ones."""
+    """Rows by the hashes of their images' names: `test` of them, then `validation`, then the training ones."""
     rows = [json.loads(line) for line in lines if line.strip()]
     names = [row["image"] for row in rows]
     if len(set(names)) < len(names):
-        raise ValueError("several rows name the same picture: it could end up in two splits")
+        raise ValueError("several rows name the same image: it could end up in two splits")
     if validation + test >= len(rows):
         raise ValueError(f"{validation} + {test} rows are held out of {len(rows)}: none are left to train on")
     rows.sort(key=lambda row: sha256(row["image"].encode()).digest())

