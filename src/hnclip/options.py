@@ -361,7 +361,7 @@ class PrepareText:
 def _at_least_one(options: Any, *names: str) -> None:
     for name in names:
         if (value := getattr(options, name)) is not None and value < 1:
-            raise ValueError(f"--{name.replace("_", "-")} must be at least 1, got {value}")
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True)
