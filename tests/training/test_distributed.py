@@ -305,7 +305,9 @@ def test_a_run_of_two_processes_is_a_run_of_one(ranks, folder: Path, name: str) 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_a_run_continues_with_another_number_of_processes(ranks, folder: Path, mode: str, model_directory: Path) -> None:
+def test_a_run_continues_with_another_number_of_processes(
+    ranks, folder: Path, mode: str, model_directory: Path
+) -> None:
     """Begun by one process, continued by two, finished by one."""
     train_exactly(*run_of("ddp micro", model_directory, folder / f"via {mode}"))
     assert_close_runs(folder / f"via {mode}", folder / "1 ddp micro")

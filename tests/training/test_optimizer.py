@@ -39,9 +39,7 @@ class Toy(nn.Module):
 def test_readouts_and_the_scale_have_rates_of_their_own_and_matrices_decay(decay: Literal["matrices", "all"]) -> None:
     """With decay "all", as in Long-CLIP's and FineLIP's trainers, biases, norms and the scale too."""
     model = Toy()
-    optimizer = build_optimizer(
-        model, OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7, decay=decay)
-    )
+    optimizer = build_optimizer(model, OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7, decay=decay))
     groups = optimizer.param_groups
     other, added = (0.3 if decay == "all" else 0.0), model.readouts["full"]
     expected = {

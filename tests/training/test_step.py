@@ -110,12 +110,16 @@ def test_frozen_towers_have_no_gradient(model, batch, frozen, negatives):
         tower = "vision" if "vis" in name else "text"
         parameter.requires_grad_("logit_scale" in name or frozen not in (tower, "both"))
     expected, _ = gradients(model, lambda: one_graph(model, batch, FULL))
-    found, _ = gradients(model, lambda: backward(model, batch, FULL, optim(4 if negatives == "batch" else 11, negatives)))
+    found, _ = gradients(
+        model, lambda: backward(model, batch, FULL, optim(4 if negatives == "batch" else 11, negatives))
+    )
     assert any(grad is None for grad in expected.values())
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("objective", [FULL, GLOBAL, TwoViews(), TwoViews(False)], ids=["full", "global", "views", "no tokens"])
+@pytest.mark.parametrize(
+    "objective", [FULL, GLOBAL, TwoViews(), TwoViews(False)], ids=["full", "global", "views", "no tokens"]
+)
 @pytest.mark.parametrize("chunk", [2, 4, 50])
 def test_dropout_is_replayed(data, batch, objective, chunk):
     """For several views, without tokens, and with views that the objective ignores."""

@@ -16,7 +16,6 @@ import processes
 import pytest
 import torch
 from small import assert_same_weights, config_for, options_for, scenes, steps, stop_at, train_scenes, weights
-from small_families import write_bert, write_dinov2
 
 from hnclip.config import AdaptConfig, ObjectiveConfig, TrainConfig, to_json
 from hnclip.data.records import DataSet
@@ -26,6 +25,7 @@ from hnclip.training.checkpoint import load_checkpoint, only_writer, save_checkp
 from hnclip.training.log import read_metrics
 from hnclip.training.runs import resume, saved_options, train, train_or_continue
 from hnclip.training.trainer import Trainer, TrainingDiverged
+from small_families import write_bert, write_dinov2
 
 
 @pytest.fixture(scope="module")
@@ -366,9 +366,7 @@ def test_a_short_model_is_stretched_and_joined_towers_are_trained(model_director
         assert not trained.untrained_projections
 
 
-def test_useless_settings_are_reported(
-    model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_useless_settings_are_reported(model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="hnclip")
     config = apply_method(config_for(model_directory), "long_clip", "corrected")
     config = replace(config, optim=replace(config.optim, warmup=200, scale=200.0))

@@ -143,7 +143,18 @@ def encode(
     if not 0 <= part < parts:
         raise ValueError(f"partition must be (k, N) with 0 ≤ k < N, got {partition}")
     settings = EncodeSettings(
-        data, out, model, opening or Opening(), read or ReadConfig(), split, only, dtype, shard_size, batch, threads, device
+        data,
+        out,
+        model,
+        opening or Opening(),
+        read or ReadConfig(),
+        split,
+        only,
+        dtype,
+        shard_size,
+        batch,
+        threads,
+        device,
     )
     if engine == "ray":
         from hnclip.encode.ray_engine import encode_with_ray, import_ray
