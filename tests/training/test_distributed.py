@@ -26,7 +26,6 @@ from small import (
 )
 
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, RunOptions, SpeedConfig, TrainConfig
-from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.data.records import DataSet
 from hnclip.losses import hard_negative_loss
 from hnclip.objectives.base import GlobalTerm
@@ -38,7 +37,6 @@ from hnclip.training.distributed import (
     clip_gradients,
     distribute,
     encode_shared,
-    gather_embeddings,
     gather_rows,
     gather_tensors,
     is_distributed,
@@ -92,20 +90,6 @@ def rows_of(batch, rows):
     )
 
 
-def gathered_views(number):
-    """Two image views, one without tokens. Process n has n + 1 pairs, the last one none."""
-    last = number == world_size() - 1
-    count = 1 if last else number + 1
-    full, crop = torch.full((count, 3), float(number)), torch.full((count, 3), 20.0 + number)
-    tokens = torch.full((count, 2 + number, 3), 10.0 + number)
-    view = ViewEmbeddings(full, tokens, torch.ones(count, 2 + number, dtype=torch.bool))
-    ids = torch.full((count, 1), number)
-    here = Embeddings({"full": view, "crop": ViewEmbeddings(crop)}, {"caption": view}, torch.tensor(2.0), ids)
-    every, offset = gather_embeddings(here, 0 if last else count)
-    image = every.images["full"]
-    return image.vectors[:, 0], image.tokens[..., 0], image.mask, every.images["crop"], every.ids.flatten(), offset
-
-
 def sparse_gradients(number):
     """Parameters of two dtypes: used by all processes, by process 0 only, by none, and frozen."""
     model = torch.nn.ParameterList(torch.ones(2, dtype=dtype) for dtype in (torch.float64, torch.float32) * 2)
@@ -125,7 +109,6 @@ def work(number, batch, tokenizer, folder, model):
         torch.nn.init.constant_(linear.weight, float(number))
         distribute(linear, "ddp")
         found = {
-            "views": gathered_views(number),
             "sparse": sparse_gradients(number),
             "rows": gather_rows(torch.tensor([[number]])).flatten().tolist(),
             "shared": encode_shared(lambda rows: torch.tensor(rows)[:, None], 5).flatten().tolist(),
@@ -180,19 +163,6 @@ def test_many_processes_compute_the_step_of_one(ranks, alone, step):
         torch.testing.assert_close(found["infonce"], expected["infonce"])
         torch.testing.assert_close(found["norm"], norm)
         torch.testing.assert_close(found["memory"], expected["memory"])
-
-
-def test_gathered_embeddings(ranks):
-    owners = [number for number in range(len(ranks) - 1) for _ in range(number + 1)]
-    longest = 1 + len(ranks)  # the filler of the last process counts nowhere, but its length does
-    for number, process in enumerate(ranks):
-        vectors, tokens, mask, crop, ids, offset = process["views"]
-        assert vectors.tolist() == ids.tolist() == owners
-        assert tokens.tolist() == [[10 + o] * (2 + o) + [0] * (longest - 2 - o) for o in owners]
-        assert mask.tolist() == [[True] * (2 + o) + [False] * (longest - 2 - o) for o in owners]
-        assert crop.vectors[:, 0].tolist() == [20 + o for o in owners]
-        assert crop.tokens is None
-        assert offset == (len(owners) if number == len(ranks) - 1 else owners.index(number))
 
 
 def test_values_and_gradients_of_all_processes(ranks):

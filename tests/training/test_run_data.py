@@ -88,9 +88,10 @@ def test_equal_captions_lose_no_pair(config: TrainConfig, opened: Opened) -> Non
 
 def copies_of(records: Sequence[Record], folder: Path, name: str) -> list[Record]:
     """The same images and captions under other ids and in other files."""
-    for record in records:
-        record.image.load().save(folder / f"{name}{record.id}.png")
-    return [replace(r, id=f"{name}{r.id}", image=FileImage(folder / f"{name}{r.id}.png")) for r in records]
+    files = [folder / f"{name}{number}.png" for number in range(len(records))]
+    for record, file in zip(records, files):
+        record.image.load().save(file)
+    return [replace(r, id=file.name, image=FileImage(file)) for r, file in zip(records, files)]
 
 
 def test_duplicates_under_other_names_have_equal_ids(
@@ -260,7 +261,7 @@ def test_prepared_captions_are_used_for_unchanged_records(
     records: list[Record], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If some records have changed, these get the default; if all have, that is an error."""
-    command = ["prepare", "text", "scenes/park", "--filter", "lexicon:colours", "--out", str(tmp_path), "--quiet"]
+    command = ["prepare", "text", "scenes/park/small", "--filter", "lexicon:colours", "--out", str(tmp_path), "--quiet"]
     assert main(command) == 0
     caplog.set_level("INFO", logger="hnclip")  # which the command has raised
     found = completed("structxlip", records, prepared=str(tmp_path))
