@@ -230,7 +230,7 @@ def test_wrong_options_are_refused(arguments: list[str], name: str, capsys: pyte
 
 @pytest.mark.parametrize("partition", ["0/4", "5/4", "1/0", "1", "", "1/4/2", (4, 4), (-1, 2)])
 def test_a_partition_is_one_of_n(partition: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="/N|k < N"):
+    with pytest.raises(ValueError, match=r"/N|k < N"):
         run("nowhere", "nowhere", tmp_path / "out", partition=partition)
 
 
