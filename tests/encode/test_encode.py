@@ -60,20 +60,11 @@ def test_vectors_are_those_of_each_image_and_caption_alone(table: Path, encoded:
     assert found.texts == tuple(text for record in records for text in record.captions)
     assert found.owners.tolist() == owners
     assert found.ids == tuple(record.id for record in records)
-    assert [(row["image_path"], row["caption"]) for row in found.records()] == [
-        (record.image.key, record.captions[0]) for record in records
-    ]
-
-
-def test_other_programs_read_the_layout_of_clip_retrieval(encoded: Path) -> None:
-    """As docs/encode.md shows it."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows = parquet.read_table(encoded / "metadata").to_pylist()
-    owners = np.repeat(np.arange(len(rows)), [len(row["captions"]) for row in rows])
-    np.testing.assert_array_equal(owners, open_embeddings(encoded).owners)
-    for kind, expected in zip(("img_emb", "text_emb"), vectors(encoded), strict=True):
-        files = sorted((encoded / kind).glob("*.npy"))
-        np.testing.assert_array_equal(np.concatenate([np.load(file) for file in files]), expected)
+    rows = pytest.importorskip("pyarrow.parquet").read_table(encoded / "metadata").to_pylist()  # as docs/encode.md does
+    assert rows == list(found.records())
+    assert [(row["image_path"], row["caption"]) for row in rows] == [(r.image.key, r.captions[0]) for r in records]
+    files = sorted((encoded / "text_emb").glob("*.npy"))
+    np.testing.assert_array_equal(np.concatenate([np.load(file) for file in files]), vectors(encoded)[1])
 
 
 def test_half_precision_and_metadata_without_pyarrow(
@@ -235,6 +226,12 @@ def test_wrong_options_are_refused(arguments: list[str], name: str, capsys: pyte
         main(["encode", "scenes/park", "--out", "nowhere", *arguments])
     assert ended.value.code == 2
     assert name in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("partition", ["0/4", "5/4", "1/0", "1", "", "1/4/2", (4, 4), (-1, 2)])
+def test_a_partition_is_one_of_n(partition: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"/N|k < N"):
+        run("nowhere", "nowhere", tmp_path / "out", partition=partition)
 
 
 def test_the_command(table: Path, model_directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

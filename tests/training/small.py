@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hnclip.config import OptimConfig, RunOptions, TrainConfig
-from hnclip.core import Batch, Embeddings, TextBatch, ViewEmbeddings
+from hnclip.core import Embeddings, Record, ViewEmbeddings
 from hnclip.data.batching import prepare
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
@@ -24,6 +25,7 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, wrap
 from hnclip.models.preprocessing import train_tokenizer
 from hnclip.training.distributed import process_group
+from hnclip.training.log import read_metrics
 from hnclip.training.memory import PairMemory
 from hnclip.training.runs import train
 from hnclip.training.trainer import Trainer, TrainResult
@@ -77,59 +79,6 @@ def small_memory(batch, size, count):
     return PairMemory(size, embeddings, torch.arange(count)), image, text
 
 
-class Toy(nn.Module):
-    """Two linear towers with dropout; images have tokens, captions may; "crop" and "short" are second views."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, *, text_tokens=True):
-        super().__init__()
-        self.pixels, self.words = nn.Linear(12, 6), nn.Embedding(20, 6)
-        self.dropout = nn.Dropout(0.4)
-        self.backbone = nn.Module()
-        self.backbone.logit_scale = nn.Parameter(torch.tensor(1.5))
-        self.text_tokens = text_tokens
-        self.double()
-
-    @property
-    def scale(self):
-        return self.backbone.logit_scale.exp()
-
-    def forward(self, batch, *, tokens=False):
-        return Embeddings(
-            {name: self.image(view, tokens) for name, view in batch.images.items()},
-            {name: self.text(view, tokens and self.text_tokens) for name, view in batch.texts.items()},
-            self.scale,
-            batch.ids,
-        )
-
-    def image(self, pixels, tokens):
-        patches = self.dropout(self.pixels(pixels.double().flatten(2).mT.reshape(len(pixels), -1, 12) / 255))
-        mask = torch.ones(patches.shape[:2], dtype=torch.bool)
-        vectors = F.normalize(patches.mean(1), dim=-1)
-        return ViewEmbeddings(vectors, patches, mask) if tokens else ViewEmbeddings(vectors)
-
-    def text(self, texts, tokens):
-        mask = torch.arange(texts.ids.shape[1])[None] < texts.lengths[:, None]
-        words = self.dropout(self.words(texts.ids)) * mask[..., None]
-        vectors = F.normalize(words.sum(1), dim=-1)
-        return ViewEmbeddings(vectors, words, mask) if tokens else ViewEmbeddings(vectors)
-
-
-def toy_batch(count=PAIRS):
-    g = torch.Generator().manual_seed(1)
-
-    def texts(longest):
-        lengths = torch.randint(1, longest + 1, (count,), generator=g)
-        return TextBatch(torch.randint(20, (count, int(lengths.max())), generator=g), lengths)
-
-    images = {
-        name: torch.randint(256, (count, 3, size, size), generator=g, dtype=torch.uint8)
-        for name, size in (("full", 4), ("crop", 2))
-    }
-    return Batch(images, {"caption": texts(9), "short": texts(3)}, torch.arange(count)[:, None])
-
-
 def gradients(model, step):
     """What `step` leaves in every parameter, and what it returns."""
     model.zero_grad(set_to_none=True)
@@ -151,14 +100,18 @@ def assert_same(found, expected, atol=1e-12):
 
 @cache
 def scenes(families: int = 8) -> DataSet:
-    """Pairs of `families` families of four for training, and 20 for validation."""
+    """Pairs of `families` families of four for training, some without regions, some with one; 20 for validation."""
     train, validation = (
         scene_records("park", split, families=n, members=4) for split, n in (("train", families), ("validation", 5))
     )
-    return DataSet("scenes/park", (*train, *validation))
+
+    def with_fewer_regions(row: int, record: Record) -> Record:
+        return replace(record, regions=record.regions[: row % 4]) if row % 4 < 2 else record
+
+    return DataSet("scenes/park", (*(with_fewer_regions(*found) for found in enumerate(train)), *validation))
 
 
-def config_for(model: Path, *, optim: dict | None = None, **changes: object) -> TrainConfig:
+def config_for(model: Path | str, *, optim: dict | None = None, **changes: object) -> TrainConfig:
     chosen = {"epochs": 2, "micro_batch": 4, "accumulate": 2, "lr": 1e-3, "precision": "fp32", **(optim or {})}
     return replace(TrainConfig(model=str(model), optim=OptimConfig(**chosen)), **changes)  # type: ignore[arg-type]
 
@@ -172,19 +125,15 @@ class Stop(Exception):
     """A run that ends here."""
 
 
-def stop_at(step: int) -> Callable[[int], None]:
-    """An `on_step` that ends the run before a checkpoint of this step is written."""
+def stop_at(step: int, run: Callable[..., Any], *arguments: Any, **others: Any) -> None:
+    """End the run in this step, before its checkpoint is written."""
 
     def on_step(done: int) -> None:
         if done == step:
             raise Stop
 
-    return on_step
-
-
-def train_until(step: int, config: TrainConfig, options: RunOptions, data: DataSet | None = None) -> None:
     with pytest.raises(Stop):
-        train(config, options, data=data or scenes(), on_step=stop_at(step))
+        run(*arguments, **{"data": scenes(), **others}, on_step=on_step)
 
 
 class ExactTrainer(Trainer):
@@ -198,9 +147,18 @@ class ExactTrainer(Trainer):
         return model
 
 
-def train_exactly(config: TrainConfig, options: RunOptions, **others: object) -> TrainResult:
+def train_exactly(config: TrainConfig, options: RunOptions, **others: Any) -> TrainResult:
     with process_group("cpu"):
-        return ExactTrainer(config, options, **{"data": scenes(), **others}).fit()  # type: ignore[arg-type]
+        return ExactTrainer(config, options, **{"data": scenes(), **others}).fit()
+
+
+def train_scenes(config: TrainConfig, options: RunOptions, **others: Any) -> Path:
+    return train(config, options, **{"data": scenes(), **others}).out
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    """What is logged of every step, without times."""
+    return [{**entry, "pairs_per_second": 0, "waited": 0} for entry in read_metrics(run, "step")]
 
 
 def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
@@ -209,7 +167,4 @@ def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
 
 
 def assert_same_weights(a: Path, b: Path) -> None:
-    first, second = weights(a), weights(b)
-    assert first.keys() == second.keys()
-    for name in first:
-        assert torch.equal(first[name], second[name]), name
+    assert_same(weights(a), weights(b), atol=0)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import processes
 import pytest
 import torch
 from small import (
     ExactTrainer,
-    Stop,
     assert_same,
+    assert_same_weights,
     config_for,
     options_for,
     scenes,
@@ -22,22 +21,22 @@ from small import (
     small_memory,
     stop_at,
     train_exactly,
+    train_scenes,
     weights,
 )
 
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, RunOptions, SpeedConfig, TrainConfig
-from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.data.records import DataSet
 from hnclip.losses import hard_negative_loss
 from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
+from hnclip.objectives.registry import apply_method
 from hnclip.training.checkpoint import load_checkpoint
 from hnclip.training.distributed import (
     broadcast_object,
     clip_gradients,
     distribute,
     encode_shared,
-    gather_embeddings,
     gather_rows,
     gather_tensors,
     is_distributed,
@@ -54,41 +53,31 @@ from hnclip.training.step import backward, split_batch
 OBJECTIVE = HNClip(GlobalTerm(hard_negative_loss, frozen=True), {"token": 0.5})
 # Pairs in the batch and in a micro-batch: even, uneven, and fewer pairs than four processes.
 SIZES = ((8, 4), (11, 4), (3, 4))
+NEGATIVES = ("micro", "batch", "memory")
 STEPS = [
     (mode, negatives, *size)
     for mode, sizes in (("ddp", SIZES), ("fsdp", SIZES[1:]))
-    for negatives in ("micro", "batch", "memory")
+    for negatives in NEGATIVES
     for size in sizes
 ]
-
-
-def optim(micro: int, negatives: str) -> OptimConfig:
-    return OptimConfig(micro_batch=micro, negatives=negatives, precision="fp32")  # type: ignore[arg-type]
 
 
 def one_step(batch, tokenizer, mode, negatives, pairs, micro):
     """Gradients and losses of the first pairs of a batch, of which this process encodes its share."""
     model = small_encoder(tokenizer)
     distribute(model, mode)
-    rows, groups = split_batch(range(pairs), optim(micro, negatives), rank=rank(), world=world_size())
+    optim = OptimConfig(micro_batch=micro, negatives=negatives, precision="fp32")
+    rows, groups = split_batch(range(pairs), optim, rank=rank(), world=world_size())
     memory = small_memory(batch, 7, 5)[0] if negatives == "memory" else None
-    result = backward(model, rows_of(batch, rows), OBJECTIVE, optim(micro, negatives), groups, memory)
+    result = backward(model, rows_of(batch, rows), OBJECTIVE, optim, groups, memory)
 
     def collect():
         found = {name: p.grad for name, p in model.named_parameters()}
         return {name: grad.clone() for name, grad in gather_tensors(found).items()}
 
-    grads = collect()
-    norm = clip_gradients(model, 0.01)
+    found = {"grads": collect(), "norm": clip_gradients(model, 0.01), "clipped": collect()}
     kept = None if memory is None else memory.negatives().text
-    return {
-        "grads": grads,
-        "terms": result.terms,
-        "infonce": result.infonce,
-        "norm": norm,
-        "clipped": collect(),
-        "memory": kept,
-    }
+    return {**found, "terms": result.terms, "infonce": result.infonce, "memory": kept}
 
 
 def rows_of(batch, rows):
@@ -99,20 +88,6 @@ def rows_of(batch, rows):
     return replace(
         batch, images=images, texts={"caption": text}, ids=batch.ids[chosen], margin_text=batch.margin_text[chosen]
     )
-
-
-def gathered_views(number):
-    """Two image views, one without tokens. Process n has n + 1 pairs, the last one none."""
-    last = number == world_size() - 1
-    count = 1 if last else number + 1
-    full, crop = torch.full((count, 3), float(number)), torch.full((count, 3), 20.0 + number)
-    tokens = torch.full((count, 2 + number, 3), 10.0 + number)
-    view = ViewEmbeddings(full, tokens, torch.ones(count, 2 + number, dtype=torch.bool))
-    ids = torch.full((count, 1), number)
-    here = Embeddings({"full": view, "crop": ViewEmbeddings(crop)}, {"caption": view}, torch.tensor(2.0), ids)
-    every, offset = gather_embeddings(here, 0 if last else count)
-    image = every.images["full"]
-    return image.vectors[:, 0], image.tokens[..., 0], image.mask, every.images["crop"], every.ids.flatten(), offset
 
 
 def sparse_gradients(number):
@@ -126,14 +101,14 @@ def sparse_gradients(number):
     return [parameter.grad for parameter in model]
 
 
-def work_on_steps(number, batch, tokenizer):
+def work(number, batch, tokenizer, folder, model):
+    """The steps in every process; runs with two of them."""
     with process_group("cpu"):
         assert rank() == number
         linear = torch.nn.Linear(2, 2)
         torch.nn.init.constant_(linear.weight, float(number))
-        distribute(linear, "ddp")  # type: ignore[arg-type]
+        distribute(linear, "ddp")
         found = {
-            "views": gathered_views(number),
             "sparse": sparse_gradients(number),
             "rows": gather_rows(torch.tensor([[number]])).flatten().tolist(),
             "shared": encode_shared(lambda rows: torch.tensor(rows)[:, None], 5).flatten().tolist(),
@@ -142,6 +117,7 @@ def work_on_steps(number, batch, tokenizer):
             "seed": rank_seed(1, 2),
             "steps": {step: one_step(batch, tokenizer, *step) for step in STEPS},
         }
+        found["errors"] = runs_of_two(number, folder, model) if world_size() == 2 else {}
     assert not is_distributed()
     return found
 
@@ -152,20 +128,24 @@ def batch_and_tokenizer():
     return small_batch()
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request, batch_and_tokenizer, tmp_path_factory):
+def ranks(request, batch_and_tokenizer, folder, model_directory):
     """What two and four real processes found."""
-    return processes.run(request.param, work_on_steps, tmp_path_factory.mktemp("ranks"), *batch_and_tokenizer)
+    if request.param == 2:
+        begin_runs(folder, model_directory)
+    return processes.run(request.param, work, folder / "found", *batch_and_tokenizer, folder, model_directory)
 
 
 @pytest.fixture(scope="module")
 def alone(batch_and_tokenizer):
     """What one process finds, by (negatives, pairs, micro-batch)."""
-    return {
-        (negatives, *size): one_step(*batch_and_tokenizer, "ddp", negatives, *size)
-        for negatives in ("micro", "batch", "memory")
-        for size in SIZES
-    }
+    cases = [(negatives, *size) for negatives in NEGATIVES for size in SIZES]
+    return {case: one_step(*batch_and_tokenizer, "ddp", *case) for case in cases}
 
 
 @pytest.mark.parametrize("step", STEPS, ids=str)
@@ -185,31 +165,14 @@ def test_many_processes_compute_the_step_of_one(ranks, alone, step):
         torch.testing.assert_close(found["memory"], expected["memory"])
 
 
-def test_gathered_embeddings(ranks):
-    owners = [number for number in range(len(ranks) - 1) for _ in range(number + 1)]
-    longest = 1 + len(ranks)  # the filler of the last process counts nowhere, but its length does
-    for number, process in enumerate(ranks):
-        vectors, tokens, mask, crop, ids, offset = process["views"]
-        assert vectors.tolist() == ids.tolist() == owners
-        assert tokens.tolist() == [[10 + o] * (2 + o) + [0] * (longest - 2 - o) for o in owners]
-        assert mask.tolist() == [[True] * (2 + o) + [False] * (longest - 2 - o) for o in owners]
-        assert crop.vectors[:, 0].tolist() == [20 + o for o in owners]
-        assert crop.tokens is None
-        assert offset == (len(owners) if number == len(ranks) - 1 else owners.index(number))
-
-
-def test_gradients_are_summed_over_the_processes_that_have_one(ranks):
+def test_values_and_gradients_of_all_processes(ranks):
+    """Gradients are summed over the processes that have one."""
     total = sum(range(1, len(ranks) + 1))
     for process in ranks:
         everywhere, once, nowhere, frozen = process["sparse"]
         torch.testing.assert_close(everywhere, torch.tensor([1.0, 2.0], dtype=torch.float64) * total)
         torch.testing.assert_close(once, torch.full((2,), 4.0))
-        assert nowhere is None
-        assert frozen is None
-
-
-def test_values_of_all_processes(ranks):
-    for process in ranks:
+        assert nowhere is frozen is None
         assert process["rows"] == list(range(len(ranks)))
         assert process["shared"] == list(range(5))
         assert process["object"] == "from 0"
@@ -219,82 +182,76 @@ def test_values_of_all_processes(ranks):
 
 # Runs ---------------------------------------------------------------------------------------------------------
 
-LIMIT = 27  # batches of 8, 8, 8 and 3: four processes cannot share the last one evenly
+LIMIT = 19  # batches of 8, 8 and 3 pairs
 LORA = AdaptConfig(method="lora", rank=2, projections=True)
 NO_BLOCK = AdaptConfig(freeze_image="all", freeze_text=2)  # only the norm, the projection and the scale train
 FROZEN_MARGIN = ObjectiveConfig(margin_source="frozen", token_weight=0.0)
-# By name: mode and configuration.
-RUNS = {
-    "ddp micro": ("ddp", {"probe_gradients": 2}),
-    "ddp memory": ("ddp", {"optim": {"negatives": "memory", "memory": 16}, "objective": FROZEN_MARGIN, "cluster": 2}),
-    "fsdp batch lora": ("fsdp", {"optim": {"negatives": "batch"}, "adapt": LORA, "probe_gradients": 2}),
-    "fsdp micro frozen": ("fsdp", {"adapt": NO_BLOCK}),
+MEMORY = {"negatives": "memory", "memory": 16}
+# By name, which begins with the mode.
+RUNS: dict[str, dict[str, Any]] = {
+    "ddp micro": {"probe_gradients": 2},
+    "ddp memory": {"optim": MEMORY, "objective": FROZEN_MARGIN, "cluster": 2},
+    "fsdp batch lora": {"optim": {"negatives": "batch"}, "adapt": LORA, "probe_gradients": 2},
+    "fsdp micro frozen": {"adapt": NO_BLOCK},
+}
+# Method, fidelity, global loss and negatives.
+METHOD_RUNS = {
+    "ddp long_clip": ("long_clip", "corrected", "smoothed", "batch"),
+    "ddp finelip": ("finelip", "official", "none", "micro"),
+    "fsdp finelip": ("finelip", "corrected", "hn", "batch"),
+    "ddp goal": ("goal", "corrected", "hn", "memory"),
+    "fsdp smartclip": ("smartclip", "corrected", "infonce", "micro"),
+    "ddp structxlip": ("structxlip", "corrected", "hn", "micro"),
+    "fsdp structxlip": ("structxlip", "official", "infonce", "batch"),
 }
 
 
-def run_of(name: str, model: Path, out: Path) -> tuple[TrainConfig, RunOptions]:
-    mode, changes = RUNS[name]
-    optim = {"epochs": 1, **changes.get("optim", {})}  # type: ignore[attr-defined]
-    config = config_for(model, limit=LIMIT, **{**changes, "optim": optim})  # type: ignore[dict-item]
+def run_of(name: str, model: Path, out: Path, mode: str | None = None) -> tuple[TrainConfig, RunOptions]:
+    options = options_for(out, speed=SpeedConfig(parallel=mode or name.split()[0]))  # type: ignore[arg-type]
+    changes = RUNS.get(name, {})
+    if name in METHOD_RUNS:
+        method, fidelity, loss, negatives = METHOD_RUNS[name]
+        changes = {"optim": {"readout_lr": 2e-3, "negatives": negatives, **(MEMORY if negatives == "memory" else {})}}
+    config = config_for(model, limit=LIMIT, **{**changes, "optim": {"epochs": 1, **changes.get("optim", {})}})
+    if name in METHOD_RUNS:
+        config = apply_method(config, method, fidelity)  # type: ignore[arg-type]
+        config = replace(config, objective=replace(config.objective, global_loss=loss))  # type: ignore[arg-type]
+    return config, options
+
+
+def dropout_run(model: Path, out: Path, mode: str) -> tuple[TrainConfig, RunOptions]:
+    config = config_for(model, optim={"epochs": 1, "negatives": "batch"}, limit=LIMIT)
     return config, options_for(out, speed=SpeedConfig(parallel=mode))  # type: ignore[arg-type]
 
 
-def until(step: int, run) -> None:
-    with pytest.raises(Stop):
-        run(on_step=stop_at(step))
+def begin_runs(folder: Path, model: Path) -> None:
+    """Runs of one process, which two processes repeat or continue."""
+    for name in RUNS:
+        train_exactly(*run_of(name, model, folder / f"1 {name}"))
+    for mode in ("ddp", "fsdp"):
+        stop_at(2, train_exactly, *run_of("ddp micro", model, folder / f"via {mode}"))
 
 
-def work_on_runs(number: int, folder: Path, model: Path) -> dict[str, str]:
-    world = int(os.environ["WORLD_SIZE"])
-    with process_group("cpu"):
-        for name in RUNS:
-            train_exactly(*run_of(name, model, folder / f"2 {name}"))
-        # Begun by one process, continued by two in either mode, and finished by one.
-        for mode in ("ddp", "fsdp"):
-            config, options = run_of("ddp micro", model, folder / f"via {mode}")
-            options = replace(options, speed=SpeedConfig(parallel=mode))  # type: ignore[arg-type]
-            until(3, partial(train_exactly, config, options))
+def runs_of_two(number: int, folder: Path, model: Path) -> dict[str, str]:
+    for name in RUNS:
+        train_exactly(*run_of(name, model, folder / f"2 {name}"))
+    for mode in ("ddp", "fsdp"):
+        stop_at(3, train_exactly, *run_of("ddp micro", model, folder / f"via {mode}", mode))
         # With dropout, in float32: stopped and continued by the same number of processes.
-        for mode in ("ddp", "fsdp"):
-            config = config_for(model, optim={"epochs": 1, "negatives": "batch"}, limit=LIMIT)
-            whole, stopped = (
-                options_for(folder / f"{what} {mode}", speed=SpeedConfig(parallel=mode))  # type: ignore[arg-type]
-                for what in ("whole", "stopped")
-            )
-            train(config, whole, data=scenes())
-            until(3, partial(train, config, stopped, data=scenes()))
-            resume(stopped.out, data=scenes())
-        errors = {}
-        cases = {
-            "taken": (run_of("ddp micro", model, folder / f"{world} ddp micro"), scenes()),
-            "other data": (
-                run_of("ddp micro", model, folder / "refused"),
-                DataSet("fewer", scenes().records[1:]) if number else scenes(),
-            ),
-        }
-        for name, (run, data) in cases.items():
-            try:
-                train(*run, data=data)
-            except ValueError as error:
-                errors[name] = str(error)
+        train_scenes(*dropout_run(model, folder / f"whole {mode}", mode))
+        stop_at(2, train, *dropout_run(model, folder / f"stopped {mode}", mode))
+        resume(folder / f"stopped {mode}", data=scenes())
+    errors = {}
+    fewer = DataSet("fewer", scenes().records[1:])
+    for name, out, data in (("taken", "2 ddp micro", scenes()), ("data", "refused", fewer if number else scenes())):
+        with pytest.raises(ValueError) as refused:
+            train(*run_of("ddp micro", model, folder / out), data=data)
+        errors[name] = str(refused.value)
     return errors
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> tuple[Path, list[dict[str, str]]]:
-    folder = tmp_path_factory.mktemp("runs")
-    for name in RUNS:
-        train_exactly(*run_of(name, model_directory, folder / f"1 {name}"))
-    for mode in ("ddp", "fsdp"):
-        until(2, partial(train_exactly, *run_of("ddp micro", model_directory, folder / f"via {mode}")))
-    errors = processes.run(2, work_on_runs, folder / "found", folder, model_directory)
-    for mode in ("ddp", "fsdp"):
-        train_exactly(*run_of("ddp micro", model_directory, folder / f"via {mode}"))
-    return folder, errors
-
-
 def assert_close_runs(found: Path, expected: Path) -> None:
-    """Every number that is logged, the evaluation, and the weights at the end."""
+    """Every number that is logged, the evaluation, the weights, and those of readouts in the checkpoint."""
     for kind in ("data", "step", "evaluation", "gradients"):
         entries, others = read_metrics(found, kind), read_metrics(expected, kind)
         assert len(entries) == len(others)
@@ -302,41 +259,62 @@ def assert_close_runs(found: Path, expected: Path) -> None:
             assert entry.keys() == other.keys()
             for key, value in other.items():
                 if key not in ("pairs_per_second", "waited"):
-                    assert entry[key] == (pytest.approx(value, rel=1e-6) if isinstance(value, float) else value), key
-    assert_same(weights(found), weights(expected), atol=1e-9)
-    assert (found / "result.json").exists()
+                    close = pytest.approx(value, rel=1e-6, abs=1e-12) if isinstance(value, float) else value
+                    assert entry[key] == close, key
+    assert_same(weights(found), weights(expected), atol=1e-8)
+    states = [load_checkpoint(run) for run in (found, expected)]
+    assert_same(*(state.model for state in states if state is not None), atol=1e-8)
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_of_two_processes_is_a_run_of_one(runs, name: str) -> None:
-    folder, _ = runs
+def test_a_run_of_two_processes_is_a_run_of_one(ranks, folder: Path, name: str) -> None:
     assert_close_runs(folder / f"2 {name}", folder / f"1 {name}")
-    assert len(read_metrics(folder / f"1 {name}", "step")) == 4
+    assert len(read_metrics(folder / f"1 {name}", "step")) == 3
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_a_run_continues_with_another_number_of_processes(runs, mode: str) -> None:
-    folder, _ = runs
+def test_a_run_continues_with_another_number_of_processes(
+    ranks, folder: Path, mode: str, model_directory: Path
+) -> None:
+    """Begun by one process, continued by two, finished by one."""
+    train_exactly(*run_of("ddp micro", model_directory, folder / f"via {mode}"))
     assert_close_runs(folder / f"via {mode}", folder / "1 ddp micro")
 
 
+@pytest.mark.parametrize("ranks", [2], indirect=True)
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_a_stopped_run_of_two_processes_continues_to_the_bit(runs, mode: str) -> None:
+def test_a_stopped_run_of_two_processes_continues_to_the_same_bits(ranks, folder: Path, mode: str) -> None:
     """Dropout included: every rank restores its own random state."""
-    folder, _ = runs
-    whole, stopped = folder / f"whole {mode}", folder / f"stopped {mode}"
-    for name, value in weights(whole).items():
-        assert torch.equal(weights(stopped)[name], value), name
-    states = load_checkpoint(whole)
-    assert states is not None
-    assert not torch.equal(states.random[0]["cpu"], states.random[1]["cpu"])
+    assert_same_weights(folder / f"stopped {mode}", folder / f"whole {mode}")
+    state = load_checkpoint(folder / f"whole {mode}")
+    assert state is not None
+    assert not torch.equal(state.random[0]["cpu"], state.random[1]["cpu"])
 
 
-def test_what_cannot_start_is_refused(runs, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, errors = runs
-    assert all("already holds a run" in error["taken"] for error in errors)
-    assert all("different data" in error["other data"] for error in errors)
+@pytest.mark.parametrize("ranks", [2], indirect=True)
+def test_runs_that_cannot_start_are_refused(
+    ranks, folder: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for process in ranks:
+        assert "already holds a run" in process["errors"]["taken"]
+        assert "different data" in process["errors"]["data"]
     assert not (folder / "refused" / "config.json").exists()
     monkeypatch.setattr("hnclip.training.setup.world_size", lambda: 8)
-    with pytest.raises(ValueError, match="8 processes cannot share micro-batches of 4"):
+    with pytest.raises(ValueError, match="micro-batch"):
         ExactTrainer(*run_of("ddp micro", model_directory, folder / "narrow"))
+
+
+def method_runs(number: int, folder: Path, model: Path) -> None:
+    with process_group("cpu"):
+        for name in METHOD_RUNS:
+            train_exactly(*run_of(name, model, folder / name))
+
+
+@pytest.mark.slow
+def test_two_processes_train_every_method_as_one_process_does(model_directory: Path, tmp_path: Path) -> None:
+    method_runs(0, tmp_path / "1", model_directory)
+    processes.run(2, method_runs, tmp_path / "found", tmp_path / "2", model_directory)
+    for name in METHOD_RUNS:
+        assert_close_runs(tmp_path / "2" / name, tmp_path / "1" / name)

@@ -142,20 +142,8 @@ def encode(
     part, parts = parse_share(partition) if isinstance(partition, str) else partition
     if not 0 <= part < parts:
         raise ValueError(f"partition must be (k, N) with 0 ≤ k < N, got {partition}")
-    settings = EncodeSettings(
-        data,
-        out,
-        model,
-        opening or Opening(),
-        read or ReadConfig(),
-        split,
-        only,
-        dtype,
-        shard_size,
-        batch,
-        threads,
-        device,
-    )
+    inputs = data, out, model, opening or Opening(), read or ReadConfig()
+    settings = EncodeSettings(*inputs, split, only, dtype, shard_size, batch, threads, device)
     if engine == "ray":
         from hnclip.encode.ray_engine import encode_with_ray, import_ray
 

@@ -48,7 +48,7 @@ class PairMemory:
             else:
                 _, self._slots[row] = self._slots.popitem(last=False)
             slots.append(self._slots[row])
-        index = torch.tensor(slots, device=embeddings.scale.device)
+        index = torch.tensor(slots, dtype=torch.long, device=embeddings.scale.device)
         for name, value in _vectors(embeddings).items():
             self._tensors[name][index] = value[kept]
 
