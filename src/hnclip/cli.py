@@ -356,7 +356,7 @@ def _convert(arguments: Sequence[str]) -> None:
     if options.to == "hf":
         save(model, options.out)
     else:
-        from hnclip.export.to_onnx import export_onnx
+        from hnclip.export import export_onnx
 
         check = export_onnx(model, options.out, layout=options.to)
         result |= vars(check)

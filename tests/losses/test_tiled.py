@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_memory import LiveMemory
 from loss_twins import assert_equal, make_pairs, value_and_grads
 from torch import Tensor
 
 from hnclip.losses import GLOBAL_LOSSES, hard_negative_loss, tiled_hard_negative_loss
 from hnclip.losses.tiled import TILE_BYTES, blocks, loss_from_tiles, tile_shape
+from live_memory import LiveMemory
 
 OPTIONS = {
     "paper": {},

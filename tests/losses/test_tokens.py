@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from live_memory import LiveMemory
 from loss_twins import (
     assert_equal,
     info_nce,
@@ -21,6 +20,7 @@ from loss_twins import (
 from hnclip.losses import token_loss
 from hnclip.losses.tiled import TILE_BYTES
 from hnclip.losses.tokens import late_interaction_loss
+from live_memory import LiveMemory
 
 IDS = torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2], [3, 3]])
 
