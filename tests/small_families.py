@@ -119,9 +119,7 @@ def write_bert(directory: Path) -> Path:
 def write_dinov2(directory: Path) -> Path:
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = Dinov2Config(
-        **size, image_size=42, patch_size=7
-    )  # positions for larger images than those of its processor
+    config = Dinov2Config(**size, image_size=42, patch_size=7)  # positions for larger images
     spread(Dinov2Model(config)).save_pretrained(directory)
     BitImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28}).save_pretrained(directory)
     return directory

@@ -356,10 +356,11 @@ def _convert(arguments: Sequence[str]) -> None:
     if options.to == "hf":
         save(model, options.out)
     else:
-        from hnclip.export import export_onnx
+        from hnclip.export import export_onnx, immich_name
 
-        check = export_onnx(model, options.out, layout=options.to)
-        result |= vars(check)
+        result |= vars(export_onnx(model, options.out, layout=options.to))
+        if options.to == "immich":
+            result["immich_name"] = immich_name(model)
     if options.output.json:
         print(json.dumps({**result, "context": model.context, "image_size": model.image_size}))
         return

@@ -209,7 +209,7 @@ class Convert:
     opening: Annotated[Opening, tyro.conf.arg(name="")]
     to: Literal["hf", "onnx", "immich"] = "hf"
     """hf: Hugging Face directory for transformers and sentence-transformers. onnx: both towers as ONNX. immich: the
-    same in the layout of the immich photo app."""
+    same in the layout of the immich photo app, for models as wide as one that immich knows."""
     replace: bool = False
     """Replace the contents of the directory."""
     output: Annotated[Output, tyro.conf.arg(name="")] = Output()

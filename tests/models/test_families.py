@@ -18,6 +18,7 @@ from transformers import (
     DistilBertModel,
     EfficientNetConfig,
     EfficientNetModel,
+    SwinConfig,
     ViTImageProcessorPil,
 )
 
@@ -167,7 +168,7 @@ def towers(tmp_path):
 
 @torch.no_grad()
 def test_two_towers_are_joined_by_random_projections(towers, images, tmp_path):
-    """The same at every load, and marked as untrained, also after saving, until the user says otherwise."""
+    """The same at every load, and marked as untrained, also after saving, until the user changes it."""
     model, second = (load("+".join(map(str, towers))) for _ in range(2))
     dino, bert = Dinov2Model.from_pretrained(towers[0]).eval(), BertModel.from_pretrained(towers[1]).eval()
     visual, textual = model.backbone.visual_projection.weight, model.backbone.text_projection.weight
@@ -215,11 +216,13 @@ def test_a_tower_keeps_the_statistics_of_its_batch_norms(tmp_path):
     tower.save_pretrained(tmp_path / "image")
     ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "image")
     joined = load(f"{tmp_path / 'image'}+{write_bert(tmp_path / 'text')}").eval()
-    assert joined.family.grid(joined.backbone, 32) is None  # patches are merged from stage to stage
+    assert joined.family.grid(joined.backbone, 32) is None
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         found = joined.backbone.vision_model(pixel_values=pixels).pooler_output
         torch.testing.assert_close(found, tower(pixels).pooler_output)
+    joined.backbone.config.vision_config = SwinConfig(patch_size=4)  # patches are merged from stage to stage
+    assert joined.family.grid(joined.backbone, 32) is None
 
 
 def test_towers_that_cannot_be_joined_are_refused(towers, tmp_path, directories, model_directory):
