@@ -357,7 +357,10 @@ class Wrong(nn.Linear):
 
 @pytest.mark.parametrize(
     ("tower", "projection", "write"),
-    [("image", "visual_projection", export_onnx), ("text", "text_projection", export_text_tower)],
+    [
+        ("image", "visual_projection", export_onnx),
+        pytest.param("text", "text_projection", export_text_tower, marks=pytest.mark.slow),
+    ],
 )
 def test_a_graph_that_differs_from_torch_is_refused(make_model, tmp_path, tower, projection, write):
     """A directory that existed before stays as it was."""
