@@ -1,4 +1,4 @@
-"""Small random models of every family, with tokenizers made on the spot, as directories that transformers wrote."""
+"""Small random models of every family with small tokenizers, as directories that transformers wrote."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import sentencepiece
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import (
     BertConfig,
     BertModel,
@@ -35,7 +36,7 @@ TOWER = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "nu
 
 
 def spread(model):
-    """Weights large enough that no two captions or pictures look alike to the model."""
+    """Scale up the weights, so that different captions and images have different vectors."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -47,7 +48,7 @@ def spread(model):
 
 
 def sentencepiece_tokenizer(directory: Path) -> SiglipTokenizer:
-    """SigLIP's own kind: SentencePiece with `</s>` as end and pad, no start token."""
+    """The kind of SigLIP: SentencePiece with `</s>` as end and pad, no start token."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([" ".join(WORDS[i:] + WORDS[:i]) for i in range(len(WORDS))]),
@@ -66,12 +67,10 @@ def sentencepiece_tokenizer(directory: Path) -> SiglipTokenizer:
 
 
 def gemma_tokenizer() -> Siglip2Tokenizer:
-    """SigLIP 2's kind: `<eos>` at the end, `<pad>` after it."""
+    """The kind of SigLIP 2: `<eos>` at the end, `<pad>` after it."""
     letters = sorted({*"".join(WORDS), "▁"})
     symbols = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *letters]
     tokenizer = Siglip2Tokenizer(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[], padding_side="right")
-    from tokenizers.processors import TemplateProcessing
-
     tokenizer._tokenizer.post_processor = TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
     return tokenizer
 
@@ -119,9 +118,8 @@ def write_bert(directory: Path) -> Path:
 
 def write_dinov2(directory: Path) -> Path:
     torch.manual_seed(0)
-    config = Dinov2Config(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=42, patch_size=7
-    )  # positions of more
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = Dinov2Config(**size, image_size=42, patch_size=7)  # positions for larger images
     spread(Dinov2Model(config)).save_pretrained(directory)
     BitImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 28, "width": 28}).save_pretrained(directory)
     return directory

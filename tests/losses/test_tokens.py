@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from hnclip.losses import token_loss
+from hnclip.losses.tiled import TILE_BYTES
 from live_memory import LiveMemory
 from loss_twins import (
     assert_equal,
@@ -14,15 +17,8 @@ from loss_twins import (
     make_pairs,
     make_tokens,
     negatives_of,
-    twin_token,
     value_and_grads,
 )
-
-from hnclip.losses import token_loss
-from hnclip.losses.tiled import TILE_BYTES
-from hnclip.losses.tokens import late_interaction_loss
-
-IDS = torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2], [3, 3]])
 
 
 def evaluate(leaves, masks, autocast=False, **options):
@@ -30,7 +26,7 @@ def evaluate(leaves, masks, autocast=False, **options):
 
 
 def eager_token(patches, words, scale, patch_mask, word_mask, ids=None, offset=0, rows=None):
-    """All similarities at once, for any queries."""
+    """The definition with all similarities at once, for any queries."""
     n = len(patches)
     similarity = torch.einsum("ipd,jqd->ijpq", patches, words)
     best_word = similarity.masked_fill(~word_mask[None, :, None, :], -torch.inf).max(3).values  # [N, N, P]
@@ -44,17 +40,10 @@ def eager_token(patches, words, scale, patch_mask, word_mask, ids=None, offset=0
     return sum(F.cross_entropy(matrix, target) for matrix in logits) / 2
 
 
-@pytest.mark.parametrize("ids", [None, IDS], ids=["none", "two columns"])
-@pytest.mark.parametrize(("p", "q"), [(6, 7), (3, 9), (4, 3)])
-def test_equals_the_triple_loop(p, q, ids):
-    leaves, masks = make_tokens(5, p, q, 4)
-    expected = value_and_grads(lambda pa, wo, s: twin_token(pa, wo, s, *masks, ids=ids), leaves)
-    assert_equal(evaluate(leaves, masks, ids=ids), expected)
-
-
 @settings(max_examples=40)
 @given(data=st.data())
-def test_any_masks_shards_and_tiles(data):
+def test_equals_the_definition_for_any_masks_duplicates_shards_and_tiles(data):
+    """tests/objectives compares the term with a loop over pairs and tokens."""
     n, p, q = (data.draw(st.integers(low, high)) for low, high in ((2, 6), (2, 20), (3, 20)))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     leaves, _ = make_tokens(n, p, q, 3, seed=data.draw(st.integers(0, 99)))
@@ -62,7 +51,8 @@ def test_any_masks_shards_and_tiles(data):
     for mask in masks:
         mask[:, 0] |= ~mask.any(1)
     offset = data.draw(st.integers(0, n - 1))
-    shard = {"offset": offset, "rows": data.draw(st.integers(1, n - offset))}
+    ids = data.draw(st.sampled_from([None, torch.stack([torch.arange(n) // 2, torch.arange(n) % 3], 1)]))
+    shard = {"offset": offset, "rows": data.draw(st.integers(1, n - offset)), "ids": ids}
     expected = value_and_grads(lambda p, w, s: eager_token(p, w, s, *masks, **shard), leaves)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TILE_BYTES, "cpu", 8 * p * q * data.draw(st.sampled_from([1, 3, 8, 50])))
@@ -131,9 +121,3 @@ def test_errors_name_the_argument(argument, change):
     arguments = {"patches": tokens, "words": tokens, "patch_mask": mask, "word_mask": mask, "scale": 5.0}
     with pytest.raises(ValueError, match=argument):
         token_loss(**{**arguments, **change})
-
-
-@pytest.mark.parametrize("n", [2, 7])
-def test_finelips_hinge_is_a_sum(n):
-    equal, mask = torch.ones(n, 1, 1), torch.ones(n, 1, dtype=torch.bool)
-    assert late_interaction_loss(equal, equal, mask, mask).item() == pytest.approx(2 * n * (n - 1) * 0.2)

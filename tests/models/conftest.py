@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -40,3 +42,14 @@ def model(tokenizer):
             if weight.ndim > 1:
                 weight.mul_(4)
     return wrap(clip, tokenizer)
+
+
+@pytest.fixture
+def code(tmp_path):
+    """An object whose pickle creates the file `executed` when it is opened."""
+
+    class Code:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "executed",))
+
+    return Code()

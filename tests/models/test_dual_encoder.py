@@ -11,12 +11,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from hnclip.core import Batch, TextBatch
-from hnclip.data.batching import pad_texts
 from hnclip.data.images import OPENAI_MEAN, OPENAI_STD
-from hnclip.data.texts import TextTransform
 from hnclip.models.load import load, wrap
-
-LENGTHS = (3, 7, 40, 77)  # tokens with start and end
 
 
 @pytest.fixture
@@ -28,39 +24,15 @@ def pixels(model):
 @pytest.fixture
 def texts(model, captions):
     """Captions of several lengths, the last filling the context."""
-    long = " ".join(captions[:2])
-    return pad_texts(
-        [TextTransform(model.tokenizer, length)([long])[0] for length in LENGTHS], model.tokenizer.pad_token_id
-    )
-
-
-def normalised(pixels):
-    """Pixel values as a processor of Hugging Face gives them."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in (OPENAI_MEAN, OPENAI_STD))
-    return (pixels.float() / 255 - mean) / std
-
-
-@torch.no_grad()
-def test_neither_the_number_nor_the_id_of_pads_matters(model, texts):
-    together = model.encode_texts(texts, tokens=True)
-    for i, length in enumerate(LENGTHS):
-        alone = model.encode_texts(texts[i : i + 1], tokens=True)
-        assert together.mask[i].nonzero().flatten().tolist() == list(range(1, length - 1))  # no start, end or pads
-        torch.testing.assert_close(alone.vectors[0], together.vectors[i], rtol=0, atol=1e-5)
-        torch.testing.assert_close(
-            alone.tokens[0, 1 : length - 1], together.tokens[i][together.mask[i]], rtol=0, atol=1e-5
-        )
-    other = torch.where(torch.arange(texts.ids.shape[1]) < texts.lengths[:, None], texts.ids, 0)
-    assert not torch.equal(other, texts.ids)
-    same = model.encode_texts(TextBatch(other, texts.lengths))
-    torch.testing.assert_close(same.vectors, together.vectors, rtol=0, atol=1e-6)
+    return model.tokenize([captions[0][:n] for n in (5, 20, 120)] + [" ".join(captions[:2])])
 
 
 @torch.no_grad()
 def test_token_vectors_pass_the_final_norm_and_the_projection(model, pixels, texts):
     backbone = model.backbone
     patches, words = model.encode_images(pixels, tokens=True), model.encode_texts(texts, tokens=True)
-    hidden = backbone.vision_model(pixel_values=normalised(pixels)).last_hidden_state[:, 1:]
+    mean, std = (torch.tensor(values)[:, None, None] for values in (OPENAI_MEAN, OPENAI_STD))
+    hidden = backbone.vision_model(pixel_values=(pixels.float() / 255 - mean) / std).last_hidden_state[:, 1:]
     expected = backbone.visual_projection(backbone.vision_model.post_layernorm(hidden))
     torch.testing.assert_close(patches.tokens, F.normalize(expected, dim=-1), rtol=0, atol=1e-5)
     assert patches.mask.shape == (4, (model.image_size // backbone.config.vision_config.patch_size) ** 2)
@@ -73,25 +45,15 @@ def test_token_vectors_pass_the_final_norm_and_the_projection(model, pixels, tex
 @pytest.mark.parametrize("tokens", [False, True])
 @torch.no_grad()
 def test_views_in_one_call_equal_separate_calls(model, pixels, texts, tokens):
-    short = texts[:2]
-    crops = pixels.flip(0)[:3]
-    batch = Batch(
-        {"full": pixels, "crop": crops},
-        {"short": short, "caption": texts},
-        ids=torch.zeros(4, 2, dtype=torch.long),
-        margin_text=torch.ones(4, 3),
-    )
+    images, captions = {"full": pixels, "crop": pixels.flip(0)[:3]}, {"short": texts[:2], "caption": texts}
+    batch = Batch(images, captions, ids=torch.zeros(4, 2, dtype=torch.long), margin_text=torch.ones(4, 3))
     found = model(batch, tokens=tokens)
     assert found.ids is batch.ids
     assert found.margin_text is batch.margin_text
     assert torch.equal(found.scale, model.scale)
-    expected = {
-        "full": (found.images["full"], model.encode_images(pixels, tokens=tokens)),
-        "crop": (found.images["crop"], model.encode_images(crops, tokens=tokens)),
-        "caption": (found.texts["caption"], model.encode_texts(texts, tokens=tokens)),
-        "short": (found.texts["short"], model.encode_texts(short, tokens=tokens)),
-    }
-    for together, alone in expected.values():
+    pairs = [(found.images[name], model.encode_images(view, tokens=tokens)) for name, view in images.items()]
+    pairs += [(found.texts[name], model.encode_texts(view, tokens=tokens)) for name, view in captions.items()]
+    for together, alone in pairs:
         torch.testing.assert_close(together.vectors, alone.vectors, rtol=0, atol=1e-5)
         assert (together.tokens is None) == (alone.tokens is None) == (not tokens)
         if tokens:
@@ -99,12 +61,6 @@ def test_views_in_one_call_equal_separate_calls(model, pixels, texts, tokens):
             assert torch.equal(together.mask[:, :width], alone.mask)
             assert not together.mask[:, width:].any()
             torch.testing.assert_close(together.tokens[:, :width], alone.tokens, rtol=0, atol=1e-5)
-
-
-def test_a_longer_text_than_the_context_is_refused(model):
-    texts = TextBatch(torch.zeros(1, 78, dtype=torch.long), torch.tensor([78]))
-    with pytest.raises(ValueError, match="78 tokens"):
-        model.encode_texts(texts)
 
 
 def test_the_wrapper_adds_no_parameters_and_reads_its_width_without_a_forward_pass(model):
@@ -141,8 +97,11 @@ def test_encode_gives_unit_vectors_of_texts_in_their_order(model, captions, batc
         expected = model.encode_texts(model.tokenize([text])).vectors[0]
         np.testing.assert_allclose(found[row], expected, atol=1e-5)
     tensor = model.encode(texts, batch_size=batch_size, to="torch", progress=True)
-    assert isinstance(tensor, torch.Tensor)
     assert torch.equal(tensor, torch.from_numpy(found))
+    for vectors in (found, tensor):
+        cosines = model.similarity(vectors, 3 * vectors[:2])
+        assert type(cosines) is type(vectors)
+        np.testing.assert_allclose(cosines, found @ found[:2].T, atol=1e-6)
 
 
 @torch.no_grad()
@@ -178,39 +137,25 @@ def test_strings_are_images_only_if_the_file_exists(model, photos, caplog, tmp_p
         model.encode([Path("no_such.png")])
 
 
-def test_texts_and_images_cannot_be_mixed(model, photos):
-    for mixed in (["a red house", photos[0][0]], [str(photos[1][0]), "a red house"], [photos[1][0], "no_such.png"]):
-        with pytest.raises(ValueError, match="inputs"):
-            model.encode(mixed)
-
-
-def test_a_single_input_is_refused(model):
-    for single in ("a red house", Path("a.png"), Image.new("RGB", (9, 9))):
+def test_invalid_inputs_are_refused(model, photos, pixels):
+    """Arrays of floats would be divided by 255 a second time."""
+    images, files = photos
+    for single in ("a red house", files[0], images[0]):
         with pytest.raises(ValueError, match="list"):
             model.encode(single)
-
-
-def test_floats_are_refused_as_images(model, pixels):
-    """They would be divided by 255 a second time."""
-    image = np.random.default_rng(0).random((9, 9, 3))
-    channels_first = np.zeros((3, 9, 9), np.uint8)
-    for wrong in (image, image.astype(np.float32), torch.from_numpy(image), channels_first):
+    for mixed in (["a red house", images[0]], [str(files[0]), "a red house"], [files[0], "no_such.png"]):
+        with pytest.raises(ValueError, match="inputs"):
+            model.encode(mixed)
+    floats = np.random.default_rng(0).random((9, 9, 3))
+    for wrong in (floats, floats.astype(np.float32), torch.from_numpy(floats), np.zeros((3, 9, 9), np.uint8)):
         for call in (model.encode, model.preprocess_images):
             with pytest.raises(ValueError, match="uint8"):
                 call([wrong])
-    for wrong in (pixels / 255, pixels.float(), pixels.long()):
+    for wrong in (pixels / 255, pixels.long()):
         with pytest.raises(ValueError, match="preprocess_images"):
             model.encode_images(wrong)
-
-
-def test_similarity_is_the_cosine_of_all_pairs(model):
-    a, b = np.random.default_rng(0).normal(size=(2, 3)), np.random.default_rng(1).normal(size=(4, 3))
-    expected = [[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in b] for x in a]
-    found = model.similarity(a, b)
-    assert isinstance(found, np.ndarray)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    tensor = model.similarity(torch.from_numpy(a), torch.from_numpy(b))
-    np.testing.assert_allclose(tensor.numpy(), expected, atol=1e-6)
+    with pytest.raises(ValueError, match="78 tokens"):  # more than the context
+        model.encode_texts(TextBatch(torch.zeros(1, 78, dtype=torch.long), torch.tensor([78])))
 
 
 def test_saving_through_the_model_and_loading_on_a_device(model, tmp_path):
@@ -224,14 +169,15 @@ def test_saving_through_the_model_and_loading_on_a_device(model, tmp_path):
 
 def test_wrapping_encoding_and_saving_change_neither_model_nor_tokenizer(model, tmp_path, captions):
     backbone, tokenizer = model.backbone, model.tokenizer
-    before = copy.deepcopy((backbone.config, vars(tokenizer)["init_kwargs"], tokenizer.model_max_length))
-    weights = {name: value.clone() for name, value in backbone.state_dict().items()}
+
+    def state():
+        attention = backbone.config.text_config._attn_implementation
+        return backbone.config.to_dict(), attention, copy.deepcopy(tokenizer.init_kwargs), tokenizer.model_max_length
+
+    before, weights = state(), {name: value.clone() for name, value in backbone.state_dict().items()}
     wrapped = wrap(backbone, tokenizer)
     wrapped.encode(["a red house", captions[0]])  # packed
     wrapped.save(tmp_path / "model")
-    load(tmp_path / "model")
-    assert backbone.config.to_dict() == before[0].to_dict()
-    assert backbone.config.text_config._attn_implementation == before[0].text_config._attn_implementation
-    assert (tokenizer.init_kwargs, tokenizer.model_max_length) == before[1:]
-    assert all(torch.equal(value, weights[name]) for name, value in backbone.state_dict().items())
     assert load(tmp_path / "model").tokenizer.model_max_length == model.context
+    assert state() == before
+    assert all(torch.equal(value, weights[name]) for name, value in backbone.state_dict().items())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,22 +18,18 @@ from transformers import (
     DistilBertModel,
     EfficientNetConfig,
     EfficientNetModel,
+    SwinConfig,
     ViTImageProcessorPil,
 )
 
 from hnclip.cli import main
-from hnclip.core import Batch
-from hnclip.models.families import TwoTowers, pool_each_patch
+from hnclip.core import Batch, TextBatch
+from hnclip.models.families import pool_each_patch
 from hnclip.models.load import load, save
 from small_families import WRITERS, bert_tokenizer, write_bert, write_dinov2
 
 SHORT, LONG = "a red dog", "a small green cat lies on the grass beside the large blue house and a tree"
-CAPTIONS = [
-    SHORT,
-    LONG,
-    "a bench",
-    "under the tree " + " ".join([LONG] * 12),
-]  # the last is longer than any context here
+CAPTIONS = [SHORT, LONG, "a bench", "under the tree " + " ".join([LONG] * 12)]  # the last is longer than any context
 KINDS = ["clip", *WRITERS]
 
 
@@ -86,7 +80,8 @@ def test_vectors_equal_transformers_alone(directory, model, images):
 
 
 @torch.no_grad()
-def test_padding_does_not_matter_and_is_masked(model):
+def test_neither_the_number_nor_the_id_of_pads_matters(model):
+    """Only words are marked as tokens, neither pads nor special tokens."""
     texts, special = model.tokenize(CAPTIONS), set(model.tokenizer.all_special_ids)
     together = model.encode_texts(texts, tokens=True)
     for ids, length, counted in zip(texts.ids, texts.lengths, together.mask):
@@ -97,9 +92,12 @@ def test_padding_does_not_matter_and_is_masked(model):
     for row, caption in enumerate(CAPTIONS):
         alone = model.encode_texts(model.tokenize([caption]), tokens=True)
         torch.testing.assert_close(alone.vectors[0], together.vectors[row], rtol=0, atol=1e-5)
-        torch.testing.assert_close(
-            alone.tokens[0][alone.mask[0]], together.tokens[row][together.mask[row]], atol=1e-5, rtol=0
-        )
+        words, expected = alone.tokens[0][alone.mask[0]], together.tokens[row][together.mask[row]]
+        torch.testing.assert_close(words, expected, rtol=0, atol=1e-5)
+    if not model.family.fixed_length:
+        is_token = torch.arange(texts.ids.shape[1]) < texts.lengths[:, None]
+        other = TextBatch(texts.ids.where(is_token, 3), texts.lengths)
+        torch.testing.assert_close(model.encode_texts(other).vectors, together.vectors, rtol=0, atol=1e-6)
 
 
 def test_a_batch_is_encoded_with_gradients_in_both_towers(model, images):
@@ -123,26 +121,26 @@ def test_a_round_trip_keeps_every_bit(model, tmp_path):
     before, after = model.state_dict(), again.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert again.image_transform == model.image_transform
-    assert again.context == model.context
+    for value in ("image_transform", "context", "source"):
+        assert getattr(again, value) == getattr(model, value)
     assert again.text_transform(CAPTIONS).tokens.tolist() == model.text_transform(CAPTIONS).tokens.tolist()
-    assert again.source == model.source
     save(again, tmp_path / "twice")
     for name in ("model.safetensors", "tokenizer_config.json", "preprocessor_config.json"):
         assert (tmp_path / "twice" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     assert "local_files_only" not in (tmp_path / "again" / "tokenizer_config.json").read_text()
-    if model.family.kind == "siglip2":
-        settings = json.loads((tmp_path / "again" / "preprocessor_config.json").read_text())
-        assert (settings["patch_size"], settings["max_num_patches"]) == (8, 16)
 
 
 @torch.no_grad()
-def test_left_padding_is_as_the_tokenizer_does_it(directories):
+def test_siglip_token_vectors_and_left_padding(directories):
+    """Patches are what the attention head gives for one patch alone; texts are padded as the tokenizer does it."""
     model = load(directories["siglip"])
+    patches = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
+    head = model.backbone.vision_model.head
+    expected = torch.stack([head(patches[:, [i]]) for i in range(5)], dim=1)
+    torch.testing.assert_close(pool_each_patch(head, patches), expected, rtol=0, atol=1e-5)
     model.tokenizer.padding_side = "left"
-    ids = model.tokenizer(CAPTIONS[:3], padding="max_length", max_length=model.context, return_tensors="pt")[
-        "input_ids"
-    ]
+    options = {"padding": "max_length", "max_length": model.context, "return_tensors": "pt"}
+    ids = model.tokenizer(CAPTIONS[:3], **options)["input_ids"]
     assert ids[0, 0] == model.tokenizer.pad_token_id
     output = model.backbone.get_text_features(input_ids=ids)
     found = model.encode_texts(model.tokenize(CAPTIONS[:3]), tokens=True)
@@ -153,23 +151,14 @@ def test_left_padding_is_as_the_tokenizer_does_it(directories):
 
 
 @torch.no_grad()
-def test_siglip_patches_are_what_the_head_says_of_one_patch_alone(directories):
-    head = load(directories["siglip"]).backbone.vision_model.head
-    patches = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
-    expected = torch.stack([head(patches[:, [i]]) for i in range(5)], dim=1)
-    torch.testing.assert_close(pool_each_patch(head, patches), expected, rtol=0, atol=1e-5)
-
-
-@torch.no_grad()
 def test_naflex_patches_are_cut_as_its_processor_cuts_them(directories, images):
-    model = load(directories["siglip2"]).eval()
+    model = load(directories["siglip2"])
     processor = AutoImageProcessor.from_pretrained(directories["siglip2"], backend="pil")
     squares = [image.resize((32, 32)) for image in images]
     inputs = processor(squares, return_tensors="pt")
-    assert inputs["spatial_shapes"].tolist() == [[4, 4], [4, 4]]
     found = model.family.image_inputs(model.backbone, model.normalize_pixels(model.preprocess_images(squares)))
     torch.testing.assert_close(found["pixel_values"], inputs["pixel_values"], rtol=0, atol=1e-5)
-    assert found["spatial_shapes"].tolist() == inputs["spatial_shapes"].tolist()
+    assert found["spatial_shapes"].tolist() == inputs["spatial_shapes"].tolist() == [[4, 4], [4, 4]]
 
 
 @pytest.fixture
@@ -178,78 +167,65 @@ def towers(tmp_path):
 
 
 @torch.no_grad()
-def test_two_towers_are_joined_by_projections(towers, images, tmp_path):
-    image, text = towers
-    model = load(f"{image}+{text}")
-    assert "two towers, dinov2 + bert" in model.source
-    assert model.image_transform.shortest == 32
-    assert model.scale.item() == pytest.approx(1 / 0.07, rel=1e-3)  # where CLIP starts
-    dino, bert = Dinov2Model.from_pretrained(image).eval(), BertModel.from_pretrained(text).eval()
+def test_two_towers_are_joined_by_random_projections(towers, images, tmp_path):
+    """The same at every load, and marked as untrained, also after saving, until the user changes it."""
+    model, second = (load("+".join(map(str, towers))) for _ in range(2))
+    dino, bert = Dinov2Model.from_pretrained(towers[0]).eval(), BertModel.from_pretrained(towers[1]).eval()
+    visual, textual = model.backbone.visual_projection.weight, model.backbone.text_projection.weight
     pixels = model.preprocess_images(images)
-    pooled = dino(pixel_values=model.normalize_pixels(pixels)).pooler_output
-    expected = F.normalize(pooled @ model.backbone.visual_projection.weight.T, dim=-1)
+    expected = F.normalize(dino(pixel_values=model.normalize_pixels(pixels)).pooler_output @ visual.T, dim=-1)
     found = model.encode_images(pixels, tokens=True)
     torch.testing.assert_close(found.vectors, expected, rtol=0, atol=1e-5)
     assert found.tokens.shape == (2, 16, 512)  # the class token is not a patch
-    ids = model.tokenizer([SHORT], return_tensors="pt")
-    expected = F.normalize(bert(**ids).pooler_output @ model.backbone.text_projection.weight.T, dim=-1)
+    expected = F.normalize(bert(**model.tokenizer([SHORT], return_tensors="pt")).pooler_output @ textual.T, dim=-1)
     torch.testing.assert_close(model.encode_texts(model.tokenize([SHORT])).vectors, expected, rtol=0, atol=1e-5)
+    assert model.image_transform.shortest == 32
+    assert model.scale.item() == pytest.approx(1 / 0.07, rel=1e-3)  # CLIP's first value
 
-
-def test_joined_projections_are_the_same_at_every_load_and_marked_until_trained(towers, tmp_path):
-    first, second = (load("+".join(map(str, towers))) for _ in range(2))
-    for name in ("visual_projection", "text_projection"):
-        one, other = (getattr(model.backbone, name).weight for model in (first, second))
-        assert torch.equal(one, other)
-        assert one.std().item() == pytest.approx(0.02, rel=0.05)
-    assert not torch.equal(first.backbone.visual_projection.weight, first.backbone.text_projection.weight)
-    assert first.untrained_projections
-    save(first, tmp_path / "joined")
-    again = load(tmp_path / "joined")
-    assert again.untrained_projections
-    assert torch.equal(again.backbone.visual_projection.weight, first.backbone.visual_projection.weight)
-    again.untrained_projections = False
-    save(again, tmp_path / "joined")
-    assert not load(tmp_path / "joined").untrained_projections
+    for name, value in (("visual_projection", visual), ("text_projection", textual)):
+        assert torch.equal(getattr(second.backbone, name).weight, value)
+        assert value.std().item() == pytest.approx(0.02, rel=0.05)
+    assert not torch.equal(visual, textual)
+    for untrained in (True, False):
+        model.untrained_projections = untrained
+        save(model, tmp_path / "joined")
+        again = load(tmp_path / "joined")
+        assert again.untrained_projections is untrained
+        assert torch.equal(again.backbone.visual_projection.weight, visual)
 
 
 def test_untrained_projections_are_refused_wherever_vectors_are_used(towers, tmp_path, capsys):
     """By every command, with the command that trains them."""
-    joined = "+".join(map(str, towers))
+    joined, data, out = "+".join(map(str, towers)), "scenes/park/small", ["--out", str(tmp_path / "out")]
     with pytest.raises(ValueError, match="hnclip train --model"):
         load(joined).encode([SHORT])
-    data = ["scenes/park/small"]
-    for arguments in (
-        ["eval", "--model", joined, "--data", *data],
-        ["encode", *data, "--model", joined, "--out", str(tmp_path / "encoded")],
-        ["index", *data, "--model", joined, "--out", str(tmp_path / "index")],
-        ["diagnose", *data, "--model", joined, "--out", str(tmp_path / "diagnosis")],
-    ):
-        assert main(arguments) == 1
-        assert "hnclip train --model" in capsys.readouterr().err, arguments
+    for command in (["eval", "--data", data], ["encode", data, *out], ["index", data, *out], ["diagnose", data, *out]):
+        assert main([*command, "--model", joined]) == 1
+        assert "hnclip train --model" in capsys.readouterr().err, command
 
 
 def test_a_tower_keeps_the_statistics_of_its_batch_norms(tmp_path):
     size = {"width_coefficient": 0.25, "depth_coefficient": 0.1, "hidden_dim": 320, "hidden_size": 320}
-    config = EfficientNetConfig(**size, image_size=32)
     torch.manual_seed(0)
-    tower = EfficientNetModel(config).eval()
-    with torch.no_grad():
-        for name, buffer in tower.named_buffers():
-            if name.endswith("running_mean"):
-                buffer.normal_()
-            elif name.endswith("running_var"):
-                buffer.uniform_(0.5, 2)
+    tower = EfficientNetModel(EfficientNetConfig(**size, image_size=32)).eval()
+    for name, buffer in tower.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.normal_()
+        elif name.endswith("running_var"):
+            buffer.uniform_(0.5, 2)
     tower.save_pretrained(tmp_path / "image")
     ViTImageProcessorPil(size={"height": 32, "width": 32}).save_pretrained(tmp_path / "image")
     joined = load(f"{tmp_path / 'image'}+{write_bert(tmp_path / 'text')}").eval()
+    assert joined.family.grid(joined.backbone, 32) is None
     pixels = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         found = joined.backbone.vision_model(pixel_values=pixels).pooler_output
         torch.testing.assert_close(found, tower(pixels).pooler_output)
+    joined.backbone.config.vision_config = SwinConfig(patch_size=4)  # patches are merged from stage to stage
+    assert joined.family.grid(joined.backbone, 32) is None
 
 
-def test_towers_that_cannot_be_joined_are_refused(towers, tmp_path):
+def test_towers_that_cannot_be_joined_are_refused(towers, tmp_path, directories, model_directory):
     image, text = towers
     tokenizer = bert_tokenizer()
     config = DistilBertConfig(dim=32, hidden_dim=64, n_layers=1, n_heads=2, vocab_size=len(tokenizer))
@@ -262,6 +238,8 @@ def test_towers_that_cannot_be_joined_are_refused(towers, tmp_path):
     ):
         with pytest.raises(ValueError, match=word):
             load(name)
+    with pytest.raises(ValueError, match="symbols"):  # a tokenizer with more symbols than the model
+        load(directories["siglip"], tokenizer=model_directory)
 
 
 @torch.no_grad()
@@ -279,11 +257,6 @@ def test_siglip_is_stretched_and_the_others_are_left_alone(directories):
         load(directories["vision-text-dual-encoder"], context=100)
 
 
-def test_a_tokenizer_with_more_symbols_than_the_model_is_refused(directories, model_directory):
-    with pytest.raises(ValueError, match="symbols"):
-        load(directories["siglip"], tokenizer=model_directory)
-
-
 def test_without_a_processor_a_family_has_its_default(directory, model, tmp_path):
     bare = shutil.copytree(directory, tmp_path / "bare")
     (bare / "preprocessor_config.json").unlink()
@@ -294,12 +267,3 @@ def test_without_a_processor_a_family_has_its_default(directory, model, tmp_path
         found = load(bare).image_transform
         assert (found.mean == (0.5,) * 3) == found.squash == (model.family.kind != "clip")
         assert found.size == model.image_size
-
-
-@pytest.mark.parametrize(
-    ("vision", "grid"), [({"patch_size": 14}, 16), ({"patch_size": 4, "depths": [2, 2]}, None), ({}, None)]
-)
-def test_only_towers_of_one_stage_say_their_grid(vision: dict, grid: int | None) -> None:
-    """The patches of a tower in stages are merged from stage to stage."""
-    backbone = SimpleNamespace(config=SimpleNamespace(vision_config=SimpleNamespace(**vision)))
-    assert TwoTowers().grid(backbone, 224) == grid

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,62 +39,44 @@ def captions(twin, *, pad=0, seed=1):
 
 
 def images(twin):
-    size = twin.visual.conv1.kernel_size[0] * (len(twin.visual.positional_embedding) - 1) ** 0.5
-    return torch.randn(3, 3, int(size), int(size), generator=torch.Generator().manual_seed(2))
+    size = int(twin.visual.conv1.kernel_size[0] * (len(twin.visual.positional_embedding) - 1) ** 0.5)
+    return torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(2)).to(twin.logit_scale.dtype)
 
 
 @torch.no_grad()
-def text_vectors(model, ids):
-    return model.encode_text(ids) if isinstance(model, OpenAITwin) else model.get_text_features(ids).pooler_output
-
-
-@torch.no_grad()
-def image_vectors(model, pixels):
+def vectors(model, twin, ids=None):
+    """Image and text vectors of a twin or a converted model."""
+    ids, pixels = captions(twin) if ids is None else ids, images(twin)
     if isinstance(model, OpenAITwin):
-        return model.encode_image(pixels)
-    return model.get_image_features(pixels).pooler_output
+        return model(pixels, ids)
+    return model.get_image_features(pixels).pooler_output, model.get_text_features(ids).pooler_output
 
 
 def close(a, b, tolerance=1e-5):
-    """Equal as they are, and after normalisation."""
-    scale = b.abs().max()
-    return (a - b).abs().max() <= tolerance * scale and (
-        F.normalize(a, dim=-1) - F.normalize(b, dim=-1)
-    ).abs().max() <= tolerance
+    return (a - b).abs().max() <= tolerance * b.abs().max()
 
 
 @pytest.fixture(scope="module", params=SIZES)
 def pair(request, tmp_path_factory):
-    """A Long-CLIP in OpenAI's layout, and its conversion."""
+    """A Long-CLIP in OpenAI's layout and its conversion, both in double precision."""
     twin = SIZES[request.param]()
-    return twin, build(twin, tmp_path_factory.mktemp("pair"))
+    return twin.double(), build(twin, tmp_path_factory.mktemp("pair")).double()
 
 
 def same(clip, twin, tolerance=1e-5):
-    return close(text_vectors(clip, captions(twin)), text_vectors(twin, captions(twin)), tolerance) and close(
-        image_vectors(clip, images(twin)), image_vectors(twin, images(twin)), tolerance
-    )
+    return all(close(a, b, tolerance) for a, b in zip(vectors(clip, twin), vectors(twin, twin)))
 
 
-@pytest.mark.parametrize("pad", ["zero", "end"])
-def test_vectors_equal_the_twins(pair, pad):
+def test_vectors_equal_the_twins(pair):
+    """The id of the pads does not matter."""
     twin, clip = pair
-    expected = text_vectors(twin, captions(twin))
-    ids = captions(twin, pad=0 if pad == "zero" else twin.vocabulary - 1)
-    assert close(text_vectors(clip, ids), expected)
-    assert close(image_vectors(clip, images(twin)), image_vectors(twin, images(twin)))
-    similarity = F.normalize(expected, dim=-1) @ F.normalize(expected, dim=-1).T
+    image, text = vectors(twin, twin)
+    for pad in (0, twin.vocabulary - 1):
+        found = vectors(clip, twin, captions(twin, pad=pad))
+        assert close(found[0], image, 1e-12)
+        assert close(found[1], text, 1e-12)
+    similarity = F.normalize(text, dim=-1) @ F.normalize(text, dim=-1).T
     assert similarity.triu(1).max() < 0.95  # the captions differ
-
-
-def test_in_double_precision_there_is_no_difference(tmp_path):
-    twin = small_l14()
-    clip = build(twin, tmp_path).double()
-    twin.double()
-    twin.mask1, twin.mask2 = twin.mask1.double(), twin.mask2.double()
-    assert close(text_vectors(clip, captions(twin)), text_vectors(twin, captions(twin)), 1e-12)
-    pixels = images(twin).double()
-    assert close(image_vectors(clip, pixels), image_vectors(twin, pixels), 1e-12)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -110,7 +90,7 @@ def test_plain_clip_with_one_table(size, tmp_path):
 def test_gradients_equal_the_twins(pair):
     """In both towers, also of tensors that were split, transposed or merged."""
     twin, clip = pair
-    weight = torch.randn(len(WORDS), twin.text_projection.shape[1], generator=torch.Generator().manual_seed(3))
+    weight = torch.randn(len(WORDS), twin.text_projection.shape[1], generator=torch.Generator().manual_seed(3)).double()
     ids, pixels = captions(twin), images(twin)
     twin.zero_grad()
     ((twin.encode_text(ids) * weight).sum() + (twin.encode_image(pixels) * weight[:3]).sum()).backward()
@@ -127,59 +107,26 @@ def test_gradients_equal_the_twins(pair):
         (clip.text_projection.weight.grad, twin.text_projection.grad.T),
         (clip.vision_model.embeddings.patch_embedding.weight.grad, twin.visual.conv1.weight.grad),
     ):
-        assert (found - other).abs().max() <= 1e-4 * other.abs().max()
+        assert (found - other).abs().max() <= 1e-10 * other.abs().max()
 
 
-def swap(module, first, second):
-    a, b = module.get_parameter(first), module.get_parameter(second)
-    a.data, b.data = b.data.clone(), a.data.clone()
+LAYER = "model.encoder.layers.0.self_attn"
+MISTAKES = [  # tensors that are exchanged, or one that is transposed: every shape stays right
+    (f"text_{LAYER}.q_proj.weight", f"text_{LAYER}.k_proj.weight"),
+    (f"vision_{LAYER}.k_proj.weight", f"vision_{LAYER}.v_proj.weight"),
+    ("vision_model.pre_layrnorm.weight", "vision_model.post_layernorm.weight"),
+    ("text_projection.weight", None),
+]
 
 
-def swap_attention(first, second):
-    def change(clip):
-        for tower in (clip.text_model, clip.vision_model):
-            swap(tower.encoder.layers[0].self_attn, f"{first}_proj.weight", f"{second}_proj.weight")
-
-    return change
-
-
-def other_activation(clip):
-    for module in clip.modules():
-        if hasattr(module, "activation_fn"):
-            module.activation_fn = nn.GELU()
-
-
-def turn(name):
-    def change(clip):
-        clip.get_parameter(name).data = clip.get_parameter(name).data.T.clone()
-
-    return change
-
-
-MISTAKES = {
-    "query-key": (swap_attention("q", "k"), "both"),
-    "query-value": (swap_attention("q", "v"), "both"),
-    "key-value": (swap_attention("k", "v"), "both"),
-    "text-projection": (turn("text_projection.weight"), "text"),
-    "activation": (other_activation, "both"),
-    "norms": (lambda clip: swap(clip.vision_model, "pre_layrnorm.weight", "post_layernorm.weight"), "image"),
-    "norms-of-a-block": (
-        lambda clip: swap(clip.text_model.encoder.layers[1], "layer_norm1.bias", "layer_norm2.bias"),
-        "text",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_parity_would_catch(name, tmp_path):
-    """Mistakes that leave every shape right."""
-    mistake, where = MISTAKES[name]
+@pytest.mark.parametrize(("first", "second"), MISTAKES)
+def test_the_comparison_would_find_exchanged_tensors(first, second, tmp_path):
     twin = small_l14()
     clip = build(twin, tmp_path)
-    mistake(clip)
-    texts = close(text_vectors(clip, captions(twin)), text_vectors(twin, captions(twin)), 1e-3)
-    same_images = close(image_vectors(clip, images(twin)), image_vectors(twin, images(twin)), 1e-3)
-    assert (texts, same_images) == (where == "image", where == "text")
+    state = {name: value.clone() for name, value in clip.state_dict().items()}
+    wrong = {first: state[first].T} if second is None else {first: state[second], second: state[first]}
+    clip.load_state_dict({**state, **wrong})
+    assert not same(clip, twin, 1e-3)
 
 
 def test_the_residual_table_acts_from_the_twenty_first_position(tmp_path):
@@ -190,9 +137,8 @@ def test_the_residual_table_acts_from_the_twenty_first_position(tmp_path):
     assert torch.equal(table[20:], twin.positional_embedding_res[20:])
     state = twin.state_dict()
     lost = convert({**state, "positional_embedding_res": state["positional_embedding"]}, tmp_path)[0]
-    found, expected = text_vectors(lost, captions(twin)), text_vectors(twin, captions(twin))
-    for row, words in enumerate(WORDS):
-        assert close(found[row : row + 1], expected[row : row + 1], 1e-3) == (words + 2 <= KEEP)
+    for words, found, expected in zip(WORDS, vectors(lost, twin)[1], vectors(twin, twin)[1]):
+        assert close(found, expected, 1e-3) == (words + 2 <= KEEP)
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
@@ -228,23 +174,21 @@ def test_half_precision_becomes_fp32(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_the_model_is_whole_and_training_never_changes_the_file(tmp_path, suffix):
+def test_training_changes_every_weight_and_never_the_file(tmp_path, suffix):
     twin = small_b16()
     clip, _ = convert(twin.state_dict(), tmp_path, f"longclip.{suffix}")
     file = tmp_path / f"longclip.{suffix}"
-    before = hashlib.sha256(file.read_bytes()).digest()
+    before = file.read_bytes()
     assert not clip.training
     fresh = type(clip)(clip.config)
     for (name, buffer), (other, expected) in zip(clip.named_buffers(), fresh.named_buffers(), strict=True):
         assert name == other
         assert torch.equal(buffer, expected)
-    spans = sorted((weight.data_ptr(), weight.data_ptr() + weight.nbytes) for weight in clip.parameters())
-    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))  # no memory is shared
     old = {name: weight.detach().clone() for name, weight in clip.named_parameters()}
     clip(input_ids=captions(twin)[:3], pixel_values=images(twin), return_loss=True).loss.backward()
     torch.optim.AdamW(clip.parameters(), lr=1e-2).step()
     assert not [name for name, weight in clip.named_parameters() if torch.equal(weight, old[name])]
-    assert hashlib.sha256(file.read_bytes()).digest() == before
+    assert file.read_bytes() == before
 
 
 WIDE = {"image_size": 224, "patch": 14, "vision_width": 1024, "text_width": 768, "vocabulary": 3000, "joint": 768}
@@ -291,7 +235,7 @@ OPEN_CLIP = {
 
 
 def with_config(twin, directory, *, images=None, **changes):
-    """The model of a checkpoint with an open_clip_config.json next to it; changes by a dotted name."""
+    """The model of a checkpoint with an open_clip_config.json; `text_cfg__x` changes x in text_cfg."""
     settings = json.loads(json.dumps(OPEN_CLIP))
     for name, value in changes.items():
         part, _, key = name.rpartition("__")
@@ -332,36 +276,26 @@ def test_a_configuration_of_open_clip_decides_the_image_preprocessing(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "word"),
+    ("name", "value", "word"),
     [
         ("ln_final.bias", None, "final_layer_norm.bias"),
-        ("text_projection", None, "text_projection"),
         ("visual.transformer.resblocks.1.ln_1.bias", None, "layers.1"),
-        ("transformer.resblocks.0.attn.in_proj_weight", (384, 64), "layers.0.self_attn.q_proj"),
-        ("positional_embedding_res", (77, 128), "position_embedding"),
-        ("visual.positional_embedding", (16, 192), "position_embedding"),
-        ("transformer.resblocks.0.ls_1.gamma", (128,), "ls_1.gamma"),
-        ("text_decoder.resblocks.0.ln_1.weight", (1,), "text_decoder"),  # CoCa
+        ("transformer.resblocks.0.attn.in_proj_weight", torch.zeros(384, 64), "layers.0.self_attn.q_proj"),
+        ("positional_embedding_res", torch.zeros(77, 128), "position_embedding"),
+        ("visual.positional_embedding", torch.zeros(16, 192), "position_embedding"),
+        ("transformer.resblocks.0.ls_1.gamma", torch.zeros(128), "ls_1.gamma"),
+        ("text_decoder.resblocks.0.ln_1.weight", torch.zeros(1), "text_decoder"),  # CoCa
+        ("visual.proj", torch.zeros(192, 128, dtype=torch.int8), "int8"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(name, shape, word, tmp_path):
-    state = small_l14().state_dict()
-    if shape is None:
-        del state[name]
-    else:
-        state[name] = torch.zeros(shape)
+def test_tensors_that_do_not_fit_are_named(name, value, word, tmp_path):
+    state = {**small_l14().state_dict(), name: value}
+    state = {name: value for name, value in state.items() if value is not None}
     with pytest.raises(ValueError, match=rf"(?s)weights\.pt.*{word}"):
         convert(state, tmp_path)
 
 
-def test_quantised_weights_are_refused(tmp_path):
-    state = small_l14().state_dict()
-    state["visual.proj"] = state["visual.proj"].to(torch.int8)
-    with pytest.raises(ValueError, match="int8"):
-        convert(state, tmp_path)
-
-
-@pytest.mark.parametrize("content", ["{}", '{"model_cfg": 3}', '{"model_cfg": {"vision_cfg": {}}}', "[]", "{"])
+@pytest.mark.parametrize("content", ["{}", '{"model_cfg": {"vision_cfg": {}}}', "[]", "{"])
 def test_a_malformed_configuration_of_open_clip_is_named(content, tmp_path):
     (tmp_path / "open_clip_config.json").write_text(content)
     with pytest.raises(ValueError, match=r"open_clip_config\.json"):
@@ -375,22 +309,14 @@ def test_head_widths_of_towers_wider_than_openais_are_not_guessed(tmp_path):
         build(twin, tmp_path)
 
 
-class Evil:
-    """A pickle of this runs code when it is opened."""
-
-    def __reduce__(self):
-        return (Path.touch, (Path("executed"),))
-
-
-def test_no_code_is_executed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({"state_dict": {"visual.proj": Evil()}}, "evil.pt")
+@pytest.mark.parametrize("forced", [False, True])
+def test_no_code_is_executed(tmp_path, monkeypatch, code, forced):
+    torch.save({"state_dict": {"visual.proj": code}}, tmp_path / "evil.pt")
+    if forced:
+        monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     with pytest.raises(ValueError, match=r"evil\.pt"):
-        read_state_dict(Path("evil.pt"))
-    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    with pytest.raises(ValueError, match=r"evil\.pt"):
-        read_state_dict(Path("evil.pt"))
-    assert not Path("executed").exists()
+        read_state_dict(tmp_path / "evil.pt")
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

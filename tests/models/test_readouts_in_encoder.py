@@ -2,100 +2,85 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from hnclip.core import Batch
-from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
-from hnclip.models.readout import Readout, TowerOutput
+from hnclip.models.load import load, save
+from hnclip.models.parameters import describe_trainable, trained_tensors
+from hnclip.models.readout import Readout
 
 TEXTS = {"caption": ["a red ball lies under a tall green tree", "two dogs"], "sentence": ["a ball", "one dog sleeps"]}
 
 
 class AllTokens(Readout):
-    """What the encoder does by itself."""
+    """Gives the tokens that the encoder gives by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.factor = torch.nn.Parameter(torch.ones(()))
-        self.seen: list[TowerOutput] = []
+        self.seen = []
 
-    def forward(self, seen: TowerOutput) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, seen):
         self.seen.append(seen)
         return self.factor * F.normalize(seen.project(seen.hidden), dim=-1), seen.inside
 
 
 @pytest.fixture
-def model(model_directory: Path) -> DualEncoder:
+def model(model_directory):
     return load(str(model_directory)).eval()
 
 
-def batch_for(model: DualEncoder) -> Batch:
+def batch_for(model):
     generator = torch.Generator().manual_seed(0)
-    side = model.image_size
-    pixels = {
-        name: torch.randint(0, 256, (2, 3, side, side), dtype=torch.uint8, generator=generator)
-        for name in ("full", "crop")
-    }
-    texts = {name: model.tokenize(said) for name, said in TEXTS.items()}
-    ids = torch.tensor([[0, 0], [1, 1]])
-    return Batch(pixels, texts, ids, present={"crop": torch.tensor([True, False])})
+    shape = (2, 3, model.image_size, model.image_size)
+    pixels = {name: torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator) for name in ("full", "crop")}
+    texts = {name: model.tokenize(captions) for name, captions in TEXTS.items()}
+    parts = {"sentence": torch.tensor([[[1, 3]], [[0, 0]]])}
+    present = {"crop": torch.tensor([True, False])}
+    return Batch(pixels, texts, torch.tensor([[0, 0], [1, 1]]), present=present, parts=parts)
 
 
-def test_a_readout_can_be_what_tokens_are(model: DualEncoder) -> None:
+def test_readouts_get_the_last_hidden_states_of_their_view(model):
     """Patches and words through norm and projection of the tower, of two views that are encoded together."""
     batch = batch_for(model)
     expected = model(batch, tokens=True)
     model.readouts.update({name: AllTokens() for name in ("full", "sentence")})
     found = model(batch, tokens=True)
-    for name, side in {"full": "images", "sentence": "texts"}.items():
-        view, other = getattr(found, side)[name], getattr(expected, side)[name]
-        width = other.tokens.shape[1]
+    for view, other in (
+        (found.images["full"], expected.images["full"]),
+        (found.texts["sentence"], expected.texts["sentence"]),
+    ):
+        mask, width = other.mask, other.tokens.shape[1]
         torch.testing.assert_close(view.vectors, other.vectors, rtol=0, atol=1e-6)
-        mask = other.mask
         assert view.mask[:, :width][mask].all()
         torch.testing.assert_close(view.tokens[:, :width][mask], other.tokens[mask], rtol=0, atol=1e-6)
     assert found.images["crop"].tokens is None
     assert found.texts["caption"].tokens is None
-
-
-def test_without_tokens_no_readout_runs(model: DualEncoder) -> None:
-    model.readouts["full"] = readout = AllTokens()
-    found = model(batch_for(model))
-    assert found.images["full"].tokens is None
-    assert not readout.seen
-    assert torch.equal(found.images["crop"].present, torch.tensor([True, False]))
-    assert found.images["full"].present is None
-
-
-def test_what_a_readout_is_given(model: DualEncoder) -> None:
-    parts = torch.tensor([[[1, 3]], [[0, 0]]])
-    batch = replace(batch_for(model), parts={"caption": parts})
-    model.readouts["caption"] = readout = AllTokens()
-    model(batch, tokens=True)
-    (seen,) = readout.seen
-    lengths = batch.texts["caption"].lengths
+    (seen,) = model.readouts["sentence"].seen
+    lengths = batch.texts["sentence"].lengths
     assert torch.equal(seen.inside.sum(1), lengths)
-    assert torch.equal(seen.parts, parts)
-    # The end token's hidden state, through norm and projection, is the caption's vector.
-    end = seen.hidden[torch.arange(2), lengths - 1]
+    assert torch.equal(seen.parts, batch.parts["sentence"])
+    end = seen.hidden[torch.arange(2), lengths - 1]  # through norm and projection it is the caption's vector
     torch.testing.assert_close(seen.project(end), seen.vectors, rtol=0, atol=1e-5)
     torch.testing.assert_close(seen.norm(end), model.backbone.text_model.final_layer_norm(end))
 
 
-def test_readouts_train_and_are_not_saved(model: DualEncoder, tmp_path: Path) -> None:
-    from hnclip.models.load import save
-    from hnclip.models.parameters import describe_trainable, trained_tensors
+def test_without_tokens_no_readout_runs(model):
+    model.readouts["full"] = AllTokens()
+    found = model(batch_for(model))
+    assert found.images["full"].tokens is None
+    assert not model.readouts["full"].seen
+    assert torch.equal(found.images["crop"].present, torch.tensor([True, False]))
+    assert found.images["full"].present is None
 
+
+def test_readouts_train_and_are_not_saved(model, tmp_path):
     model.readouts["full"] = AllTokens()
     model(batch_for(model), tokens=True).images["full"].tokens.sum().backward()
     assert model.readouts["full"].factor.grad is not None
     assert "readouts.full.factor" in trained_tensors(model)
     assert "1 parameters of the training method" in describe_trainable(model)
     save(model, tmp_path / "saved")
-    assert not len(load(str(tmp_path / "saved")).readouts)
+    assert not len(load(tmp_path / "saved").readouts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from hnclip.core import Embeddings, ViewEmbeddings
 from hnclip.objectives.registry import METHODS
+from loss_twins import negatives_of, twin_smoothed
 
 D = 6
 # Pairs that lack a view, for batches of seven.
@@ -84,22 +84,10 @@ def has(view: ViewEmbeddings, row: int) -> bool:
     return view.present is None or bool(view.present[row])
 
 
-def negatives(row: int, rows: Sequence[int], ids: Tensor) -> list[int]:
-    return [other for other in rows if other != row and not bool((ids[row] == ids[other]).any())]
-
-
-def twin_sym_ce(
-    image: Tensor, text: Tensor, scale: Tensor, ids: Tensor, rows: Sequence[int], smoothing: float = 0.0
-) -> Tensor:
-    """½[CE(rows) + CE(columns)] of s·V·Tᵀ among some rows, entry by entry, without duplicates."""
-    total = scale * 0
-    for i in rows:
-        kept = [i, *negatives(i, rows, ids)]
-        for queries, columns in ((image, text), (text, image)):
-            logits = torch.stack([scale * (queries[i] * columns[j]).sum() for j in kept])
-            log_p = logits - torch.log(logits.exp().sum())
-            total = total - (1 - smoothing) * log_p[0] - smoothing * log_p.mean()
-    return total / (2 * len(rows))
+def twin_sym_ce(image, text, scale, ids, rows, smoothing=0.0):
+    """½[CE(rows) + CE(columns)] of s·V·Tᵀ among some pairs, entry by entry, without duplicates."""
+    rows = list(rows)
+    return twin_smoothed(image[rows], text[rows], scale, smoothing, ids[rows])
 
 
 def _ids(e: Embeddings, view: str, official: bool) -> Tensor:
@@ -127,7 +115,7 @@ def twin_token(e: Embeddings, _: bool) -> Tensor:
     image, text, n = e.images["full"], e.texts["caption"], len(e.ids)
     total = e.scale * 0
     for i in range(n):
-        kept = [i, *negatives(i, range(n), e.ids)]
+        kept = [i, *negatives_of(i, n, e.ids)]
         for own, others in ((image, text), (text, image)):
             scores = [
                 (e.scale * _mean_best(own.tokens[i][own.mask[i]], others.tokens[j][others.mask[j]])).exp() for j in kept
@@ -155,7 +143,7 @@ def twin_fine(e: Embeddings, _: bool) -> Tensor:
 
     total = e.scale * 0
     for i in range(n):
-        for j in negatives(i, range(n), e.ids):
+        for j in negatives_of(i, n, e.ids):
             total = total + (0.2 + score(i, j) - score(i, i)).relu() + (0.2 + score(j, i) - score(i, i)).relu()
     return total
 
@@ -194,7 +182,7 @@ def twin_chunks(e: Embeddings, official: bool) -> Tensor:
         for chunk in text.tokens[i][text.mask[i]]:
             logits = {
                 (j, k): (scale * (chunk * crop.vectors[j]).sum()).exp()
-                for j in (i, *negatives(i, range(n), ids))
+                for j in (i, *negatives_of(i, n, ids))
                 for k, crop in enumerate(crops)
                 if has(crop, j)
             }

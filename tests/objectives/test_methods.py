@@ -149,22 +149,17 @@ def test_finelips_term_rises_through_the_first_epoch():
 
 
 def test_structxlips_weights_fall_as_measured_in_ten_epochs():
+    """And from 1 to their floors in runs of any length."""
     factors = [weight_factors(TrainProgress(epoch * 37 + 5, 37, 10)) for epoch in range(10)]
     measured = [1, 1, 0.985, 0.944, 0.883, 0.817, 0.756, 0.715, 0.7, 0.7]  # of the released code
     assert [factor["structure"] for factor in factors] == pytest.approx(measured, abs=5e-4)
     for name, floor in (("consistency", 0.5), ("chunks", 0.4)):
         course = [(factor["structure"] - 0.7) / 0.3 for factor in factors]
         assert [(factor[name] - floor) / (1 - floor) for factor in factors] == pytest.approx(course)
-
-
-@pytest.mark.parametrize("epochs", [1, 3, 20])
-def test_structxlips_weights_fall_in_runs_of_any_length(epochs):
-    found = [weight_factors(TrainProgress(epoch * 3, 3, epochs))["chunks"] for epoch in range(epochs + 1)]
-    assert found == sorted(found, reverse=True)
-    assert (found[0], found[-1]) == (1, pytest.approx(0.4))
-
-
-def test_structxlips_terms_follow_their_weights():
+    for epochs in (1, 3, 20):
+        found = [weight_factors(TrainProgress(epoch * 3, 3, epochs))["chunks"] for epoch in range(epochs + 1)]
+        assert found == sorted(found, reverse=True)
+        assert (found[0], found[-1]) == (1, pytest.approx(0.4))
     e, _ = make_embeddings("structxlip")
     objective = build_objective(config_of("structxlip"))
     late = objective.at(TrainProgress(9, 1, 10))(e)

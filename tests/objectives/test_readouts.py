@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from hnclip.core import Batch
 from hnclip.data.batching import pad_texts
@@ -61,10 +60,12 @@ def chunk_twin(backbone, span, double_norm):
     return project_text(backbone, (weights[:, None] * span).sum(0))
 
 
-def assert_same_gradients(got, expected, modules):
-    parameters = [weight for module in modules for weight in module.parameters()]
-    pairs = zip(*(torch.autograd.grad(value, parameters, allow_unused=True) for value in (got, expected)))
-    for a, b in pairs:
+def assert_equal_in_gradient(got, expected, leaves):
+    """Values, and gradients of a loss that weights every number differently."""
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+    weights = torch.randn(got.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    gradients = (torch.autograd.grad((weights * value).sum(), leaves, allow_unused=True) for value in (got, expected))
+    for a, b in zip(*gradients):
         assert (a is None) == (b is None)
         if a is not None:
             torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
@@ -85,17 +86,15 @@ def test_spans_of_captions(model, readout, twin, lengths):
     model.readouts["caption"] = readout
     found = model(batch, tokens=True).texts["caption"]
     hidden = backbone.text_model(input_ids=batch.texts["caption"].ids, output_hidden_states=True).hidden_states[-1]
-    weights = torch.randn(found.tokens.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    expected = 0
+    expected = []
     for b, length in enumerate(lengths):
         for k, (start, stop) in enumerate(SPANS[b].tolist()):
             assert found.mask[b, k] == (start < min(stop, length))
             if found.mask[b, k]:
-                vector = twin(backbone, hidden[b][start : min(stop, length)])
-                torch.testing.assert_close(found.tokens[b, k], vector, rtol=0, atol=1e-10)
-                expected = expected + (weights[b, k] * vector).sum()
-    got = (weights * found.tokens)[found.mask].sum()
-    assert_same_gradients(got, expected, [backbone.text_model, backbone.text_projection])
+                expected.append(twin(backbone, hidden[b][start : min(stop, length)]))
+    modules = (backbone.text_model, backbone.text_projection)
+    leaves = [weight for module in modules for weight in module.parameters()]
+    assert_equal_in_gradient(found.tokens[found.mask], torch.stack(expected), leaves)
 
 
 def test_patches_of_images(model):
@@ -103,27 +102,18 @@ def test_patches_of_images(model):
     parts = torch.rand(4, 3, count, generator=torch.Generator().manual_seed(2)) < 0.3
     parts[1, 1], parts[2, 2] = True, False
     batch = make_batch(model, patches=parts)
+    plain = model(batch).images["full"]
     model.readouts["full"] = PoolParts(text=False)
     found = model(batch, tokens=True).images["full"]
+    torch.testing.assert_close(found.vectors, plain.vectors)
     pixels = model.normalize_pixels(batch.images["full"])
     hidden = backbone.vision_model(pixel_values=pixels, output_hidden_states=True).hidden_states[-1]
     assert torch.equal(found.mask, parts.any(2))
-    expected = 0
-    for b, k in parts.any(2).nonzero().tolist():
-        pooled = hidden[b, 1:][parts[b, k]].mean(0)
-        vector = F.normalize(backbone.visual_projection(backbone.vision_model.post_layernorm(pooled)), dim=-1)
-        torch.testing.assert_close(found.tokens[b, k], vector, rtol=0, atol=1e-10)
-        expected = expected + vector.sum()
-    assert_same_gradients(found.tokens[found.mask].sum(), expected, [backbone.vision_model, backbone.visual_projection])
-
-
-def test_global_vectors_do_not_depend_on_readouts(model):
-    batch = make_batch(model)
-    plain = model(batch)
-    model.readouts["caption"] = PoolParts(text=True)
-    found = model(batch, tokens=True)
-    torch.testing.assert_close(found.texts["caption"].vectors, plain.texts["caption"].vectors)
-    assert found.images["full"].tokens is None
+    pooled = torch.stack([hidden[b, 1:][parts[b, k]].mean(0) for b, k in parts.any(2).nonzero().tolist()])
+    expected = F.normalize(backbone.visual_projection(backbone.vision_model.post_layernorm(pooled)), dim=-1)
+    modules = (backbone.vision_model, backbone.visual_projection)
+    leaves = [weight for module in modules for weight in module.parameters()]
+    assert_equal_in_gradient(found.tokens[found.mask], expected, leaves)
 
 
 def make_tower(width=16, lengths=(3, 7, 5), dtype=torch.float64, **options):
@@ -134,16 +124,9 @@ def make_tower(width=16, lengths=(3, 7, 5), dtype=torch.float64, **options):
     return TowerOutput(vectors, hidden, inside, None, lambda x: 2 * x, lambda x: x, **options)
 
 
-def literal_aggregation(aggregator, tokens):
-    """One set of tokens [T, D] without padding, as the formula reads."""
-    norm, first, _, second = aggregator.weigh
-    x = F.layer_norm(tokens, norm.normalized_shape, norm.weight, norm.bias)
-    logits = (F.gelu(x @ first.weight.T + first.bias) @ second.weight.T + second.bias).T * aggregator.scale
-    return torch.softmax(logits, dim=1) @ tokens
-
-
 @pytest.mark.parametrize("text", [False, True])
 def test_finelips_token_sets(text):
+    """A twin takes one set of tokens at a time, without padding, as the formula reads."""
     torch.manual_seed(0)
     readout, tower = TokenAggregation(16, 4, text=text).double(), make_tower()
     with torch.no_grad():
@@ -151,17 +134,15 @@ def test_finelips_token_sets(text):
         readout.aggregate.weigh[-1].weight.mul_(10)
     tokens, mask = readout(tower)
     assert mask.all()
+    norm, first, _, second = readout.aggregate.weigh
     rows = []
     for vector, hidden, inside in zip(tower.vectors, tower.hidden, tower.inside):
-        own = 2 * hidden[inside]
-        mixtures = literal_aggregation(readout.aggregate, own[:-1] if text else own)
+        own = 2 * hidden[inside][: -1 if text else None]  # [T, D]
+        x = F.layer_norm(own, norm.normalized_shape, norm.weight, norm.bias)
+        logits = F.gelu(x @ first.weight.T + first.bias) @ second.weight.T + second.bias
+        mixtures = torch.softmax(logits.T * readout.aggregate.scale, dim=1) @ own
         rows.append(torch.cat([mixtures, vector[None]] if text else [vector[None], mixtures]))
-    expected = F.normalize(torch.stack(rows), dim=2)
-    torch.testing.assert_close(tokens, expected)
-    weights = torch.linspace(-1, 1, tokens.numel(), dtype=torch.float64).view_as(tokens)
-    leaves = [tower.hidden, *readout.parameters()]
-    for a, b in zip(*(torch.autograd.grad((value * weights).sum(), leaves) for value in (tokens, expected))):
-        torch.testing.assert_close(a, b)
+    assert_equal_in_gradient(tokens, F.normalize(torch.stack(rows), dim=2), [tower.hidden, *readout.parameters()])
 
 
 def test_a_text_of_one_token_has_only_its_end_token():
@@ -172,13 +153,14 @@ def test_a_text_of_one_token_has_only_its_end_token():
     assert tower.hidden.grad.isfinite().all()
 
 
-def test_finelips_published_sizes():
+def test_published_sizes():
     assert [kept_tokens(patches) for patches in (196, 256)] == [39, 51]
     shapes = {name: tuple(weight.shape) for name, weight in Aggregator(768, 39).named_parameters()}
     assert (shapes["weigh.1.weight"], shapes["weigh.3.weight"], shapes["scale"]) == ((153, 768), (39, 153), (1,))
+    assert [head_count(width) for width in (512, 768, 32)] == [8, 12, 1]
 
 
-def attend(attention: nn.MultiheadAttention, query, tokens):
+def attend(attention, query, tokens):
     """Multi-head attention of one query to the tokens of one caption, head by head."""
     weights, biases = attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3)
     q, k, v = (x @ w.T + b for x, w, b in zip((query, tokens, tokens), weights, biases))
@@ -208,17 +190,16 @@ def test_smartclips_mask_equals_a_literal_twin(width):
     assert mask.all()
     assert torch.equal(found[:, 0], (soft > 0.5).double())
     assert 0.2 < found.mean() < 0.8
-    push = torch.randn(soft.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    leaves = [tower.hidden, *readout.parameters()]
-    for a, b in zip(*(torch.autograd.grad((push * value).sum(), leaves) for value in (found[:, 0], soft))):
-        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+    # The gradient is that of the soft mask.
+    assert_equal_in_gradient(
+        found[:, 0] - found[:, 0].detach() + soft.detach(), soft, [tower.hidden, *readout.parameters()]
+    )
 
 
 def test_a_new_mask_is_open_and_thresholds_in_float32():
     assert CaptionMask(16)(make_tower(dtype=torch.float32))[0].mean() > 0.9
     logits = torch.tensor([1e-3], dtype=torch.bfloat16)  # its sigmoid rounds to 0.5 in bfloat16
     assert straight_through(logits).item() == 1.0
-    assert [head_count(width) for width in (512, 768, 32)] == [8, 12, 1]
 
 
 def test_a_readout_without_its_parts_is_an_error():

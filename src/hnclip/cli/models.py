@@ -38,7 +38,7 @@ class Convert:
     """Directory to write; it must be empty or not exist, unless --replace is given."""
     to: Literal["hf", "onnx", "immich"] = "hf"
     """hf: Hugging Face directory for transformers and sentence-transformers. onnx: both towers as ONNX. immich: the
-    same in the layout of the immich photo app."""
+    same in the layout of the immich photo app, for models as wide as one that immich knows."""
     replace: bool = False
     """Replace the contents of the directory."""
     opening: ModelOpening = field(default_factory=Opening)
@@ -57,9 +57,10 @@ class Convert:
         if self.to == "hf":
             save(model, self.out)
         else:
-            from hnclip.export.to_onnx import export_onnx
+            from hnclip.export import export_onnx, immich_name
 
             result |= vars(export_onnx(model, self.out, layout=self.to))
+            result |= {"immich_name": immich_name(model)} if self.to == "immich" else {}
         sizes = {"context": model.context, "image_size": model.image_size}
         return Printed(f"written: {self.out}", {**result, **sizes})
 

@@ -117,7 +117,7 @@ def save_adapter(
     settings.target_modules = sorted(settings.target_modules)  # a set, whose order differs from process to process
     about = {"base": asdict(base), "logit_scale": backbone.logit_scale.item()}
     with replace_directory(Path(directory)) as partial:
-        # Without this argument, peft asks the hub whether the base's vocabulary has changed.
+        # Without this argument, peft queries the hub for changes of the base's vocabulary.
         backbone.save_pretrained(str(partial), save_embedding_layers=False, state_dict=weights)
         write_card(model, partial, adapter_of=base.model)  # replaces peft's empty template
         (partial / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")

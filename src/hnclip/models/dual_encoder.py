@@ -66,7 +66,7 @@ class DualEncoder(nn.Module):
         self.provenance: Training | None = None  # how the model was trained, if known
         self.name = ""  # the argument of `hnclip.load` that opened the model
         # Whether the projections are random (two joined towers). `hnclip train` sets it to False; a training loop of
-        # your own has to do so before `save`.
+        # your own has to set it before `save`.
         self.untrained_projections = False
         self.family = family_of(backbone.config.model_type)
         self.readouts = nn.ModuleDict()

@@ -42,7 +42,7 @@ JOINED_WIDTH = 512  # D of two joined towers, as in CLIP B/16
 OPEN_CLIP_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 HUB_NAME = re.compile(r"[\w][\w.-]*/[\w][\w.-]*(@[\w./-]+)?")
 HUB_SETTINGS = ["*.json", "*.txt", "*.model", "*.gz"]
-# Downloaded are the weights of the first line that a repository has.
+# The weights of the first line that a repository has are downloaded.
 HUB_WEIGHTS = (
     ["model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors"],
     ["open_clip_model.safetensors"],
@@ -61,7 +61,7 @@ def load(
     activation: Activation | None = None,
     device: str | torch.device = "cpu",
 ) -> DualEncoder:
-    """Open a model, in evaluation mode. Its `source` says what was recognised.
+    """Open a model, in evaluation mode. Its `source` describes what was recognised.
 
     Args:
         model: one of
@@ -97,7 +97,7 @@ def models_of(path: str) -> list[tuple[str, str]]:
     Anything else is one model by its own name.
     """
     run = Path(path)
-    config = run / RUN_CONFIG  # models have one as well; that of a run says what was trained and how
+    config = run / RUN_CONFIG  # models have one as well; that of a run contains its settings
     if not (config.is_file() and {"objective", "optim"} <= read_json(config).keys()):
         return [(path, path)]
     epochs = {}

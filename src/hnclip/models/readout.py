@@ -23,7 +23,7 @@ class TowerOutput:
         hidden: [B, T, W], last hidden states of the patches, or of every position of the text; for CLIP before the
             final norm.
         inside: [B, T] bool, False for padding.
-        parts: parts of this view, if the objective asked for them: [B, K, P] bool, the patches of each part of an
+        parts: parts of this view, if the objective needs them: [B, K, P] bool, the patches of each part of an
             image; [B, K, 2], start and stop of each part of a text. A part without a patch or token is absent.
         project: hidden states [..., W] to the joint space [..., D], through the final norm of the tower.
         norm: the final norm of a text tower alone, [..., W] to [..., W]; the identity for images and for towers

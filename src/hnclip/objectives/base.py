@@ -1,4 +1,4 @@
-"""What training asks of an objective: the views it needs, and scalar terms computed from their embeddings."""
+"""Base class of the objectives: the views that training must provide, and scalar terms of their embeddings."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def tokens_of(view: ViewEmbeddings) -> tuple[Tensor, Tensor]:
 class Objective(ABC):
     """L = L_global + Σ weight·factor·L_term: a function of embeddings that declares the views it needs.
 
-    It knows no rank and no process, so that it works unchanged on plain, cached and gathered batches. The global term
-    is injected and does not influence the others.
+    It does not depend on the rank or the process count, so that it works unchanged on plain, cached and gathered
+    batches. The global term is injected and does not influence the others.
 
     Args:
         global_term: None leaves it out.

@@ -118,7 +118,7 @@ class TokenAggregation(Readout):
         self.text = text
 
     def forward(self, tower: TowerOutput) -> tuple[Tensor, Tensor]:
-        # Of a text, tokens that another token follows.
+        # For a text, the tokens before its last one.
         mask = F.pad(tower.inside[:, 1:], (0, 1)) if self.text else tower.inside  # [B, T]
         # In the dtype of the weights, since lengths are computed from it.
         mixtures = self.aggregate(tower.project(tower.hidden), mask).to(self.aggregate.scale.dtype)  # [B, keep, D]

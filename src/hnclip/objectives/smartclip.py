@@ -20,7 +20,7 @@ from hnclip.objectives.base import GlobalTerm, Objective, Term, tokens_of
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
 
-# Initial logits of the mask: the sigmoid is above 0.9, so that nearly all dimensions are open and training starts at
+# Initial logits of the mask: the sigmoid is above 0.9, so that nearly all dimensions are kept and training starts at
 # the model's own similarity, but gradients still pass.
 OPEN = 2.5
 

@@ -252,7 +252,7 @@ def update_text_encoder(writer: IndexWriter, model: DualEncoder | None) -> None:
     clean = next((name for name, function in CLEANING.items() if function == transform.clean), None)
     if clean is None:
         return
-    from hnclip.export.to_onnx import export_text_tower
+    from hnclip.export import export_text_tower
 
     log.info("exporting the text tower, so that queries start at once")
     directory = writer.path / writer.new_name("text", "")

@@ -198,28 +198,3 @@ def twin_sigmoid(
             boost = gamma * (source[i] * source[j]).sum().detach()
             total = total - torch.log(torch.sigmoid(-(scale * ((image[i] * text[j]).sum() + boost) + bias)))
     return total / n
-
-
-def twin_token(
-    patches: Tensor, words: Tensor, scale: Tensor, patch_mask: Tensor, word_mask: Tensor, ids: Tensor | None = None
-) -> Tensor:
-    n = len(patches)
-    total = patches.new_zeros(())
-    for i in range(n):
-        columns = [i, *negatives_of(i, n, ids)]
-        image_scores, text_scores = [], []
-        for j in columns:
-            image_scores.append(twin_interaction(patches[i][patch_mask[i]], words[j][word_mask[j]]))
-            text_scores.append(twin_interaction(words[i][word_mask[i]], patches[j][patch_mask[j]]))
-        for scores in (image_scores, text_scores):
-            exponentials = [torch.exp(scale * score) for score in scores]
-            total = total - torch.log(exponentials[0] / sum(exponentials)) / 2
-    return total / n
-
-
-def twin_interaction(queries: Tensor, keys: Tensor) -> Tensor:
-    best = []
-    for query in queries:
-        similarity = [(query * key).sum() for key in keys]
-        best.append(max(similarity, key=Tensor.item))
-    return sum(best) / len(best)
