@@ -30,7 +30,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
-from hnclip.encode.options import EncodeOptions
 from measure import Quartiles, Report, machine, main, threads, time_ways
 from PIL import Image
 from torch import Tensor
@@ -41,7 +40,7 @@ from hnclip.data.image_sources import FileImage, TarImage, is_image_name
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.encode.embeddings import open_embeddings
 from hnclip.encode.loop import encode_captions, encode_pixels
-from hnclip.encode.shards import Encoder
+from hnclip.encode.shards import Encoder, EncodeSettings
 from hnclip.models.load import load
 from search import write_model, write_photos
 
@@ -182,14 +181,8 @@ def encode(options: Encode) -> Report:
         model = write_model(
             folder / "model", load().tokenizer, text={**tower, "context": 248}, vision={**tower, "patch": 32}
         )
-        given = EncodeOptions(
-            data=str(folder / "pairs.csv"),
-            out=folder / "out",
-            model=model,
-            batch=options.batch,
-            shard_size=64,
-            device="cpu",
-        )
+        data, out = str(folder / "pairs.csv"), folder / "out"
+        given = EncodeSettings(data, out, model, batch=options.batch, shard_size=64, device="cpu")
         encoder = Encoder(given)
         records, batch, model = encoder.data.records, options.batch, encoder.model
         texts = [record.captions[0] for record in records]

@@ -216,8 +216,8 @@ def test_the_command_of_a_configuration_parses_back_to_it(name: str) -> None:
 
 
 def test_a_command_names_only_what_differs() -> None:
-    assert train_command(recipes.paper()) == "hnclip train --recipe paper"
-    assert train_command(replace(recipes.paper(), seed=7)) == "hnclip train --recipe paper --seed 7"
+    assert train_command(recipes.paper()) == "hnclip train --recipe paper --model bundled"
+    assert train_command(replace(recipes.paper(), seed=7)) == "hnclip train --recipe paper --model bundled --seed 7"
 
 
 def test_the_page_names_every_method_and_term() -> None:

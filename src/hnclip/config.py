@@ -309,7 +309,8 @@ class RunOptions:
 
 def train_command(config: TrainConfig) -> str:
     """`hnclip train …` for this configuration, quoted for a shell."""
-    return shlex.join(["hnclip", "train", "--recipe", "paper", *option_words(config, TrainConfig())])
+    usual = TrainConfig(model=config.model)  # always named: own data need it
+    return shlex.join(["hnclip", "train", "--recipe", "paper", "--model", config.model, *option_words(config, usual)])
 
 
 def option_words(config: Any, default: Any, prefix: str = "") -> list[str]:

@@ -445,7 +445,7 @@ def test_paths_of_model_and_tokenizer_are_stored_as_absolute(build: Indexing, mo
         (tmp / name).mkdir(parents=True)
     monkeypatch.chdir(tmp)
     monkeypatch.setenv("HOME", str(tmp / "home"))
-    opening = Opening(tokenizer=Path("words"), context=120)
+    opening = Opening(tokenizer="words", context=120)
     for model, expected in {
         "image": f"{tmp}/image",
         "image+~/text": f"{tmp}/image+{tmp}/home/text",
@@ -456,7 +456,7 @@ def test_paths_of_model_and_tokenizer_are_stored_as_absolute(build: Indexing, mo
         with IndexReader(build.out) as reader:
             assert f"--model {expected} --context 120 --tokenizer {tmp}/words" in reader.about.command
         build(model=None)  # that of the index
-        assert loaded[-1] == loaded[-2] == (expected, replace(opening, tokenizer=tmp / "words"))
+        assert loaded[-1] == loaded[-2] == (expected, replace(opening, tokenizer=str(tmp / "words")))
 
 
 def test_the_engine_is_checked_first_and_remembered(build: Indexing) -> None:

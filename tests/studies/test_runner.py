@@ -219,7 +219,7 @@ def test_make_results_fails_with_either_half(tmp_path: Path, failing: str, calls
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\ncase "$*" in *{failing}*) exit 1;; esac\n')
     program.chmod(0o755)
     (tmp_path / "ready").touch()
-    ready = ["--assume-old", str(tmp_path / "ready"), f"READY={tmp_path / 'ready'}", f"BIN={tmp_path}"]
+    ready = ["--assume-old", str(tmp_path / "ready"), f"CORE={tmp_path / 'ready'}", f"BIN={tmp_path}"]
     ended = subprocess.run(["make", "-C", str(ROOT), *ready, "results"], capture_output=True, text=True)
     assert (ended.returncode == 0) == (failing == "none"), ended.stderr
     assert len((tmp_path / "calls").read_text(encoding="utf-8").splitlines()) == calls

@@ -21,6 +21,7 @@ from hnclip.cli.options import (
 )
 from hnclip.config import Opening, ReadConfig
 from hnclip.util.optional import large_import
+from hnclip.util.text import parse_share
 
 if TYPE_CHECKING:
     from hnclip.encode.shards import EncodeResult
@@ -201,6 +202,9 @@ class Encode:
     def __post_init__(self) -> None:
         at_least(1, self, "shard_size", "workers")
         at_least(0, self, "threads")
+        parse_share(self.partition)
+        if self.workers is not None and self.engine != "ray":
+            raise ValueError("--workers requires --engine ray; otherwise start one process for each --partition")
 
     def run(self) -> EncodeResult:
         with large_import():
