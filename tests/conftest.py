@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,9 +21,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent.name != "training")
 
 
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Commands configure the package's logger; the next test starts without its handlers."""
+    yield
+    root = logging.getLogger("hnclip")
+    for handler in [*root.handlers]:
+        root.removeHandler(handler)
+    root.setLevel(logging.NOTSET)
+
+
 @pytest.fixture(autouse=True, scope="session")
-def picture_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A picture cache of the tests' own: the user's is neither read nor filled."""
+def image_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An image cache of the tests' own: the user's is neither read nor filled."""
     directory = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HNCLIP_CACHE", str(directory))

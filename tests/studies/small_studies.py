@@ -15,7 +15,7 @@ from hnclip.evaluation.ranks import Ranks
 from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.studies.plan import MEASURED, MeasureJob, Place, Plan, RunJob
 from hnclip.studies.results import StudyResults
-from hnclip.studies.spec import Domain, Gallery, Setting, Study, galleries_of
+from hnclip.studies.spec import Domain, GallerySpec, Setting, Study, galleries_of
 from hnclip.studies.store import Store
 
 NOWHERE = TrainConfig(model="no-such-model", data="no-such-data")
@@ -42,11 +42,11 @@ class SmallStore(Store):
 
     def __init__(self, measured: Callable[[str, str], dict[str, Any] | None]) -> None:
         super().__init__(Path("no-such-store"))
-        self.results: dict[tuple[str, Gallery], EvaluationResult] = {}
+        self.results: dict[tuple[str, GallerySpec], EvaluationResult] = {}
         self.logs: dict[str, list[dict[str, Any]]] = {}
         self.measured = measured
 
-    def result(self, job: RunJob, gallery: Gallery) -> EvaluationResult | None:
+    def result(self, job: RunJob, gallery: GallerySpec) -> EvaluationResult | None:
         return self.results.get((job.identity, gallery))
 
     def training(self, job: RunJob) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from hnclip.data.image_sources import FileImage
 from hnclip.data.manifest import record_mark, write_manifest
 from hnclip.data.sources import open_data
 from hnclip.studies.identity import UNKNOWN, gallery_identity, identify, run_identity
-from hnclip.studies.spec import Gallery
+from hnclip.studies.spec import GallerySpec
 
 Change = Callable[[Path], None]
 
@@ -102,7 +102,7 @@ def test_data_count_by_their_content(data: Path, tmp_path: Path, change: Change,
     other = Path(shutil.copytree(data.parent, tmp_path / "copy")) / data.name
     change(other)
     assert (run_identity(config(other)) == run_identity(config(data))) is run
-    there, here = (gallery_identity(Gallery(str(source)), ReadConfig()) for source in (other, data))
+    there, here = (gallery_identity(GallerySpec(str(source)), ReadConfig()) for source in (other, data))
     assert (there == here) is gallery
 
 

@@ -13,7 +13,7 @@ from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.plan import Place, plan
 from hnclip.studies.settings import StudyRequest, domains_of, entries_of
-from hnclip.studies.spec import Domain, Gallery, Setting, Study, Variant
+from hnclip.studies.spec import Domain, GallerySpec, Setting, Study, Variant
 
 INFONCE = Variant("InfoNCE", method="hn_clip", global_loss="infonce", set={"objective.token_weight": 0.0})
 HN_CLIP = Variant("HN-CLIP", method="hn_clip", against=("InfoNCE",))
@@ -39,7 +39,7 @@ def test_equal_runs_are_one_with_the_galleries_and_observations_of_all(setting: 
     found = plan([(one, setting) for one in (study("own"), crossed, observed, probed)])
     assert len(found.runs) == 1 + 2 * 2 * 2  # the untrained model; rows, domains, seeds
     assert {tuple(job.galleries) for job in found.runs} == {
-        tuple(Gallery(source) for domain in order for source in domain.galleries)
+        tuple(GallerySpec(source) for domain in order for source in domain.galleries)
         for order in (setting.domains, setting.domains[::-1])
     }
     domain = setting.domains[0]

@@ -12,7 +12,7 @@ from small_studies import queries, study_results
 from hnclip.evaluation.bootstrap import crossed_bootstrap, paired_difference
 from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.studies.results import FIELDS, MEAN, Column, Term, row_groups
-from hnclip.studies.spec import Domain, Gallery, Study, Variant
+from hnclip.studies.spec import Domain, GallerySpec, Study, Variant
 
 DIRECTIONS = ("text_to_image", "image_to_text")
 STUDY = Study(
@@ -26,7 +26,7 @@ STUDY = Study(
 
 
 def column(**rows: dict[int | None, EvaluationResult]) -> Column:
-    return Column(Domain("a", ("a",)), Gallery("a"), rows)
+    return Column(Domain("a", ("a",)), GallerySpec("a"), rows)
 
 
 def runs(skill: float, *seeds: int, **shape: int) -> dict[int | None, EvaluationResult]:

@@ -16,7 +16,7 @@ log = logging.getLogger("hnclip")
 
 
 @dataclass(frozen=True)
-class Study:
+class StudyOptions:
     """Tables and figures of the paper, and controls that it lacks, on any data and model (docs/studies.md). Trains
     missing runs and reuses finished ones. The same command resumes an interrupted study; several processes may run it
     at the same time."""

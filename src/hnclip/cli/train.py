@@ -40,7 +40,7 @@ SHORT = {"gamma": "objective", "epochs": "optim", "lr": "optim", "micro_batch": 
 
 
 @dataclass(frozen=True)
-class Variant:
+class MethodVariant:
     """What a recipe is combined with."""
 
     fidelity: Fidelity | None = None
@@ -114,7 +114,7 @@ class Train:
     resume: Path | None = None
     """Continue the run in this directory from its last checkpoint, with its own configuration; only options of
     execution, --speed.* and messages may be given with it."""
-    variant: tyro.conf.OmitArgPrefixes[Variant] = field(default_factory=Variant)
+    variant: tyro.conf.OmitArgPrefixes[MethodVariant] = field(default_factory=MethodVariant)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     adapt: AdaptConfig = field(default_factory=AdaptConfig)

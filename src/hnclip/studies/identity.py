@@ -28,7 +28,7 @@ from hnclip.models.adapters import BaseModel
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import is_hub_name, load
 from hnclip.objectives.registry import build_objective
-from hnclip.studies.spec import Gallery
+from hnclip.studies.spec import GallerySpec
 from hnclip.training.data import choose_records, needed_views
 
 FORMAT = 1  # raise it when the same configuration, data and model give other results
@@ -138,7 +138,7 @@ def pair_count(config: TrainConfig) -> int | None:
 
 
 @cache
-def gallery_identity(gallery: Gallery, read: ReadConfig) -> str:
+def gallery_identity(gallery: GallerySpec, read: ReadConfig) -> str:
     """Of the records that are evaluated on."""
     test = open_task(gallery.source, None, read).records
     if not gallery.whole:

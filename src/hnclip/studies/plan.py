@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hnclip.config import TrainConfig
 from hnclip.studies.identity import OPENING, READING, UNKNOWN, digest, gallery_identity, identify
-from hnclip.studies.spec import Domain, Gallery, Setting, Study, Variant, galleries_of
+from hnclip.studies.spec import Domain, GallerySpec, Setting, Study, Variant, galleries_of
 
 # Parts of reports that show a measurement, and its kind. Those of `COMPARING` measure the runs of the study's rows.
 MEASURED = {"geometry": "geometry", "duplicates": "duplicates", "retrievals": "retrievals", "efficiency": "step_time"}
@@ -41,7 +41,7 @@ class RunJob:
     config: TrainConfig
     trained: bool
     matched: bool
-    galleries: tuple[Gallery, ...]
+    galleries: tuple[GallerySpec, ...]
     places: Places = field(default_factory=dict)
 
     @property
@@ -155,7 +155,7 @@ def _measure_job(study: Study, kind: str, domain: Domain, setting: Setting, runs
         subjects = [job.identity for job in measured]
         if kind == "retrievals":
             try:
-                subjects += [gallery_identity(Gallery(source), config.read) for source in domain.galleries]
+                subjects += [gallery_identity(GallerySpec(source), config.read) for source in domain.galleries]
             except (ValueError, OSError):  # they are not here
                 subjects += [UNKNOWN]
     else:  # the model and the data alone, whatever is trained

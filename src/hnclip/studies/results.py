@@ -17,7 +17,7 @@ from hnclip.evaluation.ranks import ARROWS
 from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.recipes import PAPER_GALLERIES
 from hnclip.studies.plan import MeasureJob, Place, Plan, RunJob
-from hnclip.studies.spec import Domain, Gallery, Setting, Study, galleries_of
+from hnclip.studies.spec import Domain, GallerySpec, Setting, Study, galleries_of
 from hnclip.studies.store import Store
 from hnclip.util.tables import Mark
 
@@ -62,7 +62,7 @@ class Column:
     """
 
     domain: Domain
-    gallery: Gallery
+    gallery: GallerySpec
     rows: Mapping[str, BySeed]
     _sums: dict[tuple[Term, ...], dict[str, Estimate] | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -219,7 +219,7 @@ class StudyResults:
                     low, high = (end if math.isfinite(end) else None for end in difference[1:3])
                     yield {"row": row.name, "against": other, "value": difference.mean, "low": low, "high": high}
 
-    def _by_seed(self, row: str, domain: Domain, gallery: Gallery) -> BySeed:
+    def _by_seed(self, row: str, domain: Domain, gallery: GallerySpec) -> BySeed:
         seeds = {seed: seed for seed in self.seeds} if self.study.row(row).trained else {None: self.seeds[0]}
         jobs = {key: self.jobs[Place(row, domain.name, seed)] for key, seed in seeds.items()}
         found = {key: self._once(self.store.result, job, gallery) for key, job in jobs.items()}

@@ -20,7 +20,7 @@ from hnclip.studies.page import PAGE, study_report, write_results
 from hnclip.studies.plan import Job, MeasureJob, Plan, RunJob, plan
 from hnclip.studies.results import FIELDS, StudyResults
 from hnclip.studies.settings import Entry, StudyRequest, entries_of, run_options_of
-from hnclip.studies.spec import Gallery, galleries_of
+from hnclip.studies.spec import GallerySpec, galleries_of
 from hnclip.studies.store import Store
 from hnclip.util.files import Busy, replace_file
 from hnclip.util.tables import text_table
@@ -205,7 +205,7 @@ def _check_inputs(entries: Sequence[Entry]) -> None:
         model_identity(setting.base)
         for domain in setting.domains:
             training_records(replace(setting.base, data=domain.data))
-            for gallery in (*galleries_of(study, domain, setting.domains), *map(Gallery, domain.galleries)):
+            for gallery in (*galleries_of(study, domain, setting.domains), *map(GallerySpec, domain.galleries)):
                 gallery_identity(gallery, setting.base.read)
 
 

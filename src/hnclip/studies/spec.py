@@ -109,7 +109,7 @@ class Domain:
         return self.data.partition("=")[0]
 
 
-class Gallery(NamedTuple):
+class GallerySpec(NamedTuple):
     """Records to evaluate on: the test split of a source, or with `whole` all of it, with the test split held out."""
 
     source: str
@@ -157,9 +157,9 @@ class Setting:
         return replace(config, watch=domain.galleries[0]) if study.watch else config
 
 
-def galleries_of(study: Study, domain: Domain, domains: Sequence[Domain]) -> tuple[Gallery, ...]:
+def galleries_of(study: Study, domain: Domain, domains: Sequence[Domain]) -> tuple[GallerySpec, ...]:
     """What the runs of a domain are evaluated on in a study, in the order of its columns."""
-    own = [Gallery(source) for source in domain.galleries]
-    others = [Gallery(source) for other in domains if other != domain for source in other.galleries]
+    own = [GallerySpec(source) for source in domain.galleries]
+    others = [GallerySpec(source) for other in domains if other != domain for source in other.galleries]
     found = {"own": own, "others": others, "all": [*own, *others]}[study.columns]
-    return tuple(dict.fromkeys([*found, Gallery(domain.data, whole=True)] if study.whole else found))
+    return tuple(dict.fromkeys([*found, GallerySpec(domain.data, whole=True)] if study.whole else found))

@@ -42,7 +42,7 @@ from hnclip.studies.identity import (
     training_records,
 )
 from hnclip.studies.plan import Job, MeasureJob, RunJob
-from hnclip.studies.spec import Gallery
+from hnclip.studies.spec import GallerySpec
 from hnclip.training.checkpoint import CHECKPOINT
 from hnclip.training.log import METRICS, read_metrics
 from hnclip.training.runs import train_or_continue
@@ -74,7 +74,7 @@ class Store:
         config = job.config
         if not job.trained:
             return self.directory / f"zero-shot-{job.identity}"
-        watched = f"-watched-{gallery_identity(Gallery(config.watch), config.read)[:8]}" if config.watch else ""
+        watched = f"-watched-{gallery_identity(GallerySpec(config.watch), config.read)[:8]}" if config.watch else ""
         probed = f"-probed-{config.probe_gradients}" if config.probe_gradients else ""
         for home in sorted(self.directory.glob(f"*-{job.identity}*")):  # one that observes more will do
             if watched in home.name and home.name.endswith(probed) and _is_finished(home):
@@ -92,7 +92,7 @@ class Store:
             return self._measurement_path(job).exists()
         return self.is_trained(job) and not self._missing(job)
 
-    def _missing(self, job: RunJob) -> list[Gallery]:
+    def _missing(self, job: RunJob) -> list[GallerySpec]:
         """The galleries that the run was not evaluated on."""
         return [gallery for gallery in job.galleries if not self._result_path(job, gallery).exists()]
 
@@ -116,7 +116,7 @@ class Store:
             return open_start(job.config, self.options.device)
         return load(str(self.home(job) / "best"), device=self.options.device)
 
-    def result(self, job: RunJob, gallery: Gallery) -> EvaluationResult | None:
+    def result(self, job: RunJob, gallery: GallerySpec) -> EvaluationResult | None:
         """The evaluation of a run on a gallery; None if there is none. ValueError if its file is damaged."""
         path = self._result_path(job, gallery)
         return read_result(path) if path.exists() else None
@@ -136,7 +136,7 @@ class Store:
         path = self._measurement_path(job)
         return read_sealed(path) if path.exists() else None
 
-    def _result_path(self, job: RunJob, gallery: Gallery) -> Path:
+    def _result_path(self, job: RunJob, gallery: GallerySpec) -> Path:
         place = self.home(job) / "evaluations"
         identity = digest("evaluation", RESULT_FORMAT, gallery_identity(gallery, job.config.read))
         # The same records at another path have another name.
@@ -207,7 +207,7 @@ def _is_finished(home: Path) -> bool:
     return (home / RUN_RESULT).exists()
 
 
-def _evaluate(model: DualEncoder, gallery: Gallery, config: TrainConfig, batch: int) -> EvaluationResult:
+def _evaluate(model: DualEncoder, gallery: GallerySpec, config: TrainConfig, batch: int) -> EvaluationResult:
     held_out = None
     if gallery.whole:
         held_out = frozenset(record.id for record in open_task(gallery.source, None, config.read).records)
