@@ -109,14 +109,14 @@ def export_onnx(model: DualEncoder, directory: str | Path, *, layout: Layout = "
     model.require_trained("an ONNX export")
     name = immich_name(model) if layout == "immich" else None
     interface = _interface(model, layout)
-    twin = _cpu_copy(model)
+    copied = _cpu_copy(model)
     with replace_directory(Path(directory)) as partial, silence_transformers():
-        write_tokenizer(twin.text_transform, partial / interface.tokenizer, require_json=layout == "immich")
+        write_tokenizer(copied.text_transform, partial / interface.tokenizer, require_json=layout == "immich")
         if layout == "immich":
-            _write_immich_settings(twin, partial)
+            _write_immich_settings(copied, partial)
         else:
-            _write_settings(twin, partial, interface)
-        check = ExportCheck(_export_images(twin, interface, partial), _export_texts(twin, interface, partial))
+            _write_settings(copied, partial, interface)
+        check = ExportCheck(_export_images(copied, interface, partial), _export_texts(copied, interface, partial))
     log.info(f"image tower: differs from torch by at most {check.image_error:.1e}")
     log.info(f"text tower: differs from torch by at most {check.text_error:.1e}")
     if name is not None:
@@ -143,10 +143,10 @@ def export_text_tower(model: DualEncoder, directory: Path) -> dict[str, Any]:
         ValueError: the tower or its tokenizer cannot be exported, or packages are missing.
     """
     _check_packages()
-    interface, twin = _interface(model, "onnx"), _cpu_copy(model)
+    interface, copied = _interface(model, "onnx"), _cpu_copy(model)
     with silence_transformers():
-        write_tokenizer(twin.text_transform, directory, require_json=True)
-        _export_texts(twin, interface, directory)
+        write_tokenizer(copied.text_transform, directory, require_json=True)
+        _export_texts(copied, interface, directory)
     return {"inputs": list(interface.text), "fixed": interface.fixed, "left": interface.left}
 
 
@@ -343,10 +343,10 @@ def _check_packages() -> None:
 
 def _cpu_copy(model: DualEncoder) -> DualEncoder:
     """A copy on the CPU in fp32 with merged adapters, for inference."""
-    twin = copy.deepcopy(model).to("cpu", torch.float32)
-    if twin.has_adapters:
-        merge_adapters(twin)
-    return twin.requires_grad_(False).eval()
+    copied = copy.deepcopy(model).to("cpu", torch.float32)
+    if copied.has_adapters:
+        merge_adapters(copied)
+    return copied.requires_grad_(False).eval()
 
 
 @torch.no_grad()

@@ -43,9 +43,7 @@ COMMANDS = {
     "data cache": Command("data:Cache", "list or delete cached images"),
     "prepare regions": Command("data:PrepareRegions", "regions of images, for methods that need them", AGAIN),
     "prepare text": Command("data:PrepareText", "captions without words of appearance", AGAIN),
-    "study": Command(
-        "study:StudyOptions", "tables and figures of the paper, and further controls, on your data", AGAIN
-    ),
+    "study": Command("study:StudyOptions", "tables and figures of the paper, and more controls, on your data", AGAIN),
     "docs": Command("docs:Docs", "read the documentation"),
     "completion": Command("completion:Completion", "completion of commands and options for your shell"),
 }
