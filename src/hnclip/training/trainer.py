@@ -229,7 +229,7 @@ class Trainer:
                 waited = time.monotonic() - started
                 self._probe(epoch, batch, groups)
                 self._step(epoch, batch, groups, waited)
-                bar.advance(1, f"loss {self.loss:.3f}")
+                bar.advance(1, "" if math.isnan(self.loss) else f"loss {self.loss:.3f}")
                 if self.on_step is not None:
                     self.on_step(self.step)
                 if self.step < (epoch + 1) * self.epoch_steps and self._save_is_due():

@@ -82,7 +82,7 @@ def serve(
     """
     for package in ("fastapi", "uvicorn"):
         if find_spec(package) is None:
-            raise ValueError(f"hnclip serve needs {package}: pip install 'hnclip[search]'")
+            raise ValueError(f"the server needs {package}: pip install 'hnclip[search]'")
     from hnclip.search.searcher import open_index
 
     token = checked_token(token)
