@@ -13,7 +13,7 @@ from hnclip.config import Fidelity, GlobalLoss, Opening, ReadConfig, RunOptions,
 from hnclip.data.records import DataSet
 from hnclip.data.sources import is_own_data
 from hnclip.objectives.registry import MethodChoice
-from hnclip.recipes import NEEDS_MODEL, make_config
+from hnclip.recipes import NEEDS_MODEL, change_method, make_config
 from hnclip.util.console import progress
 from hnclip.util.device import find_device
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hnclip.evaluation.retrieval import EvaluationResult
     from hnclip.models.dual_encoder import DualEncoder
     from hnclip.training.trainer import TrainResult
-
 
 SECTIONS = {"read", "objective", "optim", "adapt", "speed"}
 
@@ -52,31 +51,28 @@ def train(
         recipe: the settings that all others override; if not given, demo for the bundled model, paper for any other.
         config, options: instead of a recipe, for example those of an earlier run.
         on_step: called after every optimiser step with the number of finished steps.
-        settings: fields of `TrainConfig` and `RunOptions` by name, those of a section without its name where only one
-            section has them: `lr=1e-5, epochs=3, gamma=0.25, device="cuda"`, or `adapt={"method": "lora"}`.
+        settings: fields of `TrainConfig`, of its sections, and of `RunOptions` by name: `lr=1e-5, epochs=3,
+            gamma=0.25, device="cuda"`; of a section several at once: `adapt={"method": "lora", "rank": 8}`.
 
     Raises:
         ValueError: a setting, the data or the model cannot be used; nothing was written.
     """
-    if data is not None and not isinstance(data, DataSet):
-        data = str(data)
-    name = data.name if isinstance(data, DataSet) else data
+    records = data if isinstance(data, DataSet) else None
+    name = records.name if records else None if data is None else str(data)
     chosen, running = split_settings(settings)
-    if config is None:
-        adapt = chosen.get("adapt.method")
-        model_name = None if model is None else str(model)
-        config = make_config(recipe, model_name, method, global_loss, fidelity, adapt=adapt)
-        if model is None and recipe is None and name is not None and (data is not name or is_own_data(name)):
+    if config is not None:
+        base = change_method(config, method, global_loss, fidelity)
+    else:
+        model_name, adapt = None if model is None else str(model), chosen.get("adapt.method")
+        base = make_config(recipe, model_name, method, global_loss, fidelity, adapt=adapt)
+        if model is None and base.model == "bundled" and name is not None and (records is not None or is_own_data(name)):
             raise ValueError(NEEDS_MODEL)
-    if model is not None:
-        chosen["model"] = str(model)
-    if name is not None:
-        chosen["data"] = name
+    chosen |= {key: str(value) for key, value in (("model", model), ("data", name)) if value is not None}
+
     from hnclip.training import runs
 
-    config = with_fields(config, chosen)
     options = with_fields(options or RunOptions(out=Path(out)), running)
-    return runs.train(config, options, data=data if isinstance(data, DataSet) else None, on_step=on_step)
+    return runs.train(with_fields(base, chosen), options, data=records, on_step=on_step)
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
