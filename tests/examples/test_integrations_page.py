@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "integrations.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "integrations.md").read_text(encoding="utf-8")
 
 
 def bare(text):
@@ -34,6 +34,6 @@ def test_snippets_are_parts_of_the_examples(block):
 
 def test_every_example_is_on_a_page():
     """On this one, or where the photographs of a study are made ready."""
-    studies = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+    studies = (ROOT / "docs" / "how-to" / "studies.md").read_text(encoding="utf-8")
     for file in (ROOT / "examples").glob("*.py"):
         assert f"examples/{file.name}" in PAGE + studies
