@@ -51,9 +51,9 @@ class Options:
     """What is re-ranked, and how."""
 
     model: str = "bundled"
-    """As for `hnclip eval` (docs/models.md); for a run directory, its best epoch."""
+    """As for `hnclip eval` (hnclip docs models); for a run directory, its best epoch."""
     data: tuple[str, ...] = ("scenes/park", "scenes/shelf")
-    """As for `hnclip eval` (docs/data.md); with a validation and a test split."""
+    """As for `hnclip eval` (hnclip docs data); with a validation and a test split."""
     weights: tuple[float, ...] = (0.01, 0.02, WEIGHT, 0.1, 0.2, 0.5, 1.0, 2.0)
     """Of the score that is added to the cosine."""
     most: int = MOST

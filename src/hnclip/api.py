@@ -43,7 +43,7 @@ def train(
     """Fine-tune a model on image–caption pairs, as `hnclip train`. `hnclip.resume(out)` continues an interrupted run.
 
     Args:
-        data: anything that `hnclip train` takes (docs/data.md), or records.
+        data: anything that `hnclip train` takes (hnclip docs data), or records.
         model: a directory, checkpoint file, hub name or run; the bundled model of drawings only if `data` is not given
             or generated.
         out: directory of the run; `out/best` and `out/last` are models that `hnclip.load` opens.

@@ -66,7 +66,7 @@ def test_vectors_are_those_of_each_image_and_caption_alone(table: Path, encoded:
 
 
 def test_other_programs_read_the_layout_of_clip_retrieval(encoded: Path) -> None:
-    """As docs/encode.md shows it."""
+    """As hnclip docs encode shows it."""
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = parquet.read_table(encoded / "metadata").to_pylist()
     owners = np.repeat(np.arange(len(rows)), [len(row["captions"]) for row in rows])

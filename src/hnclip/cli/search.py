@@ -25,12 +25,12 @@ class Index:
     changed, moved and deleted files; the same command resumes an interrupted one."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """A folder of images, or data as for `hnclip train` (docs/data.md)."""
+    """A folder of images, or data as for `hnclip train` (hnclip docs data)."""
     out: Path
     """Directory of the index, by convention NAME.hnc."""
     model: str | None = None
-    """As for `hnclip eval` (docs/models.md). Required for a new index of your own images; an existing index remembers
-    its model."""
+    """As for `hnclip eval` (hnclip docs models). Required for a new index of your own images; an existing index
+    remembers its model."""
     split: str = "all"
     """all, or one split of the data."""
     engine: EngineName | None = None
@@ -83,7 +83,7 @@ class Search:
     explain: bool = False
     """Show which words match which parts of the images, which hits are near-duplicates, and how these differ."""
     rerank: bool = False
-    """Re-rank the best 100 by word and patch similarity (docs/search.md)."""
+    """Re-rank the best 100 by word and patch similarity (hnclip docs search)."""
     engine: EngineName | None = None
     """Engine to use instead of the index's own."""
     model: str | None = None
