@@ -104,8 +104,8 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "Written by `python scripts/commands_page.py` from the help of the commands: `hnclip COMMAND --help` prints the "
-        "same. Data are given by position or with `--data`. `--option` switches a switch on, `--no-option` off. "
+        "Written by `python scripts/commands_page.py` from the help of the commands: `hnclip COMMAND --help` prints "
+        "the same. Data are given by position or with `--data`. `--option` switches a switch on, `--no-option` off. "
         "The defaults of `hnclip train` are those of the recipe; shown here are those of `--recipe paper`.",
         "",
         "| exit code | |",
