@@ -1,4 +1,4 @@
-"""hnclip: image–text retrieval when captions are long and nearly alike.
+"""hnclip: image–text retrieval when captions are long and nearly identical.
 
 The names a user imports. They are loaded when first used, so that importing the package costs nothing.
 """

@@ -39,7 +39,7 @@ class Index:
     uri: str | None = None
     """Milvus only: http://HOST:PORT, or a file of milvus-lite."""
     replace: bool = False
-    """Make the index anew, for example with another model; until it is complete the old one is searched."""
+    """Build a new index, for example with another model; until it is complete the old one is searched."""
     text_encoder: bool = True
     """Export the model's text tower into the index, so that a search starts without importing torch. Needs pip install
     'hnclip[search]'."""

@@ -61,7 +61,7 @@ def load(
     activation: Activation | None = None,
     device: str | torch.device = "cpu",
 ) -> DualEncoder:
-    """Open a model, in evaluation mode. Its `source` says what was recognised.
+    """Open a model, in evaluation mode. Its `source` describes what was recognised.
 
     Args:
         model: one of

@@ -70,7 +70,7 @@ def build_index(
         data: a folder of images, or any data that `hnclip train` takes.
         model: as for `hnclip.load`, or a run; if not given, that of the existing index, opened in the same way.
         engine: exact, faiss-ivf, faiss-hnsw or milvus (at `uri`); if not given, that of the existing index.
-        replace: make the index anew, beside the old one, for example with another model.
+        replace: build a new index next to the old one, for example with another model.
         text_encoder: export the text tower into the index, so that queries need no torch.
         workers: threads that read and decode; 0 for the number of CPUs.
         threads: CPU threads of torch during the call; 0 leaves them as they are.
