@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hnclip.cli.commands import COMMANDS
+from hnclip.cli.docs import find_pages
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
 WIDTH = 100  # columns; with more, tyro may set groups of options side by side
@@ -21,6 +22,7 @@ EXIT_CODES = {
     2: "wrong arguments",
     130: "interrupted; the message names the command that continues",
 }
+REFERENCE = re.compile(r"\(hnclip docs ([a-z-]+)\)")
 PLACEHOLDER = re.compile(r"\{None\}\|")  # how tyro spells an optional value
 DEFAULT = re.compile(r" *\((?:default: (None|\(\))?(?P<value>[^()]*)|required)\)$")
 
@@ -35,8 +37,8 @@ class Group:
 
     def to_markdown(self) -> list[str]:
         return [
-            *([self.about, ""] if self.about else []),
-            "| | |",
+            *([REFERENCE.sub(_link, self.about), ""] if self.about else []),
+            "| option | |",
             "|---|---|",
             *(f"| `{name}` | {text} |" for name, text in self.rows),
         ]
@@ -90,7 +92,17 @@ def _row(name: str, text: str) -> tuple[str, str]:
         shown = f" Default: `{value.strip()}`" if value and value.strip() and not found[1] else ""
         shown = " Required." if "(required)" in found[0] else shown
         text = text[: found.start()] + shown
+    if choices := re.search(r" \{([^{}]*,[^{}]*)\}$", name):
+        name = name[: choices.start()]
+        text += f" One of {', '.join(f'`{choice}`' for choice in choices[1].split(','))}."
+    text = REFERENCE.sub(_link, text)
     return name.replace("|", "\\|"), text.strip().replace("|", "\\|")
+
+
+def _link(found: re.Match[str]) -> str:
+    """`(hnclip docs NAME)` as a link to the page."""
+    path = next(path for name, path in find_pages().items() if found[1] in (name, name.rpartition("/")[2]))
+    return f"([{found[1]}]({os.path.relpath(path.resolve(), PAGE.parent)}))"
 
 
 def commands_page() -> str:
@@ -119,7 +131,7 @@ def commands_page() -> str:
         own += [group for group in others if count[str(group)] == 1]
         common = [group for group in others if count[str(group)] > 1]
         shared |= {group.title: group for group in common}
-        lines += ["", f"## hnclip {name}", "", f"`{found.usage}`", "", found.about]
+        lines += ["", f"## hnclip {name}", "", f"`{found.usage}`", "", REFERENCE.sub(_link, found.about)]
         for group in own:
             lines += ["", f"**{group.title}**"] if group.title else []
             lines += ["", *group.to_markdown()] if group.rows else []
