@@ -56,7 +56,7 @@ def parse_help(text: str) -> CommandHelp:
 
     >>> found = parse_help("usage: x [-h]\\n\\nDoes it.\\n\\n options\\n -----\\n  --k INT  Hits. (default: 20)\\n")
     >>> found.about, found.groups
-    ('Does it.', [Group(title='options', about='', rows=[('--k INT', 'Hits. Default: `20`')])])
+    ('Does it.', [Group(title='options', about='', rows=[('--k INT', 'Hits. Default: `20`.')])])
     """
     lines = text.splitlines()
     usage = lines[0].removeprefix("usage: ")
@@ -87,14 +87,15 @@ def parse_help(text: str) -> CommandHelp:
 def _row(name: str, text: str) -> tuple[str, str]:
     """An option without what is repeated in every row: its negation, and None as a default."""
     name = re.sub(r", --[\w.]*no-[\w-]+$", "", PLACEHOLDER.sub("", name).replace("{None,", "{"))
+    shown = ""
     if found := DEFAULT.search(text):
-        value = found["value"]
-        shown = f" Default: `{value.strip()}`" if value and value.strip() and not found[1] else ""
+        text, value = text[: found.start()], found["value"]
+        shown = f" Default: `{value.strip()}`." if value and value.strip() and not found[1] else ""
         shown = " Required." if "(required)" in found[0] else shown
-        text = text[: found.start()] + shown
     if choices := re.search(r" \{([^{}]*,[^{}]*)\}$", name):
         name = name[: choices.start()]
         text += f" One of {', '.join(f'`{choice}`' for choice in choices[1].split(','))}."
+    text += shown
     text = REFERENCE.sub(_link, text)
     return name.replace("|", "\\|"), text.strip().replace("|", "\\|")
 
