@@ -97,7 +97,7 @@ def _row(name: str, text: str) -> tuple[str, str]:
         text += f" One of {', '.join(f'`{choice}`' for choice in choices[1].split(','))}."
     text += shown
     text = REFERENCE.sub(_link, text)
-    return name.replace("|", "\\|"), text.strip().replace("|", "\\|")
+    return name.replace("|", " or "), text.strip().replace("|", "\\|")
 
 
 def _link(found: re.Match[str]) -> str:
