@@ -42,7 +42,7 @@ types: $(DEV)
 	$(BIN)/mypy
 
 docs: $(DEV)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""Properties of the embedded benchmark, measured with zero-shot retrieval and InfoNCE alone (docs/scenes.md).
+"""Properties of the embedded benchmark, measured with zero-shot retrieval and InfoNCE alone (hnclip docs scenes).
 
     python scripts/scenes_properties.py --out runs/properties
 

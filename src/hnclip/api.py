@@ -42,7 +42,7 @@ def train(
     """Fine-tune a model on image–caption pairs, as `hnclip train`. `hnclip.resume(out)` continues an interrupted run.
 
     Args:
-        data: anything that `hnclip train` takes (docs/data.md), or records.
+        data: anything that `hnclip train` takes (hnclip docs data), or records.
         model: a directory, checkpoint file, hub name or run; the bundled model of drawings only if `data` is not given
             or generated.
         out: directory of the run; `out/best` and `out/last` are models that `hnclip.load` opens.
@@ -123,13 +123,14 @@ def evaluate(
 ) -> EvaluationResult:
     """Retrieval metrics of a model on a split, in both directions, with bootstrap intervals; as `hnclip eval`.
 
-    >>> evaluate("bundled", "scenes/park/small").metrics["text_to_image"]["R@1"]  # doctest: +SKIP
-    18.6
-
     Args:
         model: as for `hnclip.load`; of a run its best epoch.
         split: the test split if not given, or all records if the data declare no splits.
         queries: also write every query with its rank and its `top` candidates to this directory.
+
+    Examples:
+        >>> evaluate("bundled", "scenes/park/small").metrics["text_to_image"]["R@1"]  # doctest: +SKIP
+        18.6
     """
     results = evaluate_all(
         open_models(model, opening or Opening(), device)[:1],

@@ -49,10 +49,10 @@ class ObjectiveConfig:
     """The loss: an exchangeable global loss and the terms of a method."""
 
     method: Method = "hn_clip"
-    """Method whose terms are added to the global loss (docs/methods.md)."""
+    """Method whose terms are added to the global loss (hnclip docs methods)."""
     global_loss: GlobalLoss = "hn"
     """hn is the paper's loss, infonce plain CLIP, smoothed InfoNCE with label smoothing, none omits it; the others are
-    rival losses (docs/method.md)."""
+    rival losses (hnclip docs method)."""
     fidelity: Fidelity = "corrected"
     """Methods other than hn_clip: as their code was released, or with its errors corrected."""
     weights: dict[str, NonNegative] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, config=_STRICT)
 class AdaptConfig:
-    """Which parameters train: all, those that are not frozen, or adapters (docs/adapt.md)."""
+    """Which parameters train: all, those that are not frozen, or adapters (hnclip docs adapters)."""
 
     method: Literal["full", "lora", "dora"] = "full"
     """full trains the weights themselves; lora and dora train adapters on frozen weights."""
@@ -184,7 +184,7 @@ class AdaptConfig:
 
 @dataclass(frozen=True, config=_STRICT)
 class ReadConfig:
-    """How data are read, where the source does not declare it (docs/data.md)."""
+    """How data are read, where the source does not declare it (hnclip docs data)."""
 
     images: str | None = None
     """Directory or tar file of the images, if they are not stored with the captions."""
@@ -250,8 +250,8 @@ class Selection:
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
     """Seed of the order of pairs, the choice among an image's captions, and dropout."""
     probe_gradients: Number = 0
-    """Measure both losses and their gradients on the batch of every N-th step; training is not affected (docs/runs.md).
-    0 disables it."""
+    """Measure both losses and their gradients on the batch of every N-th step; training is not affected
+    (hnclip docs runs). 0 disables it."""
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -260,10 +260,11 @@ class TrainConfig(Selection, Opening):
 
     model: str = "bundled"
     """`bundled`, a Hugging Face directory or hub name, IMAGE+TEXT towers, an adapter, a checkpoint file in OpenAI's
-    layout, or a run (docs/models.md)."""
+    layout, or a run (hnclip docs models)."""
     data: str = "scenes/park"
     """A folder of images with captions, a CSV, TSV, JSON, JSONL or Parquet file, Karpathy's JSON, WebDataset shards,
-    a Hugging Face data set, a benchmark as NAME=FOLDER, or generated `scenes/park`, `scenes/shelf` (docs/data.md)."""
+    a Hugging Face data set, a benchmark as NAME=FOLDER, or generated `scenes/park`, `scenes/shelf`
+    (hnclip docs data)."""
     read: ReadConfig = field(default_factory=ReadConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -278,7 +279,7 @@ class TrainConfig(Selection, Opening):
 
 @dataclass(frozen=True, config=_STRICT)
 class SpeedConfig:
-    """Activation checkpointing, compilation and parallelism (docs/performance.md)."""
+    """Activation checkpointing, compilation and parallelism (hnclip docs performance)."""
 
     recompute: bool = False
     """Activation checkpointing: keep only the inputs of each block and recompute the rest in the backward pass."""

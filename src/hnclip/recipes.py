@@ -133,8 +133,8 @@ def demo(global_loss: Literal["hn", "infonce"] = "hn") -> TrainConfig:
     """The default: the bundled model on `scenes/park`, a few minutes on two cores.
 
     Objective settings and micro-batches as in the paper. The number of epochs fits a few minutes; the learning rate is
-    the best for InfoNCE on the validation splits (docs/scenes.md). `infonce` is the baseline: plain CLIP fine-tuning
-    without margin and token term. fp32, so that results are the same on every machine.
+    the best for InfoNCE on the validation splits (hnclip docs scenes). `infonce` is the baseline: plain CLIP
+    fine-tuning without margin and token term. fp32, so that results are the same on every machine.
     """
     if global_loss == "infonce":
         objective = ObjectiveConfig(global_loss="infonce", token_weight=0.0)
@@ -144,7 +144,7 @@ def demo(global_loss: Literal["hn", "infonce"] = "hn") -> TrainConfig:
 
 
 def results() -> TrainConfig:
-    """The settings of docs/results.md (`make results`): those of the demo."""
+    """The settings of hnclip docs results (`make results`): those of the demo."""
     return demo()
 
 
@@ -179,7 +179,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
 
 NEEDS_MODEL = (
     "your own data need a model (--model): a directory or hub name of CLIP, Long-CLIP, SigLIP …, or a checkpoint file "
-    "(docs/models.md); bundled is the small model of the demo, for trials"
+    "(hnclip docs models); bundled is the small model of the demo, for trials"
 )
 
 

@@ -67,7 +67,7 @@ def truncated(count: int, captions: int, context: int, equal: int) -> Finding | 
     meaning = f"{count:,} of {captions:,} are longer than {context} tokens. The rest is not read."
     if equal:
         meaning += f" {counted(equal, 'group')} of captions differ only there."
-    advice = "Use a model with a longer context (--context stretches CLIP's, docs/models.md)."
+    advice = "Use a model with a longer context (--context stretches CLIP's, hnclip docs models)."
     level: Level = "note" if count <= FEW * captions else "act"
     return Finding(level, "Truncated captions", f"{count / captions:.1%} of captions", meaning, advice)
 
@@ -135,7 +135,7 @@ def negatives(losses: Mapping[str, BatchLosses], planned: str) -> Finding:
         if planned == "micro":
             advice = (
                 "If memory allows, also compare --optim.negatives batch: on the generated scenes 127 negatives gained "
-                "more than any margin (docs/scenes.md); on photographs this was not measured."
+                "more than any margin (hnclip docs scenes); on photographs this was not measured."
             )
     return Finding(level, title, number, meaning, advice)
 
@@ -188,7 +188,7 @@ def gamma(planned: float, batch: BatchNegatives, scale: float, decides: float | 
     elif planned > high:
         advice = (
             f"γ {planned:g} is above the range. So is γ 0.5 on the generated scenes, where it was as good as its mean "
-            f"margin (docs/scenes.md). Compare it with γ {math.sqrt(low * high):.2g} and with {control}"
+            f"margin (hnclip docs scenes). Compare it with γ {math.sqrt(low * high):.2g} and with {control}"
         )
     else:
         advice = f"The control for γ {planned:g} is its mean margin: {control}"
@@ -211,6 +211,6 @@ def scale(losses: Sequence[BatchLosses]) -> Finding:
     if enough is not None:
         advice = (
             f"Compare --optim.scale {enough:.3g} --optim.scale-lr 0. On the generated scenes a lower scale showed "
-            "no clear gain (docs/scenes.md)."
+            "no clear gain (hnclip docs scenes)."
         )
     return Finding("note", "Scale: it saturates InfoNCE", number, meaning, advice)

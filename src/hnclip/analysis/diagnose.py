@@ -87,7 +87,7 @@ def diagnose(
     device: str = "auto",
 ) -> DiagnoseResult:
     """Analyse a split with a model, and write report.html, report.json and the figures. Sections that cannot be
-    computed, because images are missing or no pairs differ, say why.
+    computed, because images are missing or no pairs differ, name the reason.
 
     Args:
         data: as of `open_data`, read with `read`. Without images, only the captions are analysed.

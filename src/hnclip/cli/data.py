@@ -34,7 +34,7 @@ class Check:
     near-duplicates, images in two splits. Exit code 1 if there are invalid records."""
 
     data: Data
-    """As for `hnclip train` (docs/data.md)."""
+    """As for `hnclip train` (hnclip docs data)."""
     model: str | None = None
     """Count the tokens of this model, and the captions that it would truncate."""
     images: bool = True
@@ -101,9 +101,9 @@ class PrepareRegions:
     after an interruption and updates records that have changed."""
 
     data: Data
-    """As for `hnclip train` (docs/data.md)."""
+    """As for `hnclip train` (hnclip docs data)."""
     model: str = "bundled"
-    """Model that matches sentences to regions, as for `hnclip eval` (docs/models.md)."""
+    """Model that matches sentences to regions, as for `hnclip eval` (hnclip docs models)."""
     proposer: str = "auto"
     """sam, felzenszwalb, grid or felzenszwalb+grid. auto: sam if --weights are given, otherwise felzenszwalb+grid, for
     records without regions of their own."""
@@ -139,7 +139,7 @@ class PrepareText:
     own. The same command continues after an interruption and updates records that have changed."""
 
     data: Data
-    """As for `hnclip train` (docs/data.md)."""
+    """As for `hnclip train` (hnclip docs data)."""
     filter: str = "lexicon"
     """lexicon, lexicon:colours and the like for some of its lists, blunt for plain removal of words, or
     package.module:function for a function of your own that takes a caption and returns one."""
@@ -170,11 +170,11 @@ class Encode:
     result is bit-identical."""
 
     data: Data
-    """As for `hnclip train` (docs/data.md), or any folder of images."""
+    """As for `hnclip train` (hnclip docs data), or any folder of images."""
     out: Path
     """Directory to write, or to resume."""
     model: str = "bundled"
-    """As for `hnclip eval` (docs/models.md)."""
+    """As for `hnclip eval` (hnclip docs models)."""
     split: str = "all"
     """all, or one split of the data."""
     only: Literal["both", "images", "captions"] = "both"

@@ -38,10 +38,11 @@ class Eval:
     Every model is compared with the first."""
 
     data: SeveralData = ("scenes/park",)
-    """Benchmarks and data as for `hnclip train`, separated by spaces or commas (docs/data.md)."""
+    """Benchmarks and data as for `hnclip train`, separated by spaces or commas (hnclip docs data)."""
     model: Repeatable = ()
     """A Hugging Face directory or hub name, a checkpoint file in OpenAI's layout, IMAGE+TEXT towers, an adapter, a run
-    (its best and its last epoch), or bundled, if none is given (docs/models.md). Several are separated by spaces."""
+    (its best and its last epoch), or bundled, if none is given (hnclip docs models). Several are separated by
+    spaces."""
     split: str | None = None
     """test, validation, train, all, or another split of the data; test if not given, or all if there are no splits."""
     out: Repeatable = ()
@@ -149,9 +150,9 @@ class Diagnose:
     model knows the images, and whether InfoNCE is saturated. Writes a report that ends with advice for a run."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """As for `hnclip train` (docs/data.md). Without images, only the captions are analysed."""
+    """As for `hnclip train` (hnclip docs data). Without images, only the captions are analysed."""
     model: str = "bundled"
-    """As for `hnclip eval` (docs/models.md)."""
+    """As for `hnclip eval` (hnclip docs models)."""
     out: Path = Path("runs/diagnose")
     """Directory of the report, and of the embeddings, which later calls reuse."""
     split: str | None = None

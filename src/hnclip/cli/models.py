@@ -33,7 +33,7 @@ class Convert:
     """Read a model of any supported layout, print what was recognised, and write it in another layout."""
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
-    """As for `hnclip eval` (docs/models.md); an adapter is merged, and a run is its best epoch."""
+    """As for `hnclip eval` (hnclip docs models); an adapter is merged, and a run is its best epoch."""
     out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
     """Directory to write; it must be empty or not exist, unless --replace is given."""
     to: Literal["hf", "onnx", "immich"] = "hf"

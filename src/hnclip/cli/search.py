@@ -25,12 +25,12 @@ class Index:
     changed, moved and deleted files; the same command resumes an interrupted one."""
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")]
-    """A folder of images, or data as for `hnclip train` (docs/data.md)."""
+    """A folder of images, or data as for `hnclip train` (hnclip docs data)."""
     out: Path
     """Directory of the index, by convention NAME.hnc."""
     model: str | None = None
-    """As for `hnclip eval` (docs/models.md). Required for a new index of your own images; an existing index remembers
-    its model."""
+    """As for `hnclip eval` (hnclip docs models). Required for a new index of your own images; an existing index
+    remembers its model."""
     split: str = "all"
     """all, or one split of the data."""
     engine: EngineName | None = None
@@ -39,7 +39,7 @@ class Index:
     uri: str | None = None
     """Milvus only: http://HOST:PORT, or a file of milvus-lite."""
     replace: bool = False
-    """Make the index anew, for example with another model; until it is complete the old one is searched."""
+    """Build a new index, for example with another model; until it is complete the old one is searched."""
     text_encoder: bool = True
     """Export the model's text tower into the index, so that a search starts without importing torch. Needs pip install
     'hnclip[search]'."""
@@ -83,7 +83,7 @@ class Search:
     explain: bool = False
     """Show which words match which parts of the images, which hits are near-duplicates, and how these differ."""
     rerank: bool = False
-    """Re-rank the best 100 by word and patch similarity (docs/search.md)."""
+    """Re-rank the best 100 by word and patch similarity (hnclip docs search)."""
     engine: EngineName | None = None
     """Engine to use instead of the index's own."""
     model: str | None = None

@@ -17,24 +17,24 @@ log = logging.getLogger("hnclip")
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Tables and figures of the paper, and controls that it lacks, on any data and model (docs/studies.md). Trains
+    """Tables and figures of the paper, and controls that it lacks, on any data and model (hnclip docs studies). Trains
     missing runs and reuses finished ones. The same command resumes an interrupted study; several processes may run it
     at the same time."""
 
     name: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME")]
     """A study, several separated by commas, or all; list prints them."""
     data: SeveralData = ()
-    """Domains to train on; each is also tested on its test split (docs/data.md). The data of the recipe if not
+    """Domains to train on; each is also tested on its test split (hnclip docs data). The data of the recipe if not
     given."""
     model: str | None = None
-    """As for `hnclip train` (docs/models.md); the model of the recipe if not given."""
+    """As for `hnclip train` (hnclip docs models); the model of the recipe if not given."""
     tests: tuple[str, ...] = ()
     """Additional data to test on: long-dci is for runs on dci, urban-1k for runs on vg-paragraphs, any other for every
     domain. A recipe paper/… already includes those of the paper."""
     recipe: Recipe | None = None
     """Base settings of all rows, as for `hnclip train`; if not given, demo for the bundled model and paper for any
     other. With paper or paper/…, each method has the learning rate that the paper states for it. results is that of
-    docs/results.md, on scenes/park and scenes/shelf."""
+    hnclip docs results, on scenes/park and scenes/shelf."""
     set: tuple[str, ...] = ()
     """Fields of the configuration by their dotted names, `optim.epochs=2 objective.gamma=0.25`, or of how runs are
     executed, `speed.recompute=true save_minutes=30`. Settings of a row, and its own learning rate, take precedence."""

@@ -44,7 +44,7 @@ class MethodVariant:
     """What a recipe is combined with."""
 
     fidelity: Fidelity | None = None
-    """Methods other than hn_clip: as released, or with its errors corrected (docs/methods.md)."""
+    """Methods other than hn_clip: as released, or with its errors corrected (hnclip docs methods)."""
     config: Path | None = None
     """Start from a configuration file instead of a recipe, for example the config.json of an earlier run."""
 
@@ -90,14 +90,14 @@ class Train:
 
     data: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DATA")] = "scenes/park"
     """A folder of images with captions, a CSV, TSV, JSON, JSONL or Parquet file, Karpathy's JSON, WebDataset shards,
-    a Hugging Face data set, a benchmark as NAME=FOLDER, or generated scenes/park, scenes/shelf (docs/data.md)."""
+    a Hugging Face data set, a benchmark as NAME=FOLDER, or generated scenes/park, scenes/shelf (hnclip docs data)."""
     model: str = "bundled"
     """A Hugging Face directory or hub name, a checkpoint file in OpenAI's layout, IMAGE+TEXT towers, an adapter, a run,
-    or bundled (docs/models.md). Required for your own data."""
+    or bundled (hnclip docs models). Required for your own data."""
     out: Path = Path("runs/train")
     """Directory of the run: configuration, metrics, checkpoint, best and last model."""
     method: MethodChoice | None = None
-    """A method's terms and its own global loss (docs/methods.md); hn_clip if not given."""
+    """A method's terms and its own global loss (hnclip docs methods); hn_clip if not given."""
     global_loss: GlobalLoss | None = None
     """Exchange the global loss of the method: `--method goal --global-loss hn` is GOAL with L_HN."""
     gamma: float = 0.5

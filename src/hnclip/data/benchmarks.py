@@ -1,4 +1,4 @@
-"""The published benchmarks: their files, the numbers of their records, and their readers (docs/benchmarks.md)."""
+"""The published benchmarks: their files, the numbers of their records, and their readers (hnclip docs benchmarks)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def open_benchmark(
         collector.add_table(SourceTable(str(root), "", COLUMNS, (), lambda columns: rows), split)  # noqa: B023
     if missing and (splits is not None or len(missing) == len(wanted)):
         lines = "".join(f"\n  {split}: {files}" for split, files in missing.items())
-        raise ValueError(f"{name} in {root} lacks files of {benchmark.origin} (docs/benchmarks.md):{lines}")
+        raise ValueError(f"{name} in {root} lacks files of {benchmark.origin} (hnclip docs benchmarks):{lines}")
     groups: dict[str, str] = {}
     if (file := find_below(root, benchmark.groups)) is not None:
         clusters = [(row.get("example_id"), row.get("cluster_id")) for _, row in read_rows(file, collector.log)]

@@ -71,7 +71,7 @@ def preprocess_image(image: Image.Image, transform: ImageTransform) -> Tensor:
 
     The values are those of transformers' `CLIPImageProcessorPil`, `SiglipImageProcessorPil`, `BitImageProcessorPil` and
     `ViTImageProcessorPil` before they rescale and normalise, to the bit. Images that transformers rejects, clips or
-    shows otherwise (16 bits, EXIF orientation, some kinds of transparency) are listed in docs/models.md.
+    shows otherwise (16 bits, EXIF orientation, some kinds of transparency) are listed in hnclip docs models.
 
     The image is not modified. If it is not decoded yet, Pillow's OSError for a damaged file passes through.
 

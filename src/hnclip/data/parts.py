@@ -1,7 +1,7 @@
 """The views of a record by name, images and texts that an objective may declare, and parts of views: the patches of an
 image and the tokens of a caption that a readout pools.
 
-Parts with `official` in their names are found as in released code; docs/methods.md lists the differences.
+Parts with `official` in their names are found as in released code; hnclip docs methods lists the differences.
 """
 
 from __future__ import annotations

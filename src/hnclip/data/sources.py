@@ -142,9 +142,9 @@ def _open_other(source: str, read: ReadConfig) -> DataSet:
     if _HUB_NAME.fullmatch(hub_name) and (hub_name != source or not like_path):
         return read_hub(hub_name, read)
     raise ValueError(
-        f"data {source[:200]!r} is not known, and there is no such file or directory. Data (docs/data.md) are one of "
-        f"{', '.join(SCENES)}; a benchmark as NAME or NAME=FOLDER ({', '.join(BENCHMARKS)}); a folder of images with "
-        f".txt captions; a table ({', '.join(TABLE_SUFFIXES)}); WebDataset shards; a Hugging Face data set"
+        f"data {source[:200]!r} is not known, and there is no such file or directory. Data (hnclip docs data) are one "
+        f"of {', '.join(SCENES)}; a benchmark as NAME or NAME=FOLDER ({', '.join(BENCHMARKS)}); a folder of images "
+        f"with .txt captions; a table ({', '.join(TABLE_SUFFIXES)}); WebDataset shards; a Hugging Face data set"
     )
 
 

@@ -40,7 +40,7 @@ WARNINGS = {
     "matched by name": "found by file name, because the path does not exist → make sure that these are meant",
     "no image found": "none of a table's first images exists → name their directory (--read.images)",
     "other encoding": "read in another encoding than UTF-8 → check accents and quotes, or save the files as UTF-8",
-    "other count": "not the number of records of the benchmark's paper → compare your files (docs/benchmarks.md)",
+    "other count": "not the number of records of the benchmark's paper → compare your files (hnclip docs benchmarks)",
     "unread table": "a table in a folder of images with .txt captions → name the table itself to read it",
     "shared caption": "the same caption in two splits → keep the images in one split if they show the same",
     "same caption": "no model can distinguish their images by them → write captions that do, or keep one",
@@ -48,7 +48,7 @@ WARNINGS = {
     "same image": "one image under several names in one split → keep one, with all the captions",
     "similar image": "they look nearly the same → keep one, or declare a group, which stays in one split",
     "garbled caption": "lost (U+FFFD) or wrongly decoded (â€™ for ’) letters → export the table again, in UTF-8",
-    "cut caption": "longer than the model's context → use a longer one (docs/models.md), or put details first",
+    "cut caption": "longer than the model's context → use a longer one (hnclip docs models), or put details first",
     "small image": "smaller than the model's input → use larger images if there are any",
 }
 ADVICE = {**ERRORS, **WARNINGS}

@@ -107,7 +107,7 @@ class Objective(ABC):
     Args:
         global_term: None leaves it out.
         weights: of the method's own terms by name. 0 leaves a term out, and the views and parts that only it needs.
-        official: as the method's code was released; otherwise with its errors corrected (docs/methods.md).
+        official: as the method's code was released; otherwise with its errors corrected (hnclip docs methods).
         factors: schedule of the weights at the current time; 1 where a term is not named.
     """
 

@@ -46,7 +46,7 @@ def _both(value: Any) -> dict[Fidelity, Any]:
     return {"official": value, "corrected": value}
 
 
-# What official and corrected mean for each method is in docs/methods.md.
+# What official and corrected mean for each method is in hnclip docs methods.
 METHODS: dict[Method, MethodSpec] = {
     "hn_clip": MethodSpec("HN-CLIP", "HNClip", _both("hn")),
     "long_clip": MethodSpec("Long-CLIP", "LongClip", _both("smoothed"), {"short": 1.0}),

@@ -22,7 +22,7 @@ from hnclip.util.text import STOP_WORDS, comparison_key
 BATCH = 16  # images at once: large ones have hundreds of patches
 MOST = 100  # hits that are re-ranked
 WEIGHT = 0.05
-"""Of the token score in re-ranking, added to the cosine (docs/performance.md says what it is worth)."""
+"""Of the token score in re-ranking, added to the cosine (hnclip docs performance says what it is worth)."""
 SEPARATORS = 8
 LEAST_SPREAD = 0.001  # of scores that separate images; equal images in two files differ by rounding
 

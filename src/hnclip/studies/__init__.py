@@ -1,1 +1,1 @@
-"""Every table and figure of the paper as data over a store of runs (docs/studies.md)."""
+"""Every table and figure of the paper as data over a store of runs (hnclip docs studies)."""

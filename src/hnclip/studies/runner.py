@@ -63,7 +63,7 @@ def run_study(
     device: str = "auto",
     threads: int = 0,
 ) -> StudyOutcome:
-    """Train the missing runs of studies, reuse finished ones, and write tables and figures (docs/studies.md).
+    """Train the missing runs of studies, reuse finished ones, and write tables and figures (hnclip docs studies).
 
     Args:
         name: a study, several separated by commas, or "all".
