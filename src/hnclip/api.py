@@ -65,7 +65,12 @@ def train(
     else:
         model_name, adapt = None if model is None else str(model), chosen.get("adapt.method")
         base = make_config(recipe, model_name, method, global_loss, fidelity, adapt=adapt)
-        if model is None and base.model == "bundled" and name is not None and (records is not None or is_own_data(name)):
+        if (
+            model is None
+            and base.model == "bundled"
+            and name is not None
+            and (records is not None or is_own_data(name))
+        ):
             raise ValueError(NEEDS_MODEL)
     chosen |= {key: str(value) for key, value in (("model", model), ("data", name)) if value is not None}
 

@@ -60,7 +60,9 @@ def test_vectors_are_those_of_each_image_and_caption_alone(table: Path, encoded:
     assert found.texts == tuple(text for record in records for text in record.captions)
     assert found.owners.tolist() == owners
     assert found.ids == tuple(record.id for record in records)
-    rows = pytest.importorskip("pyarrow.parquet").read_table(encoded / "metadata").to_pylist()  # as hnclip docs encode shows
+    rows = (
+        pytest.importorskip("pyarrow.parquet").read_table(encoded / "metadata").to_pylist()
+    )  # as hnclip docs encode shows
     assert rows == list(found.records())
     assert [(row["image_path"], row["caption"]) for row in rows] == [(r.image.key, r.captions[0]) for r in records]
     files = sorted((encoded / "text_emb").glob("*.npy"))

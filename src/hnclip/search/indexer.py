@@ -144,7 +144,7 @@ def _choose_model(data: str, model: str | None, opening: Opening, existing: Abou
     if model is None and data not in SCENES:
         raise ValueError(
             f"give a --model to index {data} with: a run, the folder or hub name of a CLIP model, or a checkpoint file "
-            "(docs/models.md); --model bundled is a small model of drawings, for trials"
+            "(hnclip docs models); --model bundled is a small model of drawings, for trials"
         )
     if model is None or model == BUNDLED:
         model = BUNDLED
