@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from hnclip.analysis.captions import Suspect, caption_geometry
-from hnclip.analysis.near_duplicates import THUMBNAIL, near_duplicate_rows, suspect_rows, thumbnail
+from hnclip.analysis.near_duplicates import near_duplicate_rows, suspect_rows
 from hnclip.core import Record
 from hnclip.report.document import CaptionedImage, CaptionRow
-
-
-@dataclass(frozen=True)
-class Grey:
-    """An image of one grey, by which a test knows its record; -1 is missing."""
-
-    number: int
-
-    def load(self) -> Image.Image:
-        if self.number < 0:
-            raise ValueError("missing")
-        return Image.new("L", (2 * THUMBNAIL, 10), self.number)
 
 
 def on_a_circle(degrees: list[float]) -> Tensor:
@@ -34,7 +22,9 @@ def on_a_circle(degrees: list[float]) -> Tensor:
 
 
 def records_of(captions: list[list[str]]) -> list[Record]:
-    return [Record(f"record-{row}", Grey(row), tuple(own), None) for row, own in enumerate(captions)]  # type: ignore[arg-type]
+    """Images are of one grey, by which a test knows their record."""
+    images = [SimpleNamespace(load=lambda grey=grey: Image.new("L", (2, 2), grey)) for grey in range(len(captions))]
+    return [Record(f"record-{row}", images[row], tuple(own), None) for row, own in enumerate(captions)]  # type: ignore[arg-type]
 
 
 def rows_of(text: Tensor, sizes: list[int], **options: float) -> list[CaptionRow]:
@@ -62,11 +52,9 @@ def test_queries_are_near_the_quantile_and_negatives_nearest_first() -> None:
     assert [item.label.partition(":")[0] for item in rows[0].negatives] == cosines
     assert rows[0].query.image is not None
     assert (rows[0].query.image.getpixel((0, 0)), rows[0].query.label) == ((5, 5, 5), "record-5")
-
-
-def test_the_last_quantile_shows_the_most_similar_first_and_no_pair_twice() -> None:
-    rows = rows_of(STAIRS, [1] * 11, quantile=1.0, rows=4)
-    assert [(number(row.query), number(row.negatives[0])) for row in rows] == [(0, 1), (2, 1), (3, 2), (4, 3)]
+    most_similar = rows_of(STAIRS, [1] * 11, quantile=1.0, rows=4)  # and no pair twice
+    expected = [(0, 1), (2, 1), (3, 2), (4, 3)]
+    assert [(number(row.query), number(row.negatives[0])) for row in most_similar] == expected
 
 
 def test_no_record_is_a_query_twice_nor_twice_in_a_row() -> None:
@@ -88,8 +76,3 @@ def test_suspects_are_shown_as_pairs_with_their_shared_words() -> None:
     assert [(item.label, item.text) for item in row.negatives] == [
         ("cosine 0.988: record-1", (("one ", False), ("dog", True)))
     ]
-
-
-def test_a_thumbnail_is_small_and_a_missing_image_is_none() -> None:
-    small, missing = (thumbnail(Record("a", Grey(number), ("a",), None)) for number in (3, -1))  # type: ignore[arg-type]
-    assert (small and max(small.size), missing) == (THUMBNAIL, None)
