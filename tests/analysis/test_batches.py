@@ -126,15 +126,3 @@ def test_an_epoch_has_the_batches_of_a_run(pairs: PairData) -> None:
     assert sorted(row for rows in clustered.batches for row in rows) == list(range(len(pairs)))
     hardest = [batch_negatives(text, one.groups("batch"), epoch.ids).hardest for one in (epoch, clustered)]
     assert hardest[0] < hardest[1]
-
-
-def test_memory_and_all_pairs_are_columns_after_the_micro_batch(pairs: PairData) -> None:
-    optim = replace(tiny().optim, negatives="memory", memory=20)
-    epoch = first_epoch(pairs, replace(tiny(), optim=optim))
-    for rows, queries in epoch.groups("memory"):
-        assert rows[queries:].tolist() == epoch.memory.tolist()
-    assert len(set(epoch.memory.tolist())) == 20
-    # What the hardest negative of all is does not depend on the batch around the query.
-    text = vectors(len(pairs))
-    hardest = batch_negatives(text, epoch.groups("all"), torch.arange(len(pairs))[:, None]).hardest
-    assert hardest == pytest.approx(caption_geometry(text, torch.arange(len(pairs))).hardest.mean)

@@ -14,7 +14,6 @@ from torch import Tensor
 from hnclip.analysis.captions import (
     BINS,
     Histogram,
-    Suspect,
     caption_geometry,
     caption_similarity,
     count_values,
@@ -56,18 +55,6 @@ def test_all_numbers_are_those_of_a_loop(tile: int, owner: list[int]) -> None:
     assert mean_similarity(text, torch.tensor(owner)) == found.pairwise.mean
 
 
-def test_of_many_captions_a_random_part_is_compared() -> None:
-    text, owner = vectors(60, seed=1), torch.arange(60) // 2
-    found = caption_geometry(text, owner, largest=20, threshold=-1)
-    rows = found.rows
-    assert (len(rows), found.total) == (20, 60)
-    assert rows.tolist() == sorted(set(rows.tolist()))
-    part = caption_geometry(text[rows], owner[rows], threshold=-1)
-    assert found.pairwise.mean == part.pairwise.mean
-    assert found.nearest.tolist() == rows[part.nearest].tolist()
-    assert found.suspects[0] == Suspect(*rows[list(part.suspects[0][:2])].tolist(), part.suspects[0].similarity)
-
-
 @given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=50), st.floats(0, 1))
 def test_quantiles_and_shares_are_right_to_a_bin(values: list[float], share: float) -> None:
     found = Histogram(count_values(torch.tensor(values, dtype=torch.float64)).numpy(), sum(values) / len(values))
@@ -77,9 +64,3 @@ def test_quantiles_and_shares_are_right_to_a_bin(values: list[float], share: flo
     above = found.share_above(value)
     assert sum(other >= value + width for other in values) <= above * len(values) + 1e-6
     assert above * len(values) <= sum(other >= value - width for other in values) + 1e-6
-
-
-def test_a_value_at_an_edge_belongs_above_it() -> None:
-    values = torch.tensor([0.8, 0.9, 0.8 - 1e-12, 1 + 1e-7, -1.0, 0.85], dtype=torch.float64)
-    found = Histogram(count_values(values).numpy(), 0.0)
-    assert [found.share_above(edge) for edge in (0.8, 0.9, -1)] == pytest.approx([4 / 6, 2 / 6, 1])

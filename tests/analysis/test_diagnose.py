@@ -17,10 +17,8 @@ from hnclip.analysis.advice import CHANCE_TITLE, TOO_FEW_TITLE
 from hnclip.analysis.captions import caption_similarity
 from hnclip.analysis.diagnose import DiagnoseResult, diagnose
 from hnclip.cli import main
-from hnclip.core import ViewEmbeddings
 from hnclip.data.scenes import scene_records
 from hnclip.encode.loop import encode_captions
-from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 
 SUBJECTS = ["Clusters", "γ", "Negatives", "Scale"]
@@ -75,8 +73,6 @@ def test_all_sections_have_numbers_findings_and_figures(scenes: tuple[Path, Diag
     negatives = numbers["negatives"]
     assert negatives["hardest"] <= negatives["hardest_of_all"] <= numbers["similarity"]["hardest"]["mean"]
     assert len(numbers["gradients"]["measurements"]) == 2
-    levels = [finding["level"] for finding in numbers["findings"]]
-    assert levels == sorted(levels, key=("act", "note", "good").index)
     assert [finding["title"].partition(":")[0] for finding in numbers["advice"]] == SUBJECTS
     assert {path.stem for path in page.parent.glob("*.png")} == {"caption-similarity", "one-batch", "gradients"}
 
@@ -85,20 +81,15 @@ def test_a_second_call_encodes_nothing_with_any_batch_size(
     scenes: tuple[Path, DiagnoseResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, first = scenes
-    numbers = [json.dumps(first.to_dict()["losses"])]
-
-    def encoded(*_: Any, **given: Any) -> Any:
-        raise AssertionError("encoded again")
-
+    known, out = first.to_dict()["losses"], first.page.parent
     with monkeypatch.context() as patch:
         for name in ("encode_captions", "encode_pixels"):
-            patch.setattr(module, name, encoded)
-        numbers.append(json.dumps(run(data, first.page.parent, batch=16).to_dict()["losses"]))
-    assert numbers[0] == numbers[1]
-    for file in (first.page.parent / "features").iterdir():  # damaged files are made again
+            patch.setattr(module, name, None)
+        assert run(data, out, batch=16).to_dict()["losses"] == known
+    for file in (out / "features").iterdir():  # damaged files are made again
         file.write_bytes(file.read_bytes()[:100])
     data.write_text(data.read_text(encoding="utf-8").replace("tree", "lamp"), encoding="utf-8")
-    assert json.dumps(run(data, first.page.parent).to_dict()["losses"]) != numbers[0]
+    assert run(data, out).to_dict()["losses"] != known
 
 
 @pytest.mark.parametrize(("count", "title"), [(120, CHANCE_TITLE), (12, TOO_FEW_TITLE)])
@@ -123,31 +114,3 @@ def test_without_images_captions_are_analysed(tmp_path: Path, capsys: pytest.Cap
     assert {*numbers["missing"]} == {"Retrieval", "Losses before the first step", "Gradients before the first step"}
     assert "missing image" in numbers["missing"]["Retrieval"]
     assert [finding["title"].partition(":")[0] for finding in numbers["advice"]] == SUBJECTS[:2]
-
-
-def test_equal_captions_leave_no_negatives_and_differ_from_truncated_ones(tmp_path: Path) -> None:
-    numbers = run(write_data(tmp_path / "equal", ["a red house"] * 20), tmp_path / "out").to_dict()
-    assert [len(group) for group in numbers["duplicates"]["equal_captions"]] == [20]
-    assert "no negatives" in numbers["missing"]["Negatives of a batch"]
-    long = " ".join(WORDS * 40)
-    captions = [f"{long} one", f"{long} two", "A  red house", "a red house", *sentences(6)]
-    duplicates = run(write_data(tmp_path / "cut", captions), tmp_path / "out").to_dict()["duplicates"]
-    assert duplicates["equal_captions_up_to_the_context"] == [["0.png", "1.png"]]
-    assert duplicates["equal_captions"] == [["2.png", "3.png"]]
-
-
-def test_images_whose_vectors_are_no_numbers_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = DualEncoder.encode_images
-
-    def broken(self: DualEncoder, views: Any, **given: Any) -> ViewEmbeddings:
-        return ViewEmbeddings(original(self, views, **given).vectors * torch.nan)
-
-    monkeypatch.setattr(DualEncoder, "encode_images", broken)
-    found = run(write_data(tmp_path / "data", sentences(10)), tmp_path / "out")
-    assert "NaN" in found.to_dict()["missing"]["Losses before the first step"]
-
-
-@pytest.mark.parametrize("wrong", [{"threshold": 1.5}, {"batches": 0}, {"recipe": "x"}, {"negatives": "all"}], ids=str)
-def test_wrong_arguments_are_named_before_any_work(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        diagnose("nowhere.csv", model="nowhere", **wrong)

@@ -7,7 +7,6 @@ import os
 import resource
 import shlex
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,8 +27,8 @@ from hnclip.data.images import preprocess_image
 from hnclip.data.sources import open_data
 from hnclip.encode import shards
 from hnclip.encode.embeddings import manifest_bytes, open_embeddings
-from hnclip.encode.loop import encode_captions, encode_images
-from hnclip.encode.ray_engine import ShardActor, divide_resources
+from hnclip.encode.loop import encode_images
+from hnclip.encode.ray_engine import ShardActor
 from hnclip.encode.shards import EncodeSettings
 from hnclip.models.load import load
 
@@ -100,7 +99,6 @@ def test_the_loop_keeps_the_order_and_reports_bad_images(table: Path, model_dire
     assert model.training
     expected = model.encode([files[row] for row in found.kept], to="torch")
     torch.testing.assert_close(found.vectors, expected, atol=2e-6, rtol=0)
-    assert [len(encode_images(model, []).vectors), len(encode_captions(model, []))] == [0, 0]
 
 
 def test_half_precision_captions_alone_and_metadata_without_pyarrow(
@@ -116,16 +114,6 @@ def test_half_precision_captions_alone_and_metadata_without_pyarrow(
     assert not half.images
     assert (half.ids, half.texts) == (full.ids, full.texts)
     np.testing.assert_array_equal(np.concatenate(half.captions), np.concatenate(full.captions).astype(np.float16))
-
-
-def test_of_a_folder_without_captions_the_images_are_encoded(model_directory: Path, tmp_path: Path) -> None:
-    for number, file in enumerate(("b/one.png", "a.png", "b/one.jpg", "b/.hidden.png")):
-        save_picture(tmp_path / "images" / file, number)
-    run(tmp_path / "images", model_directory, tmp_path / "out")
-    found = open_embeddings(tmp_path / "out", verify=True)
-    assert found.ids == ("a.png", "b/one.jpg", "b/one.png")
-    assert (found.captions, found.owners.tolist()) == ((), [])
-    assert np.concatenate(found.images).shape == (3, 32)
 
 
 # Several processes and one directory --------------------------------------------------------------------------
@@ -163,8 +151,7 @@ def test_a_killed_process_loses_its_shard_only(job: Job, encoded: Path, tmp_path
     while not sign.exists():
         assert time.monotonic() < end
         time.sleep(0.01)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join(SECONDS)
     with pytest.raises(ValueError, match=r"2 of 3 shards missing \(1, 2\)"):
         open_embeddings(out)
@@ -222,15 +209,6 @@ def test_an_actor_writes_what_a_process_writes(model_directory: Path, tmp_path: 
     assert "1 of 12 records" in actor({"shard": np.array([1])})["error"][0]
 
 
-def test_actors_share_the_resources() -> None:
-    for resources, workers, device, expected in (
-        ({"CPU": 16.0}, None, "cpu", (4, 4, 0)),
-        ({"CPU": 2.0}, 2, "cpu", (2, 1, 0)),
-        ({"CPU": 16.0, "GPU": 2.0}, None, "auto", (2, 8, 1)),
-    ):
-        assert divide_resources(resources, EncodeSettings("data", Path("out"), device=device), workers, 9) == expected
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # Ray's own
 def test_ray_writes_what_one_process_writes(job: Job, encoded: Path, tmp_path: Path) -> None:
@@ -282,7 +260,7 @@ def test_directories_of_other_files_or_another_format_are_refused(copy: Path, jo
 
 @pytest.mark.parametrize(
     ("changed", "name"),
-    [({"batch": 3}, "batch"), ({"split": "train"}, "data"), ({"model": "bundled"}, "model")],
+    [({"batch": 3}, "batch"), ({"model": "bundled"}, "model")],
 )
 def test_another_job_is_refused(
     table: Path, encoded: Path, model_directory: Path, changed: dict[str, Any], name: str
@@ -306,14 +284,6 @@ def test_bad_images_are_skipped_listed_and_limited(model_directory: Path, tmp_pa
     assert result.counts == {"rows": 10, "captions": 20, "truncated": 0, "skipped": 2}
     listed = [json.loads(line) for line in (out / "skipped.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [(row["kind"], row["where"][:2]) for row in listed] == [("corrupt image", "01"), ("missing image", "07")]
-
-
-@pytest.mark.parametrize(("arguments", "name"), [("--partition 0/4", "0/4"), ("--batch 0", "batch")])
-def test_wrong_options_are_refused(arguments: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["encode", "scenes/park", "--out", "nowhere", *arguments.split()])
-    assert ended.value.code == 2
-    assert name in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_command_of_a_partition_names_the_one_that_completes_it(

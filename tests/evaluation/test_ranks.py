@@ -105,7 +105,6 @@ IMAGE, TEXT, OWNER = random_vectors(3, 4, 17), random_vectors(4, 4, 18), torch.t
     ("argument", "changed"),
     [
         ("image", {"image": IMAGE * torch.tensor([[1.0], [torch.nan], [1.0]])}),
-        ("image", {"image": IMAGE * torch.tensor([[1.0], [0.0], [1.0]])}),
         ("text", {"text": TEXT[:, :3]}),
         ("text_to_image", {"text_to_image": torch.tensor([0, 2, 2, 2])}),
     ],

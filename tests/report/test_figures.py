@@ -71,9 +71,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "batch": lambda: batch_figure({name: np.random.default_rng(0).random((40, 40)) for name in NAMES}),
     "near-duplicates": lambda: near_duplicate_figure([caption_row(), CaptionRow(CAPTION, (CAPTION,) * 3)]),
     "retrieval": lambda: retrieval_figure([Example(LONG_WORD, RED, dict.fromkeys(NAMES[:2], (BLUE, True)))]),
-    "gradient": lambda: gradient_figure(ONE, None),
     "gradient, zero": lambda: gradient_figure(ZERO, evaluations((0, 0))),
-    "gradient, not evaluated": lambda: gradient_figure(ONE, []),
     "scale grid": lambda: scale_grid_figure({("5 %", name): ZERO if name == "_hidden" else [] for name in NAMES}),
     "saturation": lambda: saturation_figure({"a": ONE, **dict.fromkeys(NAMES, ZERO)}),
     "convergence grid": lambda: convergence_grid_figure({HOSTILE: {"a": evaluations((1, 2), (3, 4))}, "b": {}}),
@@ -105,20 +103,6 @@ def heights(line: Any) -> list[float]:
     return list(line.get_ydata())
 
 
-def test_distributions_bars_and_frames_show_their_numbers() -> None:
-    one = distribution(-0.5, 0.25, 0.25, 1.0)
-    assert one.mean == pytest.approx(0.25, abs=1e-4)
-    assert one.range(0.3) == pytest.approx((0.25, 0.25), abs=2e-4)  # a tail of 30 % holds one of four values
-    assert one.merged(0.3).counts.tolist() == [0, 1, 0, 0, 2, 0, 1]
-    left, _ = motivation_figure({"a": (distribution(*np.linspace(0, 1, 1001)), NARROW[1])}).axes
-    step = left.patches[-1].get_data()
-    assert np.sum(step.values * np.diff(step.edges)) == pytest.approx(100 * 0.01)  # per cent for 0.01 of cosine
-    (axes,) = bucket_figure({"a": [0.5, 0.46, 0.04], "b": [0, 0, 1]}, ["easy", "medium", "hard"]).axes
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([50, 0, 46, 0, 4, 100])
-    axes = batch_figure({"a": np.array([[1, 0.1, 0.2], [0.3, 1, 0.9], [0.5, 0.4, 1]])}).axes[0]
-    assert axes.patches[0].get_xy() == (1.5, 0.5)  # the highest without the diagonal
-
-
 def test_gradients_are_medians_by_epoch_clamped_to_the_floor() -> None:
     entries = [measurement(1, 2.0, 4.0), measurement(2, 0.0, 4.0), measurement(3, 1.0, 1.0)]
     entries += [measurement(4, 0.0, 0.5, epoch=2), measurement(5, 1e-4, 0.5, epoch=2)]
@@ -127,19 +111,4 @@ def test_gradients_are_medians_by_epoch_clamped_to_the_floor() -> None:
     assert heights(loss.lines[1]) == pytest.approx([(2 + FLOOR) / 2, 1.0, FLOOR, 1e-4, (1e-4 + FLOOR) / 2])
     assert heights(share.lines[0]) == pytest.approx([100 / 3, 100.0])
     assert heights(norm.lines[0]) == pytest.approx([10.0, (1e-3 + FLOOR) / 2])
-    assert heights(norm.lines[1]) == [40.0, 5.0]
     assert [heights(line) for line in error.lines] == [[90, 80], [70, 50]]
-
-
-def test_curves_are_sorted_averaged_and_interrupted_where_a_number_is_missing() -> None:
-    zero = measurement(9, 0.0, 1.0, cosine=None)
-    figure = scale_grid_figure({("5 %", "a"): [measurement(1, 2.0, 4.0), zero]})
-    _, norm, cosine = figure.axes
-    assert heights(norm.lines[-1]) == pytest.approx([2.0, np.nan], nan_ok=True)
-    assert heights(cosine.lines[1]) == pytest.approx([0.5, np.nan], nan_ok=True)
-    runs = {"a": evaluations((10, 30), (20, 50)), "b": evaluations((0, 0))}
-    average, text_to_image, _ = convergence_grid_figure({"x": runs}).axes
-    assert [heights(axes.lines[0]) for axes in (average, text_to_image)] == [[20, 35], [10, 20]]
-    points = [(100, 60), (5, 20, 18, 23)]
-    line, interval, *_ = curve_figure({"x": {"a": points}}, "γ").axes[0].lines
-    assert (list(line.get_xdata()), heights(interval)) == ([5, 100], [18, 23])

@@ -14,10 +14,7 @@ import pytest
 from study_data import SHORT, asked, write_pairs
 
 from hnclip.cli import main
-from hnclip.studies import store
-from hnclip.studies.plan import Plan, plan
-from hnclip.studies.runner import run, run_study
-from hnclip.studies.settings import StudyRequest, entries_of
+from hnclip.studies.runner import run_study
 
 ROWS = 4  # of the study that most tests run
 
@@ -107,34 +104,6 @@ def test_shards_divide_a_plan(place: Place, tmp_path: Path, capsys: pytest.Captu
         assert (tmp_path / "components").exists() == (not content["missing"])
 
 
-def planned(place: Place, name: str) -> Plan:
-    request = StudyRequest(name, (str(place.data),), model=str(place.model), recipe="demo", set=SHORT, seeds=(42,))
-    return plan(entries_of(request))
-
-
-def test_no_failure_of_a_run_stops_the_others(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A measurement fails with the runs that it needs."""
-
-    def train(config: object, options: object) -> None:
-        raise MemoryError("the reason\nand more")
-
-    monkeypatch.setattr(store, "train_or_continue", train)
-    failures = run(planned(place, "retrievals"), store.Store(tmp_path))
-    assert [failure.split(",")[0] for failure in failures] == ["InfoNCE", "HN-CLIP", "retrievals"]
-    assert "the reason" in failures[0]
-    assert "InfoNCE" in failures[2]
-
-
-def test_rows_that_cannot_be_trained_are_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    """No regions were prepared: the rows that need them fail with the reason, and the table shows the others."""
-    assert main(["study", "main", *place.options()]) == 1
-    printed = capsys.readouterr()
-    failed = [line for line in printed.err.splitlines() if line.startswith("hnclip study:")]
-    assert ["GOAL" in failed[0], "StructXLIP" in failed[1], len(failed)] == [True, True, 2]
-    assert "hnclip prepare regions" in failed[0]
-    assert "FineLIP" in table(place.out, "main")
-
-
 def test_a_dry_run_writes_nothing_and_reports_states(place: Place) -> None:
     request = {"model": str(place.model), "data": [str(place.data)], "recipe": "demo", "set": SHORT, "seeds": (42,)}
 
@@ -156,7 +125,6 @@ def test_a_dry_run_writes_nothing_and_reports_states(place: Place) -> None:
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["main,all"], "all"),
         (["cross-domain"], "two or more"),
         (["main", "--set", "optim.lrr=1"], "optim.lrr"),
         (["main", "--set", "objective.global_loss=hn"], "objective.global_loss"),
@@ -170,3 +138,12 @@ def test_wrong_calls_are_refused_before_anything_runs(
     assert main(["study", *arguments, "--out", str(tmp_path / "out")]) == 1
     assert word in capsys.readouterr().err
     assert not list(tmp_path.glob("out/*/*"))
+
+
+def test_rows_that_cannot_be_trained_are_named(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """No regions were prepared: the rows that need them fail with the reason, and the table shows the others."""
+    assert main(["study", "main", *place.options()]) == 1
+    failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("hnclip study:")]
+    assert ["GOAL" in failed[0], "StructXLIP" in failed[1], len(failed)] == [True, True, 2]
+    assert "hnclip prepare regions" in failed[0]
+    assert "FineLIP" in table(place.out, "main")

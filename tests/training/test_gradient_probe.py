@@ -64,7 +64,6 @@ def test_losses_norms_and_cosine_are_those_of_autograd(data, negatives, micro, s
         "ratio": (second.norm() / first.norm()).item(),
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-9)
-    assert found["cosine"] < 0.999
     assert [found[key] for key in ("gamma", "negatives", "dtype", "towers")] == [0.7, negatives, "float64", "fp32"]
 
 
@@ -126,23 +125,20 @@ class Free(nn.Module):
         return Embeddings({"full": image}, {"caption": text}, self.scale, batch.ids)
 
 
-def probe(model, micro, *, negatives="micro", gamma=0.5):
+def probe(model, micro, *, gamma=0.5):
     count = len(model.image)
     batch = Batch({"full": torch.zeros(count, 3, 1, 1, dtype=torch.uint8)}, {}, torch.arange(count)[:, None])
-    return GradientProbe(model, OptimConfig(micro_batch=micro, negatives=negatives), gamma=gamma).probe(batch)
+    return GradientProbe(model, OptimConfig(micro_batch=micro), gamma=gamma).probe(batch)
 
 
 @pytest.mark.parametrize(("count", "scale"), [(16, 36.0), (4, 70.0)])
 def test_a_loss_of_zero_does_not_mean_a_gradient_of_zero(count, scale):
     """In float32 the positives' gradients are 0 and the negatives' are not, even where their squares would be."""
     each = scale * math.exp(-scale) / count  # to each similarity of a negative
-    single = probe(Free(count, scale), count)
-    assert [single[key] for key in ("infonce", "infonce_saturated")] == [0.0, 1.0]
-    assert single["infonce_norm"] == pytest.approx(each * math.sqrt(2 * count * (count - 1)), rel=1e-4, abs=0)
+    found = probe(Free(count, scale), count)
+    assert (found["infonce"], found["infonce_saturated"]) == (0.0, 1.0)
+    assert found["infonce_norm"] == pytest.approx(each * math.sqrt(2 * count * (count - 1)), rel=1e-4, abs=0)
     assert (torch.full((count, count), each).norm() == 0) == (scale == 70)
-    if scale == 36:
-        double = probe(Free(count, scale, dtype=torch.float64), count)
-        assert double["infonce"] == pytest.approx((count - 1) * math.exp(-scale), rel=0.05, abs=0)
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(torch.float32, 120.0), (torch.float64, 800.0)])
@@ -155,14 +151,3 @@ def test_a_gradient_of_exactly_zero_has_no_angle(dtype, scale):
     assert found["hn_norm"] > 1
     assert (found["infonce_saturated"], found["hn_saturated"]) == (1.0, 0.0)
     assert [probe(model, 5, gamma=0.0)[key] for key in ("hn_norm", "cosine", "ratio")] == [0.0, None, None]
-
-
-def test_saturation_is_counted_by_evaluation():
-    """Micro-batches of 4, 4 and 3: in the first all captions are equal, so one of three is not saturated."""
-    model = Free(PAIRS, 40.0, dtype=torch.float64)
-    with torch.no_grad():
-        model.caption[:4] = 0.0
-    micro, batch = (probe(model, 4, negatives=negatives) for negatives in ("micro", "batch"))
-    assert micro["infonce_saturated"] == pytest.approx(2 / 3)
-    assert micro["infonce"] == pytest.approx(4 / 11 * math.log(4), rel=1e-9)
-    assert batch["infonce_saturated"] == 0.0

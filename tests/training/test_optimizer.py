@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -35,7 +34,7 @@ class Toy(nn.Module):
 
 
 @pytest.mark.parametrize("decay", ["matrices", "all"])
-def test_readouts_and_the_scale_have_rates_of_their_own_and_matrices_decay(decay: Literal["matrices", "all"]) -> None:
+def test_readouts_and_the_scale_have_rates_of_their_own_and_matrices_decay(decay) -> None:  # type: ignore[no-untyped-def]
     """With decay "all", as in Long-CLIP's and FineLIP's trainers, biases, norms and the scale too."""
     model = Toy()
     optimizer = build_optimizer(model, OptimConfig(lr=0.1, scale_lr=0.2, weight_decay=0.3, readout_lr=0.7, decay=decay))

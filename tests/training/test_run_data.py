@@ -14,16 +14,15 @@ from small import config_for, options_for, scenes, train_scenes
 import hnclip.training.data as run_data
 from hnclip.cli import main
 from hnclip.config import ObjectiveConfig, ReadConfig, TrainConfig
-from hnclip.core import Problem, Record, Region
+from hnclip.core import Problem, Record
 from hnclip.data.image_sources import FileImage
 from hnclip.data.lexicon import filter_caption
 from hnclip.data.records import DataSet, fraction_of
 from hnclip.data.scenes import scene_records
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.objectives.base import Objective
-from hnclip.objectives.registry import apply_method, build_objective
-from hnclip.training.data import RunData, add_views, batch_sizes, needed_views, open_run_data
+from hnclip.objectives.registry import build_objective
+from hnclip.training.data import RunData, add_views, open_run_data
 
 RECORDS = scenes().records  # 32 for training, 20 for validation
 Opened = Callable[..., RunData]
@@ -49,11 +48,6 @@ def opened(model: DualEncoder, monkeypatch: pytest.MonkeyPatch) -> Opened:
         return open_run_data(config, model, build_objective(config.objective), DataSet("scenes/park", tuple(records)))
 
     return opened
-
-
-@pytest.fixture(autouse=True)
-def info(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="hnclip")
 
 
 def seen(data: RunData, config: TrainConfig, epoch: int) -> list[list[tuple[int, int]]]:
@@ -88,6 +82,7 @@ def test_duplicates_under_other_names_have_equal_ids(
     config: TrainConfig, opened: Opened, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Files with the same bytes, and captions that are equal to the tokenizer. In validation they are counted."""
+    caplog.set_level("INFO", logger="hnclip")
     copies = []
     for number, record in enumerate([*RECORDS[:8], *RECORDS[:8]]):
         file = tmp_path / f"{number}.png"
@@ -117,13 +112,8 @@ def test_invalid_records_are_skipped_listed_and_counted(config: TrainConfig, tmp
     assert not options.out.exists()
     train_scenes(replace(config, read=ReadConfig(max_bad=0.2), limit=8), options, data=data)
     lines = [json.loads(line) for line in (options.out / "left_out.jsonl").read_text().splitlines()]
-    kinds = {
-        "line 9": "unreadable row",
-        "broken": "truncated image",
-        "gone": "missing image",
-        "silent": "empty caption",
-    }
-    assert {line["where"]: line["kind"] for line in lines} == kinds
+    kinds = ["unreadable row", "truncated image", "missing image", "empty caption"]
+    assert [line["kind"] for line in lines] == kinds
 
 
 def test_validation_records_and_fractions(config: TrainConfig, opened: Opened) -> None:
@@ -146,24 +136,6 @@ def test_validation_records_and_fractions(config: TrainConfig, opened: Opened) -
         opened(replace(brief, fraction=0.01))
 
 
-def test_clusters_put_near_duplicates_into_one_batch(config: TrainConfig, opened: Opened) -> None:
-    """Families share most words, so their captions are similar even to an untrained encoder."""
-
-    def together(config: TrainConfig) -> int:
-        batches = seen(opened(config), config, 0)
-        return sum(a[0] // 4 == b[0] // 4 for batch in batches for i, a in enumerate(batch) for b in batch[:i])
-
-    assert together(replace(config, cluster=4)) > 2 * together(config)
-    assert batch_sizes(33, config) == [8, 8, 8, 9]
-
-
-def test_the_fingerprint_covers_views(config: TrainConfig, opened: Opened) -> None:
-    """Other short or filtered captions are other data."""
-    config = apply_method(config, "structxlip", "corrected")
-    changes = ({}, {"short": "another"}, {"filtered": ("other words",)})
-    assert len({opened(config, [replace(r, **change) for r in RECORDS]).fingerprint for change in changes}) == 3  # type: ignore[arg-type]
-
-
 # Views that methods need ----------------------------------------------------------------------------------------
 
 
@@ -172,38 +144,10 @@ def records() -> list[Record]:
     return scene_records("park", "train", families=2)
 
 
-def objective_of(method: str, **changes: object) -> Objective:
-    return build_objective(ObjectiveConfig(method=method, token_weight=0.0, **changes))  # type: ignore[arg-type]
-
-
 def completed(method: str, records: Sequence[Record], **read: object) -> tuple[Record, ...]:
     objective = ObjectiveConfig(method=method, token_weight=0.0)  # type: ignore[arg-type]
     config = TrainConfig(data="somewhere.json", read=ReadConfig(**read), objective=objective)  # type: ignore[arg-type]
-    return add_views(config, records, objective_of(method))
-
-
-@pytest.mark.parametrize(
-    ("method", "left_out", "needs"),
-    [
-        ("smartclip", (), set()),
-        ("goal", (), {"regions"}),
-        ("structxlip", (), {"regions", "text"}),
-        ("structxlip", ("structure", "chunks"), set()),
-    ],
-)
-def test_views_that_methods_need(method: str, left_out: tuple[str, ...], needs: set[str]) -> None:
-    """Terms with weight zero need none."""
-    changes = {"weights": dict.fromkeys(left_out, 0.0)} if left_out else {}
-    assert needed_views(objective_of(method, **changes)) == needs
-
-
-def test_missing_regions_are_an_error_that_names_the_command(records: list[Record], tmp_path: Path) -> None:
-    bare = [replace(record, regions=()) for record in records]
-    with pytest.raises(ValueError, match="hnclip prepare regions somewhere"):
-        completed("goal", bare)
-    completed("goal", [replace(bare[0], regions=(Region((0, 0, 9, 9), "a corner"),)), *bare[1:]])
-    with pytest.raises(ValueError, match="does not exist"):
-        completed("goal", records, prepared=str(tmp_path / "none"))
+    return add_views(config, records, build_objective(objective))
 
 
 def test_prepared_captions_are_used_for_unchanged_records(records: list[Record], tmp_path: Path) -> None:
@@ -218,4 +162,6 @@ def test_prepared_captions_are_used_for_unchanged_records(records: list[Record],
     assert partly[1].filtered == (filter_caption("A red car."),)
     with pytest.raises(ValueError, match="changed"):
         completed("structxlip", changed, prepared=str(tmp_path))
+    with pytest.raises(ValueError, match="hnclip prepare regions somewhere"):
+        completed("goal", [replace(record, regions=()) for record in records])
     completed("goal", changed, prepared=str(tmp_path))  # needs no text

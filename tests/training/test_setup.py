@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from small import assert_same, config_for, gradients, small_batch, small_encoder
+from small import assert_same, gradients, small_batch, small_encoder
 from torch import Tensor
 
-from hnclip.config import AdaptConfig
 from hnclip.core import Batch
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
 from hnclip.models.parameters import freeze
-from hnclip.training.setup import choose_precision, choose_trainable, compile_blocks, fast_bf16, recompute_activations
+from hnclip.training.setup import compile_blocks, recompute_activations
 
 
 def backward(model: DualEncoder, batch: Batch) -> int:
@@ -69,20 +66,3 @@ def test_compiled_blocks_give_the_same_gradients_at_any_length() -> None:
         assert_same(gradients(model, lambda part=part: backward(model, part))[0], right, atol=1e-9)  # type: ignore[misc]
     assert 0 < len(compiled) <= 8  # two towers, then any length; not once per block and length
     torch._dynamo.reset()
-
-
-def test_precision_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    processor = torch.device("cpu")
-    for found, fast in (({"amx_bf16": True}, True), ({"avx512_bf16": False, "avx512_f": True}, False)):
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=found: found)
-        assert fast_bf16(processor) == fast
-        assert choose_precision("auto", processor) == ("bf16" if fast else "fp32")
-        assert choose_precision("bf16", processor) == "bf16"
-
-
-@pytest.mark.parametrize("scale_lr", [0.0, 1e-2])
-def test_the_initial_scale_can_be_chosen_and_fixed(scale_lr: float, model_directory: Path) -> None:
-    model, optim = load(model_directory), {"scale": 20.0, "scale_lr": scale_lr}
-    choose_trainable(config_for("any", adapt=AdaptConfig(method="lora"), optim=optim), model)
-    assert model.scale.item() == pytest.approx(20.0)
-    assert model.backbone.logit_scale.requires_grad == (scale_lr > 0)

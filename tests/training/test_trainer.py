@@ -11,14 +11,13 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
 import torch
-from small import assert_same_weights, config_for, options_for, scenes, steps, stop_at, train_scenes, weights
+from small import FORKSERVER, assert_same_weights, config_for, options_for, scenes, steps, stop_at, train_scenes
 
-from hnclip.config import AdaptConfig, ObjectiveConfig, TrainConfig, to_json
+from hnclip.config import AdaptConfig, ObjectiveConfig
 from hnclip.data.records import DataSet
-from hnclip.models.load import load, models_of
+from hnclip.models.load import models_of
 from hnclip.objectives.registry import METHODS, apply_method
 from hnclip.training.checkpoint import load_checkpoint, only_writer, save_checkpoint
 from hnclip.training.log import read_metrics
@@ -56,7 +55,7 @@ def test_a_run_learns_and_writes_everything(whole: Path) -> None:
     assert [(entry["step"], entry["epoch"]) for entry in entries] == [(n + 1, 1 + n // 4) for n in range(8)]
     assert sum(entry["loss"] for entry in entries[4:]) < sum(entry["loss"] for entry in entries[:4])
     assert all(entry["loss"] == pytest.approx(entry["global"] + entry["token"]) for entry in entries)
-    assert [entry["epoch"] for entry in evaluations] == [0, 1, 2]
+    assert [entry["epoch"] for entry in evaluations] == [0, 1, 2]  # epoch 0 competes for best
     best, result = max(evaluations, key=lambda entry: entry["mean_R@1"]), resume(whole)
     assert result.best == {"epoch": best["epoch"], "mean_R@1": best["mean_R@1"]}
     assert (result.last["epoch"], result.steps) == (2, 8)
@@ -93,14 +92,8 @@ def test_a_stopped_run_continues_to_the_same_weights(name: str, model_directory:
     resume(out, data=data)
     assert_same_weights(whole, out)
     assert steps(whole) == steps(out)
-    assert [entry["step"] for entry in steps(out)] == [1, 2, 3, 4]
-    state = state_of(out)
-    assert sum(len(group["params"]) for group in state.optimizer["param_groups"]) == len(state.model)
-    assert name != "frozen" or not any("vision" in weight for weight in state.model)
+    assert name != "frozen" or not any("vision" in weight for weight in state_of(out).model)
     assert (out / "last" / "adapter_model.safetensors").exists() == (config.adapt.method == "lora")
-    terms = {"global", *METHODS[name].weights} if name in METHODS else ()  # type: ignore[index]
-    for entry in steps(out) if terms else ():
-        assert entry["loss"] == pytest.approx(sum(entry[term] for term in terms))
 
 
 def train_or_resume(model: Path, out: Path, last: int) -> None:
@@ -118,7 +111,7 @@ def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, who
     """SIGKILL a real process in a step, then one at another moment, until the run is finished."""
     out = tmp_path / "killed"
     for last, seconds, expected in ((3, 600, -9), (9, 0.7, None), (9, 600, 0)):
-        process = processes.FORKSERVER.Process(target=train_or_resume, args=(model_directory, out, last))
+        process = FORKSERVER.Process(target=train_or_resume, args=(model_directory, out, last))
         process.start()
         process.join(seconds)
         process.kill()
@@ -151,16 +144,6 @@ def test_models_are_written_after_the_checkpoint_or_on_resume(
     assert models_of(str(out))[0][0].endswith("epoch 0)")  # the previous models are intact
     resume(out, data=scenes())
     assert_same_weights(whole, out)
-
-
-def test_epoch_0_competes_for_best(model_directory: Path, tmp_path: Path) -> None:
-    """A learning rate that changes nothing: no epoch is better than the model before training."""
-    config = config_for(model_directory, optim={"epochs": 1, "lr": 1e-15}, limit=8)
-    run = train_scenes(config, options_for(tmp_path / "run"))
-    assert (resume(run).best["epoch"], resume(run).last["epoch"]) == (0, 1)
-    before = load(model_directory).backbone.state_dict()
-    assert all(torch.equal(value, before[name]) for name, value in weights(run, "best").items())
-    assert [name.split("(")[1] for name, _ in models_of(str(run))] == ["best, epoch 0)", "last, epoch 1)"]
 
 
 def test_a_run_is_moved_and_resumed_with_other_options(model_directory: Path, whole: Path, tmp_path: Path) -> None:
@@ -250,48 +233,17 @@ def test_damaged_or_changed_files_of_a_run_are_named(file: str, damage: Any, cop
         resume(copy, data=scenes())
 
 
-def test_other_data_lost_metrics_and_damaged_results_are_reported(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_data_two_writers_lost_metrics_and_damaged_results_are_reported(
+    copy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(ValueError, match=r"32 pairs.*31 pairs"):
         resume(copy, data=DataSet("scenes/park", scenes().records[1:]))
+    with only_writer(copy), pytest.raises(ValueError, match="another process"):
+        resume(copy, data=scenes())
     (copy / "metrics.jsonl").write_text("{}\n")
     resume(copy, data=scenes())
-    assert any("metrics.jsonl" in line for line in caplog.messages)
+    assert "metrics.jsonl" in caplog.text
     content = json.loads((copy / "result.json").read_text())
     (copy / "result.json").write_text(json.dumps(content | {"last": None}))
     with pytest.raises(ValueError, match=r"result\.json"):
         resume(copy)
-
-
-def hold_lock(run: Path, sign: Path) -> None:
-    with only_writer(run):
-        sign.touch()
-        signal.pause()
-
-
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    process = processes.FORKSERVER.Process(target=hold_lock, args=(tmp_path, tmp_path / "sign"))
-    process.start()
-    while not (tmp_path / "sign").exists():
-        process.join(0.05)
-        assert process.exitcode is None
-    with pytest.raises(ValueError, match="another process"), only_writer(tmp_path):
-        pass
-    process.kill()
-    process.join()
-    with only_writer(tmp_path):  # the lock of a killed process is free
-        pass
-
-
-def test_a_run_that_cannot_start_writes_nothing(model_directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="image tower has 2 blocks"):
-        train_scenes(config_for(model_directory, adapt=AdaptConfig(freeze_image=7)), options_for(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_run_directories_are_models(whole: Path, stopped: Path, tmp_path: Path) -> None:
-    """An unfinished run too, and a plain model by its own name."""
-    assert models_of(str(whole / "last")) == [(str(whole / "last"), str(whole / "last"))]
-    assert "so far" in models_of(str(stopped))[0][0]
-    (tmp_path / "config.json").write_text(to_json(TrainConfig()))
-    with pytest.raises(ValueError, match="--resume"):
-        models_of(str(tmp_path))
