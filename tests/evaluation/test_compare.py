@@ -95,6 +95,7 @@ def test_files_hold_what_ranks_hold(good: Path, tmp_path: Path):
     b = read_queries(tmp_path / "bad.jsonl")
     expected = compare_ranks(GOOD.ranks, BAD.ranks, groups=GOOD.groups, ks=(1, 5))
     assert compare_queries(a, b, ks=(1, 5)) == expected
+    assert expected[0].sentence("good", "bad").endswith("good is better")
     assert compare_queries(a, b[::-1], ks=(1, 5)) == expected  # paired by name, not by place
 
 

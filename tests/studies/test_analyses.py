@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,14 @@ from hnclip.config import RunOptions, TrainConfig, with_fields
 from hnclip.data.scenes import scene_records
 from hnclip.encode.loop import encode_captions
 from hnclip.models.load import load
+from hnclip.studies import step_timer
 from hnclip.studies.analyses import MEASURES
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.page import PARTS
 from hnclip.studies.plan import MeasureJob, RunJob
 from hnclip.studies.spec import Domain
 from hnclip.studies.store import Store
+from hnclip.util.timing import Timing
 
 COUNTS = {"train": 16, "validation": 4, "test": 12}
 
@@ -77,3 +81,17 @@ def test_retrievals_that_differ_are_counted(config: TrainConfig, monkeypatch: py
     assert (sum(found["counts"]), found["counts"][1:3], found["examples"]) == (COUNTS["test"], [0, 0], [])
     (table,) = blocks("retrievals", found)  # and nothing to draw
     assert list(table.rows[0][1:]) == list(map(str, found["counts"]))
+
+
+def test_a_step_of_every_row_is_timed_in_turns(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: dict[str, Any] = {}
+
+    def time_ways(ways: Mapping[str, Callable[[], Any]], **options: Any) -> dict[str, Timing]:
+        steps.update({name: way() for name, way in ways.items()})
+        return {name: Timing((1.0, 2.0)) for name in ways}
+
+    monkeypatch.setattr(step_timer, "time_ways", time_ways)
+    other = replace(config, objective=replace(config.objective, global_loss="infonce", token_weight=0.0))
+    runs = [RunJob(name, one, True, False, ()) for name, one in (("a", config), ("b", other))]
+    assert measure("step_time", config, *runs)["seconds"] == {"a": [1.0, 2.0], "b": [1.0, 2.0]}
+    assert {*steps["a"]} > {*steps["b"]}  # HN-CLIP has a token term, InfoNCE has not

@@ -47,7 +47,6 @@ def test_equal_runs_are_one_with_the_galleries_and_observations_of_all(setting: 
     assert job is found.of(probed)[Place("again", domain.name, 1)]
     assert job is found.of(crossed)[Place("InfoNCE", domain.name, 1)]
     assert (job.config.watch, job.config.probe_gradients) == (domain.data, 5)
-    assert found.of(crossed)[Place("HN-CLIP", domain.name, 1)].config.probe_gradients == 0
 
 
 def test_measurements_name_the_runs_that_they_need(setting: Setting) -> None:

@@ -92,5 +92,4 @@ def test_measurements_are_the_numbers_of_the_results() -> None:
         else:
             assert one["value"] == rows.recall(one["row"], *at).mean
             assert one["mark"] == rows.marks(["start", "a", "b"], *at).get(one["row"])
-    # 3 directions × 2 K × (2 rows × 2 seeds + 3 means + 2 differences)
-    assert len(found) == 3 * 2 * (2 * 2 + 3 + 2)
+    assert len(found) == 3 * 2 * (2 * 2 + 3 + 2)  # directions × K × (rows × seeds, means, differences)

@@ -64,7 +64,6 @@ def test_losses_norms_and_cosine_are_those_of_autograd(data, negatives, micro, s
         "ratio": (second.norm() / first.norm()).item(),
     }
     assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-9)
-    assert [found[key] for key in ("gamma", "negatives", "dtype", "towers")] == [0.7, negatives, "float64", "fp32"]
 
 
 @pytest.mark.parametrize(("negatives", "name"), [("micro", "infonce"), ("micro", "hn"), ("batch", "hn")])

@@ -158,7 +158,6 @@ def test_a_run_is_moved_and_resumed_with_other_options(model_directory: Path, wh
     save_checkpoint(moved, replace(state, seconds=1e6))
     other = replace(given, out=tmp_path / "nowhere", evaluate_batch=3, save_minutes=50.0)
     result = resume(moved, other, data=scenes())
-    assert result.out == moved
     assert 1e6 < result.seconds < 2e6
     assert_same_weights(whole, moved)
     assert saved_options(moved) == replace(other, out=moved)
@@ -233,9 +232,7 @@ def test_damaged_or_changed_files_of_a_run_are_named(file: str, damage: Any, cop
         resume(copy, data=scenes())
 
 
-def test_other_data_two_writers_lost_metrics_and_damaged_results_are_reported(
-    copy: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_data_a_second_writer_and_lost_metrics_are_reported(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match=r"32 pairs.*31 pairs"):
         resume(copy, data=DataSet("scenes/park", scenes().records[1:]))
     with only_writer(copy), pytest.raises(ValueError, match="another process"):
