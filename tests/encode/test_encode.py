@@ -28,7 +28,7 @@ from hnclip.data.sources import open_data
 from hnclip.encode import shards
 from hnclip.encode.embeddings import manifest_bytes, open_embeddings
 from hnclip.encode.loop import encode_images
-from hnclip.encode.ray_engine import ShardActor
+from hnclip.encode.ray_engine import ShardActor, divide_resources
 from hnclip.encode.shards import EncodeSettings
 from hnclip.models.load import load
 
@@ -116,6 +116,13 @@ def test_half_precision_captions_alone_and_metadata_without_pyarrow(
     np.testing.assert_array_equal(np.concatenate(half.captions), np.concatenate(full.captions).astype(np.float16))
 
 
+def test_of_a_folder_without_captions_the_images_are_encoded(model_directory: Path, tmp_path: Path) -> None:
+    for number, file in enumerate(("b/one.png", "a.png", "b/one.jpg", "b/.hidden.png")):
+        save_picture(tmp_path / "images" / file, number)
+    run(tmp_path / "images", model_directory, tmp_path / "out")
+    assert open_embeddings(tmp_path / "out", verify=True).ids == ("a.png", "b/one.jpg", "b/one.png")
+
+
 # Several processes and one directory --------------------------------------------------------------------------
 
 
@@ -147,10 +154,9 @@ def encode_and_hang(job: Job, out: Path, sign: Path) -> None:
 def test_a_killed_process_loses_its_shard_only(job: Job, encoded: Path, tmp_path: Path) -> None:
     out, sign = tmp_path / "out", tmp_path / "sign"
     process = start(encode_and_hang, job, out, sign)
-    end = time.monotonic() + SECONDS
     while not sign.exists():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+        process.join(0.05)
+        assert process.exitcode is None
     process.kill()
     process.join(SECONDS)
     with pytest.raises(ValueError, match=r"2 of 3 shards missing \(1, 2\)"):
@@ -207,6 +213,7 @@ def test_an_actor_writes_what_a_process_writes(model_directory: Path, tmp_path: 
     assert contents(tmp_path / "actors") == contents(tmp_path / "local")
     (tmp_path / "data/06.png").write_bytes(b"no image")  # errors are rows
     assert "1 of 12 records" in actor({"shard": np.array([1])})["error"][0]
+    assert divide_resources({"CPU": 16.0, "GPU": 2.0}, EncodeSettings("", Path()), None, 9) == (2, 8, 1)
 
 
 @pytest.mark.slow
@@ -258,15 +265,10 @@ def test_directories_of_other_files_or_another_format_are_refused(copy: Path, jo
         open_embeddings(copy)
 
 
-@pytest.mark.parametrize(
-    ("changed", "name"),
-    [({"batch": 3}, "batch"), ({"model": "bundled"}, "model")],
-)
-def test_another_job_is_refused(
-    table: Path, encoded: Path, model_directory: Path, changed: dict[str, Any], name: str
-) -> None:
-    with pytest.raises(ValueError, match=f"differ in .*{name}"):
-        run(table, out=encoded, **{"model": model_directory, **changed})
+def test_another_job_is_refused(table: Path, encoded: Path, model_directory: Path) -> None:
+    for changed in ({"batch": 3}, {"model": "bundled"}):
+        with pytest.raises(ValueError, match=f"differ in .*{next(iter(changed))}"):
+            run(table, out=encoded, **{"model": model_directory, **changed})
 
 
 def test_bad_images_are_skipped_listed_and_limited(model_directory: Path, tmp_path: Path) -> None:
@@ -295,7 +297,6 @@ def test_the_command_of_a_partition_names_the_one_that_completes_it(
     result = json.loads(capsys.readouterr().out)
     assert (result["complete"], result["missing"], result["encoded"]) == (False, [1], 1)
     assert main(shlex.split(result["command"])[1:]) == 0
-    assert "7 images" in capsys.readouterr().out
     truncate(out / "text_emb/text_emb_1.npy")
     assert main([*words, "--verify"]) == 1
     assert "text_emb_1.npy" in capsys.readouterr().err
