@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,16 +36,6 @@ def test_counts_are_counts(pairs, k):
         assert found.only_b == sum(y <= k < x for x, y in pairs)
         assert found.both + found.only_a + found.only_b + found.neither == len(pairs)
         assert found.recall_a - found.recall_b == pytest.approx(found.difference.mean)
-
-
-def test_a_sentence_claims_only_what_the_interval_supports():
-    assert compare_ranks(GOOD.ranks, BAD.ranks)[0].sentence("good", "bad").endswith("good is better")
-    assert compare_ranks(BAD.ranks, GOOD.ranks, ks=(5,))[1].sentence("bad", "good").endswith("good is better")
-    ranks, other, owner = torch.ones(40, dtype=torch.int64), torch.ones(40, dtype=torch.int64), torch.arange(40)
-    other[3] = 2
-    found = compare_ranks(Ranks(ranks, ranks, owner), Ranks(other, other, owner))[0]
-    assert (found.difference.mean, found.clear) == (2.5, False)  # a lead of one query
-    assert found.sentence("a", "b").endswith("no clear difference")
 
 
 def literal_lists(image: Tensor, text: Tensor, owner: Tensor) -> list[tuple[str, str, int | None, list]]:
@@ -92,15 +82,6 @@ def test_lists_equal_sorting_every_pair_with_ties(vectors, k):
         assert len({(found.record, found.caption) for found in query.top}) == len(query.top)
 
 
-def test_further_right_answers_come_after_ties_as_well():
-    """The wrong caption is worse than the second own one, but by rounding alone."""
-    image, gallery = torch.eye(2), gallery_of(torch.tensor([0, 0, 1]))
-    text = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6 - 1e-6, 0.8]])
-    query = list(query_results(gallery, rank_gallery(image, text, gallery)))[3]
-    assert (query.direction, query.record, query.rank) == ("image_to_text", "r0", 1)
-    assert [(found.record, found.caption) for found in query.top] == [("r0", 0), ("r1", 0), ("r0", 1)]
-
-
 @pytest.fixture
 def good(tmp_path: Path) -> Path:
     write_queries(tmp_path / "new" / "good.jsonl", GALLERY, GOOD, 3)
@@ -114,37 +95,25 @@ def test_files_hold_what_ranks_hold(good: Path, tmp_path: Path):
     b = read_queries(tmp_path / "bad.jsonl")
     expected = compare_ranks(GOOD.ranks, BAD.ranks, groups=GOOD.groups, ks=(1, 5))
     assert compare_queries(a, b, ks=(1, 5)) == expected
+    assert expected[0].sentence("good", "bad").endswith("good is better")
     assert compare_queries(a, b[::-1], ks=(1, 5)) == expected  # paired by name, not by place
-    good.write_text("".join(json.dumps({**asdict(query), "note": "another field"}) + "\n" for query in a))
-    assert read_queries(good) == a
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda queries: [query for query in queries if (query.record, query.caption) != ("r2", 1)],
-        lambda queries: [replace(query, record="new", top=()) if query.record == "r7" else query for query in queries],
-        lambda queries: [replace(query, group="elsewhere") if query.record == "r0" else query for query in queries],
-    ],
-)
-def test_other_queries_cannot_be_compared(change):
+def test_other_queries_cannot_be_compared():
     a, b = (list(query_results(GALLERY, result)) for result in (GOOD, BAD))
-    for one, other in ((a, change(b)), (change(a), b)):
+    moved = [replace(query, group="elsewhere") if query.record == "r0" else query for query in b]
+    for other in (b[1:], moved):
         with pytest.raises(ValueError, match="different queries"):
-            compare_queries(one, other)
-
-
-CHANGED = ({"direction": "x"}, {"rank": 0}, {"rank": 3}, {"rank": "1"}, {"caption": None}, {"score": None}, {"top": 1})
+            compare_queries(a, other)
 
 
 def test_truncated_and_changed_files_are_refused(good: Path):
     """And those with a query twice."""
     content = good.read_bytes()
-    first, *others = lines = content.splitlines(keepends=True)
-    damaged = [b"", content[: len(first) - 1], first, content[:-9], content[: -len(lines[-1])], content + first]
-    for change in CHANGED:
-        line = json.dumps(json.loads(first) | change).encode() + b"\n"
-        damaged.append(b"".join([line, *others]))
+    first, *others = content.splitlines(keepends=True)
+    damaged = [b"", content[: len(first) - 1], content[:-9], content + first]
+    for change in ({"direction": "x"}, {"rank": 3}, {"caption": None}):
+        damaged.append(b"".join([json.dumps(json.loads(first) | change).encode() + b"\n", *others]))
     for changed in damaged:
         good.write_bytes(changed)
         with pytest.raises(ValueError, match=r"good\.jsonl is damaged"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from hnclip.config import ReadConfig
 from hnclip.core import Record
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
-from hnclip.data.texts import TextTransform
 from hnclip.evaluation.compare import read_queries
 from hnclip.evaluation.retrieval import (
     Task,
@@ -26,7 +25,6 @@ from hnclip.evaluation.retrieval import (
     evaluate,
     evaluate_models,
     evaluate_task,
-    group_numbers,
     open_task,
     prepare_gallery,
     rank_gallery,
@@ -80,31 +78,6 @@ def test_every_caption_is_encoded_and_belongs_to_its_image(model: DualEncoder, r
         assert found.ranks.text_to_image[row] == (scores[row] >= scores[row, owner] - 1e-6).sum()
 
 
-def test_a_result_holds_names_counts_and_numbers(model: DualEncoder, records: list[Record]) -> None:
-    long = [replace(records[0], captions=("a red house " * 200,)), *records[1:]]
-    found = evaluate_task("mine", model, task_of(long), READ, batch=7)
-    assert found.metrics == evaluate(model, prepare_gallery(long, model), intervals=True).metrics
-    assert found.groups.tolist() == [i // 4 for i in range(20)]
-    values = json.loads(json.dumps(found.to_dict()))
-    assert [values[key] for key in ("model", "data", "split", "images", "captions", "truncated_captions")] == [
-        "mine", "some", "test", 20, 26, 1
-    ]  # fmt: skip
-    plain = evaluate_task("mine", model, task_of(records), READ, intervals=False)
-    assert "R@1_interval" not in plain.metrics["text_to_image"]
-    for empty in ([], [replace(records[0], captions=(" ",))]):
-        with pytest.raises(ValueError, match="empty"):
-            prepare_gallery(empty, model)
-
-
-def test_one_group_or_one_image_has_numbers_but_no_intervals(model: DualEncoder, records: list[Record]) -> None:
-    for few in (records[:4], records[:1]):
-        both = evaluate_models([("a", lambda: model), ("b", lambda: model)], [task_of(few)], READ)
-        assert "R@1" in both[0].metrics["text_to_image"]
-        assert "R@1_interval" not in both[0].metrics["text_to_image"]
-        assert comparisons(both) == []
-    assert group_numbers([replace(record, group=None) for record in records]).tolist() == list(range(20))
-
-
 @settings(deadline=None)
 @given(tied_vectors(), st.data())
 def test_a_held_out_part_equals_an_evaluation_of_the_part_alone(vectors, data):
@@ -119,34 +92,13 @@ def test_a_held_out_part_equals_an_evaluation_of_the_part_alone(vectors, data):
     assert found.metrics == alone.metrics
 
 
-def test_benchmarks_name_their_held_out_records(model: DualEncoder, records: list[Record]) -> None:
-    named = [replace(record, id=f"{'test' if i < 8 else 'train'}/{i}") for i, record in enumerate(records)]
-    task = task_of(named, "long-dci")
-    both = evaluate_models([("a", lambda: model), ("b", lambda: model)], [task], READ)
-    assert both[0].to_dict()["held_out"] == evaluate_task("m", model, task_of(named[:8]), READ).metrics
-    assert [compared.held_out for compared in comparisons(both)] == [False, False, True, True]
-
-
-def test_the_default_split_is_the_test_split_or_everything(table: Path) -> None:
-    task = open_task(str(table), None, READ)
-    assert (task.split, len(task.records)) == ("all", 10)
-    with pytest.raises(ValueError, match="test"):
-        open_task(str(table), "test", READ)
-    lines = table.read_text(encoding="utf-8").splitlines()
-    split = [lines[0] + ",split", *(f"{line},{'test' if n < 3 else 'val'}" for n, line in enumerate(lines[1:]))]
-    table.write_text("\n".join(split), encoding="utf-8")
-    assert len(open_task(str(table), None, READ).records) == 3
-    assert open_task(str(table), None, ReadConfig(splits=False)).split == "all"
-
-
 def test_invalid_records_and_rows_are_skipped_counted_and_limited(model: DualEncoder, table: Path) -> None:
     """The held-out ids are those of all test records, of which one has no valid image."""
     (table.parent / "3.png").write_bytes(b"damaged")
     task, lenient = open_task(str(table), None, READ), ReadConfig(max_bad=0.1)
-    exact = replace(task, data=replace(task.data, exact=True))
-    for strict, read in ((task, READ), (exact, lenient)):
-        with pytest.raises(ValueError, match="1 of 10 records"):
-            drop_unusable(strict, model, read)
+    assert (task.split, len(task.records)) == ("all", 10)
+    with pytest.raises(ValueError, match="1 of 10 records"):
+        drop_unusable(task, model, READ)
     with table.open("a", encoding="utf-8") as file:
         file.write("10.png,\n")
     with pytest.raises(ValueError, match="1 of 11 rows"):
@@ -162,83 +114,41 @@ def test_invalid_records_and_rows_are_skipped_counted_and_limited(model: DualEnc
 def test_every_model_is_opened_once_and_compared_with_the_first(
     model: DualEncoder, records: list[Record], tmp_path: Path
 ) -> None:
-    opened: list[str] = []
-
-    def opens(name: str):
-        return name, lambda: opened.append(name) or model
-
-    tasks = [task_of(records, "one"), task_of(records[:8], "two/three")]
-    similar = {"pairwise": 0.5, "hardest": 0.9}
-    results = evaluate_models(
-        [opens("a"), opens("b")], tasks, READ, queries=tmp_path, top=3, caption_similarity=lambda text, owner: similar
-    )
+    """Long-DCI's test records have names of their own, and are compared a second time without the others."""
+    named = [replace(record, id=f"{'test' if i < 8 else 'train'}/{i}") for i, record in enumerate(records)]
+    tasks, opened = [task_of(records, "one"), task_of(named, "long-dci")], []
+    models = [(name, lambda name=name: opened.append(name) or model) for name in "ab"]
+    results = evaluate_models(models, tasks, READ, queries=tmp_path)
     assert opened == ["a", "b"]
-    assert [(r.model, r.data) for r in results] == [(name, data) for name in "ab" for data in ("one", "two/three")]
-    assert all(r.to_dict()["caption_similarity"] == similar for r in results)
-    compared = [(found.result.data, found.result.model, found.against.model) for found in comparisons(results)]
-    assert compared == [(data, "b", "a") for data in ("one", "two/three") for _ in range(2)]
-    names = ["1-1-one-test.jsonl", "1-2-two-three-test.jsonl", "2-1-one-test.jsonl", "2-2-two-three-test.jsonl"]
-    assert sorted(file.name for file in tmp_path.iterdir()) == [*names, "index.json"]
-    index = json.loads((tmp_path / "index.json").read_text())
-    assert index[names[1]] == {"model": "a", "data": "two/three", "split": "test"}
-    ranks = [query.rank for query in read_queries(tmp_path / names[1]) if query.direction == "image_to_text"]
-    assert ranks == results[1].ranks.image_to_text.tolist()
-
-
-class Strict(TextTransform):
-    """A tokenizer without some words."""
-
-    def __init__(self, like: TextTransform, unknown: set[str]) -> None:
-        vars(self).update(vars(like))
-        self.unknown = unknown
-
-    def validate(self, captions):  # type: ignore[no-untyped-def]
-        found = super().validate(captions)
-        return ["unknown" if caption in self.unknown else reason for caption, reason in zip(captions, found)]
+    assert [(r.model, r.data) for r in results] == [(name, task.data.name) for name in "ab" for task in tasks]
+    assert results[1].to_dict()["held_out"] == evaluate_task("m", model, task_of(named[:8]), READ).metrics
+    found = [(one.result.data, one.result.model, one.held_out) for one in comparisons(results)]
+    assert found == [(data, "b", part) for data, part in (("one", 0), ("long-dci", 0), ("long-dci", 1)) for _ in "ti"]
+    ranks = [query.rank for query in read_queries(tmp_path / "1-2-long-dci-test.jsonl")]
+    assert ranks == [*results[1].ranks.text_to_image.tolist(), *results[1].ranks.image_to_text.tolist()]
+    with pytest.raises(ValueError, match="model a"):
+        evaluate_models([models[0], models[0]], tasks, READ)
 
 
 def test_models_are_compared_on_the_records_that_all_of_them_can_use(
-    model_directory: Path, records: list[Record], tmp_path: Path
+    model_directory: Path, records: list[Record]
 ) -> None:
     """Model a cannot use record 4, model b cannot use record 7 and one caption of record 9."""
-    opened: list[str] = []
 
-    def opens(name: str, *unknown: str):
-        def load_it() -> DualEncoder:
-            opened.append(name)
-            model = load(model_directory)
-            model.text_transform = Strict(model.text_transform, set(unknown))
-            return model
+    def without(*unknown: str) -> DualEncoder:
+        model = load(model_directory)
+        validate = model.text_transform.validate
 
-        return name, load_it
+        def strict(captions: Sequence[str]) -> list[str | None]:
+            return ["unknown" if text in unknown else reason for text, reason in zip(captions, validate(captions))]
 
-    first = opens("a", *records[4].captions)
-    second = opens("b", *records[7].captions, records[9].captions[1])
-    results = evaluate_models([first, second], [task_of(records)], ReadConfig(max_bad=0.2), queries=tmp_path)
-    assert opened == ["a", "b", "a"]  # a once more without what b cannot use
+        object.__setattr__(model.text_transform, "validate", strict)
+        return model
+
+    first = ("a", lambda: without(*records[4].captions))
+    second = ("b", lambda: without(*records[7].captions, records[9].captions[1]))
+    results = evaluate_models([first, second], [task_of(records)], ReadConfig(max_bad=0.2))
     for found in results:
         assert (found.images, found.captions, found.skipped) == (18, 24, 2)
         assert found.ids == tuple(record.id for i, record in enumerate(records) if i not in (4, 7))
-    files = [read_queries(path) for path in sorted(tmp_path.glob("*.jsonl"))]
-    assert [len(file) for file in files] == [42, 42]
     assert all(found.comparison.difference.mean == 0 for found in comparisons(results))
-
-
-def test_a_name_given_twice_is_refused_before_anything_is_opened(records: list[Record]) -> None:
-    one, task = ("a", lambda: pytest.fail("opened")), task_of(records)
-    for models, tasks, twice in (([one, one], [task], "model a"), ([one], [task, task], "data set some test")):
-        with pytest.raises(ValueError, match=twice):
-            evaluate_models(models, tasks, READ)
-
-
-def test_a_damaged_training_list_does_not_prevent_evaluation(tmp_path: Path) -> None:
-    rows = [
-        {"filename": f"elsewhere/{split}_{number:05}.jpg", "caption": f"{split} {number}"}
-        for split, count in (("qual_test", 100), ("test", 5000))
-        for number in range(count)
-    ]
-    (tmp_path / "docci_test.json").write_text(json.dumps(rows))
-    (tmp_path / "docci_train_del_org.json").write_text("[{")
-    assert len(open_task(f"docci={tmp_path}", None, READ).records) == 5100
-    with pytest.raises(ValueError, match="docci_train_del_org"):
-        open_task(f"docci={tmp_path}", "train", READ)

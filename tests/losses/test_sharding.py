@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from loss_twins import assert_equal, make_pairs, make_tokens, value_and_grads
 
 from hnclip.losses import GLOBAL_LOSSES, debiased_loss, hard_negative_loss, sigmoid_loss, token_loss
 from hnclip.losses.tiled import loss_from_tiles
 from hnclip.losses.tokens import late_interaction_loss
+from loss_twins import assert_equal, make_pairs, make_tokens, value_and_grads
 
 IDS = torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2], [3, 0], [4, 4]])
 FROZEN = make_pairs(6, 3, seed=4)[1].detach()

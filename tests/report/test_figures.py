@@ -25,7 +25,6 @@ from hnclip.report.caption_figures import (
     statistics_figure,
 )
 from hnclip.report.document import CaptionedImage, CaptionRow, Figure
-from hnclip.report.figure_style import wrap
 from hnclip.report.run_figures import (
     FLOOR,
     convergence_grid_figure,
@@ -46,11 +45,10 @@ def distribution(*values: float) -> Distribution:
 
 def measurement(step: int, infonce: float, hn: float, *, epoch: int = 1, cosine: float | None = 0.5) -> dict[str, Any]:
     """Gradient norms are ten times the losses."""
-    return {
-        "epoch": epoch, "step": step, "infonce": infonce, "hn": hn, "infonce_norm": 10 * infonce, "hn_norm": 10 * hn,
-        "infonce_saturated": float(infonce < 1e-3), "hn_saturated": float(hn < 1e-3), "cosine": cosine,
-        "dtype": "float32", "grad_norm": 10 * infonce, "saturated": float(infonce < 1e-3),
-    }  # fmt: skip
+    saturated = {"infonce_saturated": float(infonce < 1e-3), "hn_saturated": float(hn < 1e-3)}
+    norms = {"infonce_norm": 10 * infonce, "hn_norm": 10 * hn, "grad_norm": 10 * infonce}
+    plain = {"epoch": epoch, "step": step, "infonce": infonce, "hn": hn, "cosine": cosine, "dtype": "float32"}
+    return {**plain, **norms, **saturated, "saturated": float(infonce < 1e-3)}
 
 
 def evaluations(*recalls: tuple[float, float]) -> list[dict[str, Any]]:
@@ -73,9 +71,7 @@ DRAWINGS: dict[str, Callable[[], Drawing]] = {
     "batch": lambda: batch_figure({name: np.random.default_rng(0).random((40, 40)) for name in NAMES}),
     "near-duplicates": lambda: near_duplicate_figure([caption_row(), CaptionRow(CAPTION, (CAPTION,) * 3)]),
     "retrieval": lambda: retrieval_figure([Example(LONG_WORD, RED, dict.fromkeys(NAMES[:2], (BLUE, True)))]),
-    "gradient": lambda: gradient_figure(ONE, None),
     "gradient, zero": lambda: gradient_figure(ZERO, evaluations((0, 0))),
-    "gradient, not evaluated": lambda: gradient_figure(ONE, []),
     "scale grid": lambda: scale_grid_figure({("5 %", name): ZERO if name == "_hidden" else [] for name in NAMES}),
     "saturation": lambda: saturation_figure({"a": ONE, **dict.fromkeys(NAMES, ZERO)}),
     "convergence grid": lambda: convergence_grid_figure({HOSTILE: {"a": evaluations((1, 2), (3, 4))}, "b": {}}),
@@ -107,86 +103,12 @@ def heights(line: Any) -> list[float]:
     return list(line.get_ydata())
 
 
-def test_distribution() -> None:
-    one = distribution(-0.5, 0.25, 0.25, 1.0)
-    assert one.mean == pytest.approx(0.25, abs=1e-4)
-    assert one.range(0.0) == pytest.approx((-0.5, 1.0), abs=2e-4)
-    assert one.range(0.3) == pytest.approx((0.25, 0.25), abs=2e-4)  # a tail of 30 % holds one of four values
-    merged = one.merged(0.3)
-    assert merged.counts.tolist() == [0, 1, 0, 0, 2, 0, 1]
-    assert np.diff(merged.edges) == pytest.approx([0.3] * 6 + [0.2])
-
-
-def test_histograms_bars_and_frames_show_their_numbers() -> None:
-    left, _ = motivation_figure({"a": (distribution(*np.linspace(0, 1, 1001)), NARROW[1])}).axes
-    step = left.patches[-1].get_data()
-    assert np.sum(step.values * np.diff(step.edges)) == pytest.approx(100 * 0.01)  # per cent for 0.01 of cosine
-    assert left.lines[0].get_xdata() == pytest.approx([0.5, 0.5], abs=1e-3)  # the mean
-    figure = statistics_figure({"a": (distribution(0.2, 0.4), distribution(0.9))})
-    assert [axes.patches[0].get_width() for axes in figure.axes] == pytest.approx([0.3, 0.9], abs=1e-4)
-    (axes,) = bucket_figure({"a": [0.5, 0.46, 0.04], "b": [0, 0, 1]}, ["easy", "medium", "hard"]).axes
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([50, 0, 46, 0, 4, 100])
-    assert [text.get_text() for text in axes.texts] == ["50.0 %", "", "46.0 %", "", "", "100.0 %"]
-    axes = batch_figure({"a": np.array([[1, 0.1, 0.2], [0.3, 1, 0.9], [0.5, 0.4, 1]])}).axes[0]
-    assert axes.get_title() == "a\nmean 0.400, highest 0.900 at 1, 2"  # without the diagonal
-    assert axes.patches[0].get_xy() == (1.5, 0.5)
-
-
-def test_text_is_wrapped_by_its_letters_and_cut() -> None:
-    assert wrap("one two three", 0.7, 2).split("\n") == ["one two", "three"]
-    assert wrap("one two three four five", 0.7, 2).endswith("…")
-    assert max(map(len, wrap("一" * 100, 3.0, 99).split("\n"))) == 18  # twice as wide as Latin letters
-
-
 def test_gradients_are_medians_by_epoch_clamped_to_the_floor() -> None:
-    entries = [
-        measurement(1, 2.0, 4.0), measurement(2, 0.0, 4.0), measurement(3, 1.0, 1.0),
-        measurement(4, 0.0, 0.5, epoch=2), measurement(5, 1e-4, 0.5, epoch=2),
-    ]  # fmt: skip
+    entries = [measurement(1, 2.0, 4.0), measurement(2, 0.0, 4.0), measurement(3, 1.0, 1.0)]
+    entries += [measurement(4, 0.0, 0.5, epoch=2), measurement(5, 1e-4, 0.5, epoch=2)]
     loss, share, norm, error = gradient_figure(entries, evaluations((10, 30), (20, 50))).axes
     assert heights(loss.lines[0]) == [2.0, FLOOR, 1.0, FLOOR, 1e-4]
     assert heights(loss.lines[1]) == pytest.approx([(2 + FLOOR) / 2, 1.0, FLOOR, 1e-4, (1e-4 + FLOOR) / 2])
     assert heights(share.lines[0]) == pytest.approx([100 / 3, 100.0])
     assert heights(norm.lines[0]) == pytest.approx([10.0, (1e-3 + FLOOR) / 2])
-    assert heights(norm.lines[1]) == [40.0, 5.0]
-    assert "40.0 % (InfoNCE)" in norm.get_xlabel()
     assert [heights(line) for line in error.lines] == [[90, 80], [70, 50]]
-
-
-def test_ratio_of_norms_is_missing_where_infonce_has_none() -> None:
-    zero = measurement(9, 0.0, 1.0, cosine=None)
-    runs = {("5 %", "a"): [measurement(1, 2.0, 4.0), zero], ("5 %", "b"): [], ("9 %", "b"): ONE}
-    figure = scale_grid_figure(runs)
-    cells = np.array(figure.axes).reshape(6, 2)
-    loss, norm, cosine = cells[:3, 0]
-    assert heights(norm.lines[-1]) == pytest.approx([2.0, np.nan], nan_ok=True)
-    assert heights(cosine.lines[1]) == pytest.approx([0.5, np.nan], nan_ok=True)
-    assert loss.get_xlim()[1] >= 9  # also the step without a cosine is shown
-    assert cells[0, 0].get_ylim() == cells[3, 1].get_ylim()
-    assert [text.get_text() for text in cells[1, 1].texts] == ["not measured"]
-
-
-def test_saturation_shows_each_step_and_its_running_median() -> None:
-    values = (4.0, 0.0, 1e-12, 2.0)
-    figure = saturation_figure({"a": [measurement(i, value, 1.0) for i, value in enumerate(values)], "b": ONE})
-    loss, norm, share = figure.axes
-    assert heights(loss.lines[0]) == [4.0, FLOOR, FLOOR, 2.0]
-    assert heights(norm.lines[1]) == pytest.approx([(40 + FLOOR) / 2, FLOOR, FLOOR, (20 + FLOOR) / 2])
-    assert heights(share.lines[0]) == pytest.approx([50, 200 / 3, 200 / 3, 50])
-
-
-def test_convergence_by_direction_and_averaged() -> None:
-    runs = {"a": evaluations((10, 30), (20, 50)), "b": evaluations((0, 0))}
-    figure = convergence_grid_figure({"x": {"b": runs["b"]}, "y": runs})
-    columns = np.array(figure.axes).reshape(3, 2).T
-    assert [heights(axes.lines[0]) for axes in columns[1]] == [[20, 35], [10, 20], [30, 50]]
-    assert [heights(axes.lines[0]) for axes in columns[0]] == [[0]] * 3
-    # A run looks the same in all columns, also where another one is missing.
-    assert columns[0][0].lines[0].get_color() == columns[1][0].lines[1].get_color()
-
-
-def test_points_are_sorted_and_have_their_intervals() -> None:
-    points = [(100, 60), (5, 20, 18, 23)]
-    for figure in (sample_efficiency_figure({"a": points}, ("base", 9.0)), curve_figure({"x": {"a": points}}, "γ")):
-        line, interval, *_ = figure.axes[0].lines
-        assert (list(line.get_xdata()), heights(interval)) == ([5, 100], [18, 23])

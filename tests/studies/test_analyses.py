@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from small_studies import study_results
@@ -18,7 +17,6 @@ from hnclip.config import RunOptions, TrainConfig, with_fields
 from hnclip.data.scenes import scene_records
 from hnclip.encode.loop import encode_captions
 from hnclip.models.load import load
-from hnclip.report.document import Table
 from hnclip.studies import step_timer
 from hnclip.studies.analyses import MEASURES
 from hnclip.studies.catalogue import STUDIES
@@ -48,23 +46,10 @@ def config(tmp_path_factory: pytest.TempPathFactory, model_directory: Path) -> T
     return with_fields(plain, {"optim.micro_batch": 4, "optim.accumulate": 2, "optim.precision": "fp32"})
 
 
-class TwoModels(Store):
-    """Runs are the initial model, the second with other weights."""
-
-    def open_model(self, job: RunJob) -> Any:
-        torch.manual_seed(0)
-        model = load(job.config.model)
-        if job.identity == "second":
-            with torch.no_grad():
-                for weight in model.parameters():
-                    weight.add_(0.02 * torch.randn_like(weight))
-        return model
-
-
 def measure(kind: str, config: TrainConfig, *runs: RunJob) -> dict[str, Any]:
     """As the store writes it, and as it is read again."""
     job = MeasureJob(kind, kind, config, Domain(config.data, (config.data,)), runs)
-    store = TwoModels(Path("no-such-store"), RunOptions(device="cpu", threads=1))
+    store = Store(Path("no-such-store"), RunOptions(device="cpu", threads=1))
     return json.loads(json.dumps(MEASURES[kind](job, store)))
 
 
@@ -80,32 +65,22 @@ def test_duplicates_are_counted(config: TrainConfig) -> None:
 
 
 def test_geometry_is_that_of_the_training_captions(config: TrainConfig) -> None:
-    found = measure("geometry", config)
-    model = load(config.model)
+    found, model = measure("geometry", config), load(config.model)
     captions = [json.loads(line)["caption"] for line in Path(config.data).read_text().splitlines()[:16]]
     text = encode_captions(model, model.text_transform(captions)).cpu()
     cosines = (text @ text.T)[~torch.eye(16, dtype=torch.bool)]
     assert found["pairwise"]["mean"] == pytest.approx(float(cosines.mean()), abs=1e-5)
     assert found["hardest"]["mean"] == pytest.approx(float(cosines.view(16, 15).amax(1).mean()), abs=1e-5)
-    assert sum(found["hardest"]["counts"]) == 16
-    assert (found["train"], found["test"]) == (16, {config.data: 12})
     assert sum(found["negatives"]["shares"]) == pytest.approx(1)
-    assert np.array(found["batch"]).shape == (4, 4)
-    *_, table = (block for block in blocks("geometry", found) if isinstance(block, Table))
-    assert table.rows[0][4] == f"{found['pairwise']['mean']:.2f}"
 
 
-def test_retrievals_that_differ_are_counted_and_shown(config: TrainConfig) -> None:
-    runs = [RunJob(name, config, True, False, ()) for name in ("first", "second")]
-    found = measure("retrievals", config, *runs)
-    assert sum(found["counts"]) == COUNTS["test"]
-    assert len(found["examples"]) == min(4, found["counts"][1] + found["counts"][2]) or found["counts"][1:3] == [0, 0]
-    table, *figures = blocks("retrievals", found)
+def test_retrievals_that_differ_are_counted(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model and itself, none."""
+    monkeypatch.setattr(Store, "open_model", lambda self, job: load(job.config.model))
+    found = measure("retrievals", config, *(RunJob(name, config, True, False, ()) for name in "ab"))
+    assert (sum(found["counts"]), found["counts"][1:3], found["examples"]) == (COUNTS["test"], [0, 0], [])
+    (table,) = blocks("retrievals", found)  # and nothing to draw
     assert list(table.rows[0][1:]) == list(map(str, found["counts"]))
-    assert all(figure.render("svg") for figure in figures)
-    same = measure("retrievals", config, runs[0], runs[0])
-    assert same["counts"][1:3] == [0, 0]
-    assert len(blocks("retrievals", same)) == 1  # nothing to draw
 
 
 def test_a_step_of_every_row_is_timed_in_turns(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,16 +93,5 @@ def test_a_step_of_every_row_is_timed_in_turns(config: TrainConfig, monkeypatch:
     monkeypatch.setattr(step_timer, "time_ways", time_ways)
     other = replace(config, objective=replace(config.objective, global_loss="infonce", token_weight=0.0))
     runs = [RunJob(name, one, True, False, ()) for name, one in (("a", config), ("b", other))]
-    state = torch.random.get_rng_state()
-    found = measure("step_time", config, *runs)
-    assert found["seconds"] == {"a": [1.0, 2.0], "b": [1.0, 2.0]}
-    assert found["pairs"] == 8
+    assert measure("step_time", config, *runs)["seconds"] == {"a": [1.0, 2.0], "b": [1.0, 2.0]}
     assert {*steps["a"]} > {*steps["b"]}  # HN-CLIP has a token term, InfoNCE has not
-    assert torch.equal(state, torch.random.get_rng_state())
-
-
-def test_efficiency_shows_ratios_to_hn_clip() -> None:
-    stored = {f"{row}/a/1": [value] * 5 for row, value in {"InfoNCE": 1.0, "HN-CLIP": 2.0, "GOAL": 3.0}.items()}
-    machine = {"processor": "P", "device": "cpu", "threads": 1}
-    (table,) = blocks("efficiency", {"machine": machine, "precision": "fp32", "pairs": 8, "seconds": stored})
-    assert [row[3:] for row in table.rows] == [("8.0", "0.50"), ("4.0", "1.00"), ("2.7", "1.50")]

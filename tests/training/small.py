@@ -1,7 +1,11 @@
-"""Small models, batches, data and runs for the tests of training."""
+"""Small models, batches, data, runs, and real processes (gloo) for the tests of training."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import pickle
+import socket
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
@@ -13,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import nn
+from torch.multiprocessing import start_processes
 
 from hnclip.config import OptimConfig, RunOptions, TrainConfig
 from hnclip.core import Embeddings, Record, ViewEmbeddings
@@ -93,6 +98,30 @@ def assert_same(found, expected, atol=1e-12):
             assert found[name] is None, name
         else:
             torch.testing.assert_close(found[name], value, atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+# Processes ----------------------------------------------------------------------------------------------------
+
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(["transformers.models.clip.modeling_clip", "hnclip.training.runs", "peft"])
+
+
+def run_processes(world: int, work: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
+    """The results of `work(rank, *arguments)` in `world` processes with the environment of torchrun. If one of them
+    fails, the others are killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    start_processes(_one, (shared, work, folder, arguments), nprocs=world, start_method="forkserver")
+    return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(world)]
+
+
+def _one(rank: int, shared: dict[str, str], work: Callable[..., Any], folder: Path, arguments: tuple[Any, ...]) -> None:
+    os.environ.update({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+    torch.set_num_threads(1)
+    (folder / str(rank)).write_bytes(pickle.dumps(work(rank, *arguments)))
 
 
 # Runs ---------------------------------------------------------------------------------------------------------

@@ -6,15 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
 import torch
 from small import (
-    ExactTrainer,
     assert_same,
     assert_same_weights,
     config_for,
     options_for,
+    run_processes,
     scenes,
     small_batch,
     small_encoder,
@@ -26,24 +25,18 @@ from small import (
 )
 
 from hnclip.config import AdaptConfig, ObjectiveConfig, OptimConfig, RunOptions, SpeedConfig, TrainConfig
-from hnclip.data.records import DataSet
 from hnclip.losses import hard_negative_loss
 from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
-from hnclip.objectives.registry import apply_method
+from hnclip.objectives.registry import METHODS, apply_method
 from hnclip.training.checkpoint import load_checkpoint
 from hnclip.training.distributed import (
-    broadcast_object,
     clip_gradients,
     distribute,
-    encode_shared,
-    gather_rows,
     gather_tensors,
     is_distributed,
     process_group,
     rank,
-    rank_seed,
-    sum_gradients,
     world_size,
 )
 from hnclip.training.log import read_metrics
@@ -51,15 +44,11 @@ from hnclip.training.runs import resume, train
 from hnclip.training.step import backward, split_batch
 
 OBJECTIVE = HNClip(GlobalTerm(hard_negative_loss, frozen=True), {"token": 0.5})
-# Pairs in the batch and in a micro-batch: even, uneven, and fewer pairs than four processes.
-SIZES = ((8, 4), (11, 4), (3, 4))
+# Pairs in the batch and in a micro-batch: uneven, and fewer pairs than four processes.
+SIZES = ((11, 4), (3, 4))
 NEGATIVES = ("micro", "batch", "memory")
-STEPS = [
-    (mode, negatives, *size)
-    for mode, sizes in (("ddp", SIZES), ("fsdp", SIZES[1:]))
-    for negatives in NEGATIVES
-    for size in sizes
-]
+STEPS = [("ddp", negatives, *size) for negatives in NEGATIVES for size in SIZES]
+STEPS += [("fsdp", negatives, 11, 4) for negatives in NEGATIVES]
 
 
 def one_step(batch, tokenizer, mode, negatives, pairs, micro):
@@ -90,34 +79,12 @@ def rows_of(batch, rows):
     )
 
 
-def sparse_gradients(number):
-    """Parameters of two dtypes: used by all processes, by process 0 only, by none, and frozen."""
-    model = torch.nn.ParameterList(torch.ones(2, dtype=dtype) for dtype in (torch.float64, torch.float32) * 2)
-    model[3].requires_grad_(False)
-    model[0].grad = torch.tensor([1.0, 2.0], dtype=torch.float64) * (number + 1)
-    if number == 0:
-        model[1].grad = torch.full((2,), 4.0)
-    sum_gradients(model)
-    return [parameter.grad for parameter in model]
-
-
 def work(number, batch, tokenizer, folder, model):
     """The steps in every process; runs with two of them."""
     with process_group("cpu"):
-        assert rank() == number
-        linear = torch.nn.Linear(2, 2)
-        torch.nn.init.constant_(linear.weight, float(number))
-        distribute(linear, "ddp")
-        found = {
-            "sparse": sparse_gradients(number),
-            "rows": gather_rows(torch.tensor([[number]])).flatten().tolist(),
-            "shared": encode_shared(lambda rows: torch.tensor(rows)[:, None], 5).flatten().tolist(),
-            "object": broadcast_object(f"from {number}"),
-            "weight": linear.weight.unique().tolist(),
-            "seed": rank_seed(1, 2),
-            "steps": {step: one_step(batch, tokenizer, *step) for step in STEPS},
-        }
-        found["errors"] = runs_of_two(number, folder, model) if world_size() == 2 else {}
+        found = {step: one_step(batch, tokenizer, *step) for step in STEPS}
+        if world_size() == 2:
+            runs_of_two(folder, model)
     assert not is_distributed()
     return found
 
@@ -138,7 +105,7 @@ def ranks(request, batch_and_tokenizer, folder, model_directory):
     """What two and four real processes found."""
     if request.param == 2:
         begin_runs(folder, model_directory)
-    return processes.run(request.param, work, folder / "found", *batch_and_tokenizer, folder, model_directory)
+    return run_processes(request.param, work, folder / "found", *batch_and_tokenizer, folder, model_directory)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +122,7 @@ def test_many_processes_compute_the_step_of_one(ranks, alone, step):
     expected = alone[tuple(case)]
     norm = torch.stack([grad.norm() for grad in expected["grads"].values()]).norm()
     for number, process in enumerate(ranks):
-        found = process["steps"][step]
+        found = process[step]
         if mode == "ddp" or number == 0:  # whole tensors of a sharded model are gathered on rank 0
             assert_same(found["grads"], expected["grads"])
             assert_same(found["clipped"], {k: grad * 0.01 / (norm + 1e-6) for k, grad in expected["grads"].items()})
@@ -165,63 +132,27 @@ def test_many_processes_compute_the_step_of_one(ranks, alone, step):
         torch.testing.assert_close(found["memory"], expected["memory"])
 
 
-def test_values_and_gradients_of_all_processes(ranks):
-    """Gradients are summed over the processes that have one."""
-    total = sum(range(1, len(ranks) + 1))
-    for process in ranks:
-        everywhere, once, nowhere, frozen = process["sparse"]
-        torch.testing.assert_close(everywhere, torch.tensor([1.0, 2.0], dtype=torch.float64) * total)
-        torch.testing.assert_close(once, torch.full((2,), 4.0))
-        assert nowhere is frozen is None
-        assert process["rows"] == list(range(len(ranks)))
-        assert process["shared"] == list(range(5))
-        assert process["object"] == "from 0"
-        assert process["weight"] == [0]
-    assert len({process["seed"] for process in ranks}) == len(ranks)
-
-
 # Runs ---------------------------------------------------------------------------------------------------------
 
 LIMIT = 19  # batches of 8, 8 and 3 pairs
-LORA = AdaptConfig(method="lora", rank=2, projections=True)
-NO_BLOCK = AdaptConfig(freeze_image="all", freeze_text=2)  # only the norm, the projection and the scale train
 FROZEN_MARGIN = ObjectiveConfig(margin_source="frozen", token_weight=0.0)
+LORA = AdaptConfig(method="lora", rank=2, projections=True)
 MEMORY = {"negatives": "memory", "memory": 16}
-# By name, which begins with the mode.
+# By name, which begins with the mode and ends with a method or an adapter.
 RUNS: dict[str, dict[str, Any]] = {
     "ddp micro": {"probe_gradients": 2},
-    "ddp memory": {"optim": MEMORY, "objective": FROZEN_MARGIN, "cluster": 2},
-    "fsdp batch lora": {"optim": {"negatives": "batch"}, "adapt": LORA, "probe_gradients": 2},
-    "fsdp micro frozen": {"adapt": NO_BLOCK},
-}
-# Method, fidelity, global loss and negatives.
-METHOD_RUNS = {
-    "ddp long_clip": ("long_clip", "corrected", "smoothed", "batch"),
-    "ddp finelip": ("finelip", "official", "none", "micro"),
-    "fsdp finelip": ("finelip", "corrected", "hn", "batch"),
-    "ddp goal": ("goal", "corrected", "hn", "memory"),
-    "fsdp smartclip": ("smartclip", "corrected", "infonce", "micro"),
-    "ddp structxlip": ("structxlip", "corrected", "hn", "micro"),
-    "fsdp structxlip": ("structxlip", "official", "infonce", "batch"),
+    "ddp memory goal": {"optim": MEMORY, "cluster": 2},
+    "fsdp batch lora": {"optim": {"negatives": "batch"}, "adapt": LORA, "objective": FROZEN_MARGIN},
+    "fsdp batch structxlip": {"optim": {"negatives": "batch", "readout_lr": 2e-3}},
 }
 
 
 def run_of(name: str, model: Path, out: Path, mode: str | None = None) -> tuple[TrainConfig, RunOptions]:
     options = options_for(out, speed=SpeedConfig(parallel=mode or name.split()[0]))  # type: ignore[arg-type]
-    changes = RUNS.get(name, {})
-    if name in METHOD_RUNS:
-        method, fidelity, loss, negatives = METHOD_RUNS[name]
-        changes = {"optim": {"readout_lr": 2e-3, "negatives": negatives, **(MEMORY if negatives == "memory" else {})}}
-    config = config_for(model, limit=LIMIT, **{**changes, "optim": {"epochs": 1, **changes.get("optim", {})}})
-    if name in METHOD_RUNS:
-        config = apply_method(config, method, fidelity)  # type: ignore[arg-type]
-        config = replace(config, objective=replace(config.objective, global_loss=loss))  # type: ignore[arg-type]
+    config = config_for(model, limit=LIMIT, **{**RUNS[name], "optim": {"epochs": 1, **RUNS[name].get("optim", {})}})
+    if (method := name.split()[-1]) in METHODS:
+        config = apply_method(config, method, "corrected")  # type: ignore[arg-type]
     return config, options
-
-
-def dropout_run(model: Path, out: Path, mode: str) -> tuple[TrainConfig, RunOptions]:
-    config = config_for(model, optim={"epochs": 1, "negatives": "batch"}, limit=LIMIT)
-    return config, options_for(out, speed=SpeedConfig(parallel=mode))  # type: ignore[arg-type]
 
 
 def begin_runs(folder: Path, model: Path) -> None:
@@ -232,22 +163,15 @@ def begin_runs(folder: Path, model: Path) -> None:
         stop_at(2, train_exactly, *run_of("ddp micro", model, folder / f"via {mode}"))
 
 
-def runs_of_two(number: int, folder: Path, model: Path) -> dict[str, str]:
+def runs_of_two(folder: Path, model: Path) -> None:
     for name in RUNS:
         train_exactly(*run_of(name, model, folder / f"2 {name}"))
     for mode in ("ddp", "fsdp"):
         stop_at(3, train_exactly, *run_of("ddp micro", model, folder / f"via {mode}", mode))
         # With dropout, in float32: stopped and continued by the same number of processes.
-        train_scenes(*dropout_run(model, folder / f"whole {mode}", mode))
-        stop_at(2, train, *dropout_run(model, folder / f"stopped {mode}", mode))
+        train_scenes(*run_of("ddp micro", model, folder / f"whole {mode}", mode))
+        stop_at(2, train, *run_of("ddp micro", model, folder / f"stopped {mode}", mode))
         resume(folder / f"stopped {mode}", data=scenes())
-    errors = {}
-    fewer = DataSet("fewer", scenes().records[1:])
-    for name, out, data in (("taken", "2 ddp micro", scenes()), ("data", "refused", fewer if number else scenes())):
-        with pytest.raises(ValueError) as refused:
-            train(*run_of("ddp micro", model, folder / out), data=data)
-        errors[name] = str(refused.value)
-    return errors
 
 
 def assert_close_runs(found: Path, expected: Path) -> None:
@@ -270,7 +194,6 @@ def assert_close_runs(found: Path, expected: Path) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_of_two_processes_is_a_run_of_one(ranks, folder: Path, name: str) -> None:
     assert_close_runs(folder / f"2 {name}", folder / f"1 {name}")
-    assert len(read_metrics(folder / f"1 {name}", "step")) == 3
 
 
 @pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -291,30 +214,3 @@ def test_a_stopped_run_of_two_processes_continues_to_the_same_bits(ranks, folder
     state = load_checkpoint(folder / f"whole {mode}")
     assert state is not None
     assert not torch.equal(state.random[0]["cpu"], state.random[1]["cpu"])
-
-
-@pytest.mark.parametrize("ranks", [2], indirect=True)
-def test_runs_that_cannot_start_are_refused(
-    ranks, folder: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for process in ranks:
-        assert "already holds a run" in process["errors"]["taken"]
-        assert "different data" in process["errors"]["data"]
-    assert not (folder / "refused" / "config.json").exists()
-    monkeypatch.setattr("hnclip.training.setup.world_size", lambda: 8)
-    with pytest.raises(ValueError, match="micro-batch"):
-        ExactTrainer(*run_of("ddp micro", model_directory, folder / "narrow"))
-
-
-def method_runs(number: int, folder: Path, model: Path) -> None:
-    with process_group("cpu"):
-        for name in METHOD_RUNS:
-            train_exactly(*run_of(name, model, folder / name))
-
-
-@pytest.mark.slow
-def test_two_processes_train_every_method_as_one_process_does(model_directory: Path, tmp_path: Path) -> None:
-    method_runs(0, tmp_path / "1", model_directory)
-    processes.run(2, method_runs, tmp_path / "found", tmp_path / "2", model_directory)
-    for name in METHOD_RUNS:
-        assert_close_runs(tmp_path / "2" / name, tmp_path / "1" / name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from hnclip.losses import GLOBAL_LOSSES, clip_loss, hard_negative_loss
 from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.training.memory import PairMemory
-from hnclip.training.step import backward, chunk_slices, split_batch
+from hnclip.training.step import backward, split_batch
 
 FULL = HNClip(GlobalTerm(hard_negative_loss), {"token": 1.0})
 GLOBAL = HNClip(GlobalTerm(hard_negative_loss))
@@ -34,13 +33,11 @@ class TwoViews:
 
     def __call__(self, embeddings):
         image, text, scale = embeddings.images, embeddings.texts, embeddings.scale
-        noise = torch.rand((), dtype=scale.dtype)
-        views = [view for view in (*image.values(), *text.values()) if view.tokens is not None]
-        sums = [(view.tokens.pow(3) * view.mask[..., None]).sum() for view in views]
+        views = [*image.values(), *text.values()]
         return {
             "global": clip_loss(image["full"].vectors, text["caption"].vectors, scale),
-            "local": noise * hard_negative_loss(image["crop"].vectors, text["short"].vectors, scale),
-            "tokens": sum(sums, torch.zeros_like(scale)),
+            "local": torch.rand(()) * hard_negative_loss(image["crop"].vectors, text["short"].vectors, scale),
+            "tokens": sum((view.tokens.pow(3) * view.mask[..., None]).sum() for view in views),
         }
 
 
@@ -50,150 +47,76 @@ def optim(chunk, negatives="batch", **others):
 
 @pytest.fixture(scope="module")
 def data():
-    return small_batch()
-
-
-@pytest.fixture
-def batch(data):
-    return data[0]
-
-
-@pytest.fixture
-def model(data):
-    return small_encoder(data[1])
-
-
-def one_graph(model, batch, objective, chunk=PAIRS, autocast=nullcontext):
-    """The slow twin: the same encoder calls in the same order, one graph, one backward pass."""
-    (group,) = split_batch(range(PAIRS), optim(chunk))[1]
-    parts = []
-    for rows in group.chunks:
-        with autocast():
-            parts.append(model(batch[rows], tokens=objective.tokens))
-    terms = objective(join_embeddings(parts))
-    sum(terms.values()).backward()
-    return {name: term.detach() for name, term in terms.items()}
-
-
-@pytest.mark.parametrize("chunk", [2, 3, 5, 16])
-@pytest.mark.parametrize("objective", [FULL, GLOBAL, FROZEN], ids=["global and token", "global", "frozen margins"])
-def test_batch_negatives_have_the_gradient_of_the_whole_batch(model, batch, objective, chunk):
-    expected, terms = gradients(model, lambda: one_graph(model, batch, objective))
-    found, result = gradients(model, lambda: backward(model, batch, objective, optim(chunk)))
-    assert all(grad.abs().max() > 1e-6 for name, grad in expected.items() if "k_proj.bias" not in name)
-    assert_same(found, expected)
-    assert_same(result.terms, terms)
-    assert not any(term.requires_grad for term in result.terms.values())
-
-
-@pytest.mark.parametrize(("chunk", "sizes"), [(4, [4, 4, 3]), (5, [5, 6]), (11, [11]), (100, [11])])
-def test_micro_batches_average_by_their_pairs(model, batch, chunk, sizes):
-    def twin():
-        start, total = 0, {"global": 0, "token": 0}
-        for size in sizes:
-            terms = FULL(model(batch[start : start + size], tokens=True))
-            (sum(terms.values()) * size / PAIRS).backward()
-            total = {name: total[name] + terms[name].detach() * size / PAIRS for name in total}
-            start += size
-        return total
-
-    expected, terms = gradients(model, twin)
-    found, result = gradients(model, lambda: backward(model, batch, FULL, optim(chunk, "micro")))
-    assert_same(found, expected)
-    assert_same(result.terms, terms)
-
-
-@pytest.mark.parametrize("negatives", ["micro", "batch"])
-@pytest.mark.parametrize("frozen", ["vision", "text", "both"])
-def test_frozen_towers_have_no_gradient(model, batch, frozen, negatives):
-    for name, parameter in model.named_parameters():
-        tower = "vision" if "vis" in name else "text"
-        parameter.requires_grad_("logit_scale" in name or frozen not in (tower, "both"))
-    expected, _ = gradients(model, lambda: one_graph(model, batch, FULL))
-    found, _ = gradients(
-        model, lambda: backward(model, batch, FULL, optim(4 if negatives == "batch" else 11, negatives))
-    )
-    assert any(grad is None for grad in expected.values())
-    assert_same(found, expected)
-
-
-@pytest.mark.parametrize(
-    "objective", [FULL, GLOBAL, TwoViews(), TwoViews(False)], ids=["full", "global", "views", "no tokens"]
-)
-@pytest.mark.parametrize("chunk", [2, 4, 50])
-def test_dropout_is_replayed(data, batch, objective, chunk):
-    """For several views, without tokens, and with views that the objective ignores."""
+    """A batch of two views of images and captions, and a tokenizer."""
+    batch, tokenizer = small_batch()
     texts = batch.texts["caption"]
     short = replace(texts, ids=texts.ids[:, :9], lengths=texts.lengths.clamp(max=9))
-    batch = replace(
-        batch, images={**batch.images, "crop": batch.images["full"].flip(-1)}, texts={**batch.texts, "short": short}
-    )
-    model = small_encoder(data[1], dropout=0.3)
+    images = {**batch.images, "crop": batch.images["full"].flip(-1)}
+    return replace(batch, images=images, texts={**batch.texts, "short": short}), tokenizer
+
+
+def one_graph(model, batch, objective, optim, autocast=nullcontext):
+    """The slow twin: the same encoder calls in the same order, one graph, one backward pass of the mean over all pairs.
+    Pairs of other groups are no negatives."""
+    total, losses, infonces = {}, [], []
+    for group in split_batch(range(PAIRS), optim)[1]:
+        parts = []
+        for rows in group.chunks:
+            with autocast():
+                parts.append(model(batch[rows], tokens=objective.tokens))
+        embeddings = join_embeddings(parts)
+        terms = objective(embeddings)
+        image, text = embeddings.images["full"].vectors, embeddings.texts["caption"].vectors
+        infonces.append(clip_loss(image, text, embeddings.scale, ids=embeddings.ids).detach())
+        losses.append(sum(terms.values()).detach())
+        total = {name: total.get(name, 0) + len(image) / PAIRS * term for name, term in terms.items()}
+    sum(total.values()).backward()
+    return {name: term.detach() for name, term in total.items()}, torch.stack(losses), torch.stack(infonces)
+
+
+SIZES = [("batch", 2), ("batch", 4), ("batch", 16), ("micro", 4), ("micro", 5)]
+
+
+@pytest.mark.parametrize(("negatives", "chunk"), SIZES)
+@pytest.mark.parametrize("frozen", [None, "vision", "text"])
+@pytest.mark.parametrize(
+    "objective", [FULL, GLOBAL, FROZEN, TwoViews()], ids=["global and token", "global", "frozen margins", "two views"]
+)
+def test_a_step_has_the_gradient_of_one_graph(data, objective, frozen, negatives, chunk):
+    """Its terms, and of every group the loss and InfoNCE. Dropout is replayed, for views that the objective ignores
+    too."""
+    batch, tokenizer = data
+    model = small_encoder(tokenizer, dropout=0.3)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("logit_scale" in name or frozen != ("vision" if "vis" in name else "text"))
     torch.manual_seed(7)
-    expected, terms = gradients(model, lambda: one_graph(model, batch, objective, chunk))
+    expected, wanted = gradients(model, lambda: one_graph(model, batch, objective, optim(chunk, negatives)))
     after = torch.get_rng_state()
     torch.manual_seed(7)
-    found, result = gradients(model, lambda: backward(model, batch, objective, optim(chunk)))
+    found, result = gradients(model, lambda: backward(model, batch, objective, optim(chunk, negatives)))
+    assert any(grad is None for grad in expected.values()) == (frozen is not None)
+    assert all(g is None or g.abs().max() > 1e-6 for name, g in expected.items() if "k_proj.bias" not in name)
     assert_same(found, expected)
-    assert_same(result.terms, terms)
+    assert_same(result.terms, wanted[0])
+    assert not any(term.requires_grad for term in result.terms.values())
+    torch.testing.assert_close((result.losses, result.infonce), wanted[1:])
     # Every chunk has drawn once: the replay neither rewinds the generator nor draws again.
     assert torch.equal(torch.get_rng_state(), after)
-    again, _ = gradients(model, lambda: backward(model, batch, objective, optim(chunk)))
-    assert (again["backbone.text_projection.weight"] - found["backbone.text_projection.weight"]).abs().max() > 1e-6
 
 
-def test_autocast_covers_both_encodings(data, batch):
-    model = small_encoder(data[1], dtype=torch.float32)
+def test_autocast_covers_both_encodings(data):
+    batch, tokenizer = data
+    model = small_encoder(tokenizer, dtype=torch.float32)
     autocast = partial(torch.autocast, "cpu", torch.bfloat16)
-    expected, terms = gradients(model, lambda: one_graph(model, batch, FULL, 4, autocast))
-    found, result = gradients(model, lambda: backward(model, batch, FULL, optim(4, precision="bf16")))
+    expected, _ = gradients(model, lambda: one_graph(model, batch, FULL, optim(4), autocast))
+    found, _ = gradients(model, lambda: backward(model, batch, FULL, optim(4, precision="bf16")))
     exact, _ = gradients(model, lambda: backward(model, batch, FULL, optim(4)))
-    assert_same(result.terms, terms, atol=1e-6)
     size = max(grad.abs().max() for grad in expected.values())
     assert_same(found, expected, atol=1e-5 * size)
     assert max((found[name] - exact[name]).abs().max() for name in exact) > 1e-3 * size
 
 
-@pytest.mark.parametrize(
-    ("negatives", "calls"),
-    [("batch", [(n, graph) for graph in (False, True) for n in (3, 4, 4)]), ("micro", [(n, True) for n in (4, 4, 3)])],
-)
-def test_gradient_caching_encodes_first_without_a_graph(model, batch, negatives, calls):
-    """A group of one chunk is encoded once."""
-    found = []
-    model.register_forward_hook(
-        lambda model, given, out: found.append((len(given[0]), out.images["full"].vectors.requires_grad))
-    )
-    backward(model, batch, FULL, optim(4, negatives))
-    assert found == calls
-
-
-def test_losses_are_reported_for_every_group(model, batch):
-    """InfoNCE and the sum of the terms of each evaluation, unweighted, with the same pairs masked."""
-
-    def infonce(part):
-        e = model(part)
-        return clip_loss(e.images["full"].vectors, e.texts["caption"].vectors, e.scale, ids=part.ids).detach()
-
-    def loss(part):
-        return sum(FULL(model(part, tokens=True)).values()).detach()
-
-    for negatives, parts in (("micro", [batch[:6], batch[6:]]), ("batch", [batch])):
-        found = backward(model, batch, FULL, optim(6, negatives))
-        torch.testing.assert_close(found.infonce, torch.stack([infonce(part) for part in parts]))
-        torch.testing.assert_close(found.losses, torch.stack([loss(part) for part in parts]))
-
-
 # Division of a batch ------------------------------------------------------------------------------------------
-
-
-def test_chunks_cover_every_row_and_leave_none_alone():
-    for count, size in product(range(1, 20), range(1, 9)):
-        slices = chunk_slices(count, size)
-        assert [row for part in slices for row in range(count)[part]] == list(range(count))
-        lengths = [part.stop - part.start for part in slices]
-        assert all(length == size for length in lengths[:-1])
-        assert count == 1 or size == 1 or 2 <= lengths[-1] <= size + 1
 
 
 @given(
@@ -212,6 +135,7 @@ def test_ranks_share_a_batch(count, micro, world, negatives):
         for rows, groups in splits:
             mine = groups[number]
             assert mine.pairs == group.pairs
+            assert len(mine.pairs) >= 2
             assert len(mine.chunks) == len(group.chunks)
             encoded = [row for chunk in mine.chunks for row in rows[chunk]]
             assert len(encoded) == max(mine.rows, 1)
@@ -226,16 +150,17 @@ def test_ranks_share_a_batch(count, micro, world, negatives):
 
 @pytest.mark.parametrize("name", [*GLOBAL_LOSSES, "frozen"])
 @pytest.mark.parametrize("count", [0, 3, PAIRS])
-def test_memory_negatives_are_more_columns(model, batch, name, count):
+def test_memory_negatives_are_more_columns(data, name, count):
     """Against a literal twin: pairs in memory are columns of every query, without gradient; duplicates are masked,
     also a pair's own older entry. The token term is that of the micro-batch."""
-    frozen = name == "frozen"
+    batch, tokenizer = data
+    model, frozen = small_encoder(tokenizer), name == "frozen"
     loss = GLOBAL_LOSSES["hn" if frozen else name]
     objective = HNClip(GlobalTerm(loss, frozen=frozen), {"token": 0.5})
     memory, image, text = small_memory(batch, PAIRS, count)
 
     def twin():
-        e = model(batch, tokens=True)
+        e = model(batch[:PAIRS], tokens=True)
         options = {"margin_text": torch.cat([batch.margin_text, batch.margin_text[:count]])} if frozen else {}
         value = loss(
             torch.cat([e.images["full"].vectors, image]),
@@ -253,19 +178,6 @@ def test_memory_negatives_are_more_columns(model, batch, name, count):
     found, result = gradients(model, lambda: backward(model, batch, objective, optim(PAIRS, "memory"), memory=memory))
     assert_same(found, expected)
     assert_same(result.terms, terms)
-
-
-def test_later_micro_batches_see_earlier_ones(model, batch):
-    memory, _, _ = small_memory(batch, 4, 2)
-    backward(model, batch, FULL, optim(4, "memory"), memory=memory)
-    kept, encoded = memory.negatives(), model(batch, tokens=False)
-    slots = memory.state_dict()["slots"]
-    assert sorted(row for row, _ in slots) == [7, 8, 9, 10]
-    for row, slot in slots:
-        torch.testing.assert_close(kept.image[slot], encoded.images["full"].vectors[row].detach())
-        torch.testing.assert_close(kept.text[slot], encoded.texts["caption"].vectors[row].detach())
-        assert torch.equal(kept.ids[slot], DUPLICATES[row])
-    assert not kept.image.requires_grad
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6, unique=True), max_size=8), st.integers(1, 12))

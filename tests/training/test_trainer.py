@@ -6,26 +6,23 @@ import json
 import os
 import shutil
 import signal
-import sys
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import processes
 import pytest
 import torch
-from small import assert_same_weights, config_for, options_for, scenes, steps, stop_at, train_scenes, weights
+from small import FORKSERVER, assert_same_weights, config_for, options_for, scenes, steps, stop_at, train_scenes
 
-from hnclip.config import AdaptConfig, ObjectiveConfig, TrainConfig, to_json
+from hnclip.config import AdaptConfig, ObjectiveConfig
 from hnclip.data.records import DataSet
-from hnclip.models.load import load, models_of, save, wrap
+from hnclip.models.load import models_of
 from hnclip.objectives.registry import METHODS, apply_method
 from hnclip.training.checkpoint import load_checkpoint, only_writer, save_checkpoint
 from hnclip.training.log import read_metrics
 from hnclip.training.runs import resume, saved_options, train, train_or_continue
 from hnclip.training.trainer import Trainer, TrainingDiverged
-from small_families import write_bert, write_dinov2
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +54,13 @@ def test_a_run_learns_and_writes_everything(whole: Path) -> None:
     entries, evaluations = read_metrics(whole, "step"), read_metrics(whole, "evaluation")
     assert [(entry["step"], entry["epoch"]) for entry in entries] == [(n + 1, 1 + n // 4) for n in range(8)]
     assert sum(entry["loss"] for entry in entries[4:]) < sum(entry["loss"] for entry in entries[:4])
-    for entry in entries:
-        assert entry["loss"] == pytest.approx(entry["global"] + entry["token"])
-        assert 0 <= entry["saturated"] <= 1
-        assert entry["grad_norm"] > 0
-        assert 1 <= entry["scale"] <= 100
-    assert [entry["epoch"] for entry in evaluations] == [0, 1, 2]
+    assert all(entry["loss"] == pytest.approx(entry["global"] + entry["token"]) for entry in entries)
+    assert [entry["epoch"] for entry in evaluations] == [0, 1, 2]  # epoch 0 competes for best
     best, result = max(evaluations, key=lambda entry: entry["mean_R@1"]), resume(whole)
     assert result.best == {"epoch": best["epoch"], "mean_R@1": best["mean_R@1"]}
     assert (result.last["epoch"], result.steps) == (2, 8)
-    assert json.loads((whole / "config.json").read_text())["optim"]["epochs"] == 2
-    assert not list(whole.glob(".*new*"))
+    names = ["best and last, epoch 2"] if best["epoch"] == 2 else [f"best, epoch {best['epoch']}", "last, epoch 2"]
+    assert [name for name, _ in models_of(str(whole))] == [f"{whole} ({name})" for name in names]
 
 
 LORA = AdaptConfig(method="lora", rank=2, dropout=0.1, projections=True)
@@ -76,43 +69,31 @@ FROZEN = ObjectiveConfig(margin_source="frozen")
 CASES: dict[str, dict[str, Any]] = {
     "batch lora": {"optim": {"negatives": "batch"}, "adapt": LORA},
     "memory clusters": {"optim": MEMORY, "cluster": 3, "objective": FROZEN},
-    "dora": {"adapt": AdaptConfig(method="dora", rank=2, dropout=0.1, towers="text")},
     "frozen": {"adapt": AdaptConfig(freeze_image="all", freeze_text=1)},
-    "long_clip": {"optim": {"negatives": "batch"}},
     "finelip": {"optim": {"negatives": "batch"}},
     "goal": {"optim": MEMORY},
-    "smartclip": {"optim": {"negatives": "batch"}},
     "structxlip": {"optim": {"negatives": "batch"}},
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_stopped_run_continues_to_the_same_weights(name: str, model_directory: Path, tmp_path: Path) -> None:
-    """Of every method, way of adapting and kind of negatives. Dropout is on, so this needs the random state; the step
-    in which a run stops is lost and repeated. The data have several captions per image."""
+    """Dropout is on, so this needs the random state; the step in which a run stops is lost and repeated. The data have
+    several captions per image."""
     data = DataSet("two", tuple(replace(r, captions=(*r.captions, str(r.short))) for r in scenes(4).records))
     config = config_for(model_directory, limit=15, **CASES[name])
     if name in METHODS:
         config = apply_method(config, name, "corrected")  # type: ignore[arg-type]
         config = replace(config, objective=replace(config.objective, global_loss="hn"))
-    train(config, options_for(tmp_path / "whole"), data=data)
     whole, out = tmp_path / "whole", tmp_path / "stopped"
+    train(config, options_for(whole), data=data)
     stop_at(2, train, config, options_for(out), data=data)
     stop_at(3, resume, out, data=data)
     resume(out, data=data)
     assert_same_weights(whole, out)
     assert steps(whole) == steps(out)
-    assert [entry["step"] for entry in steps(out)] == [1, 2, 3, 4]
-    state = state_of(out)
-    assert sum(len(group["params"]) for group in state.optimizer["param_groups"]) == len(state.model)
-    assert name != "frozen" or not any("vision" in weight for weight in state.model)
-    assert len(state.memory.get("slots", ())) == (15 if "memory" in config.optim.negatives else 0)
-    assert (out / "last" / "adapter_model.safetensors").exists() == (config.adapt.method != "full")
-    assert (out / "last" / "model.safetensors").exists() == (config.adapt.method == "full")
-    terms = {"global", *METHODS[name].weights} if name in METHODS else ()  # type: ignore[index]
-    for entry in steps(out) if terms else ():
-        assert entry["loss"] == pytest.approx(sum(entry[term] for term in terms))
-        assert all(entry[term] != 0 for term in terms if term != "global")
+    assert name != "frozen" or not any("vision" in weight for weight in state_of(out).model)
+    assert (out / "last" / "adapter_model.safetensors").exists() == (config.adapt.method == "lora")
 
 
 def train_or_resume(model: Path, out: Path, last: int) -> None:
@@ -130,7 +111,7 @@ def test_a_killed_process_resumes_to_the_same_weights(model_directory: Path, who
     """SIGKILL a real process in a step, then one at another moment, until the run is finished."""
     out = tmp_path / "killed"
     for last, seconds, expected in ((3, 600, -9), (9, 0.7, None), (9, 600, 0)):
-        process = processes.FORKSERVER.Process(target=train_or_resume, args=(model_directory, out, last))
+        process = FORKSERVER.Process(target=train_or_resume, args=(model_directory, out, last))
         process.start()
         process.join(seconds)
         process.kill()
@@ -165,29 +146,6 @@ def test_models_are_written_after_the_checkpoint_or_on_resume(
     assert_same_weights(whole, out)
 
 
-def test_a_full_disk_keeps_the_old_checkpoint(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, state = (stopped / "checkpoint.pt").read_bytes(), state_of(stopped)
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match=r"No space left.*intact"):
-        save_checkpoint(stopped, replace(state, step=99))
-    assert (stopped / "checkpoint.pt").read_bytes() == before
-    assert not list(stopped.glob(".checkpoint*"))
-
-
-def test_epoch_0_competes_for_best(model_directory: Path, tmp_path: Path) -> None:
-    """A learning rate that changes nothing: no epoch is better than the model before training."""
-    config = config_for(model_directory, optim={"epochs": 1, "lr": 1e-15}, limit=8)
-    run = train_scenes(config, options_for(tmp_path / "run"))
-    assert (resume(run).best["epoch"], resume(run).last["epoch"]) == (0, 1)
-    before = load(model_directory).backbone.state_dict()
-    assert all(torch.equal(value, before[name]) for name, value in weights(run, "best").items())
-    assert [name.split("(")[1] for name, _ in models_of(str(run))] == ["best, epoch 0)", "last, epoch 1)"]
-
-
 def test_a_run_is_moved_and_resumed_with_other_options(model_directory: Path, whole: Path, tmp_path: Path) -> None:
     """The weights are the same, the seconds are those of all sessions, and TensorBoard shows every step once."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -198,21 +156,16 @@ def test_a_run_is_moved_and_resumed_with_other_options(model_directory: Path, wh
     state = state_of(moved)
     assert state.step == 4  # an epoch ends with a checkpoint, the other ones are by time
     save_checkpoint(moved, replace(state, seconds=1e6))
-    device = "cpu" if torch.accelerator.is_available() else "auto"  # another device computes other bits
-    other = replace(given, out=tmp_path / "nowhere", evaluate_batch=3, device=device, save_minutes=50.0)
+    other = replace(given, out=tmp_path / "nowhere", evaluate_batch=3, save_minutes=50.0)
     result = resume(moved, other, data=scenes())
-    assert result.out == moved
     assert 1e6 < result.seconds < 2e6
     assert_same_weights(whole, moved)
     assert saved_options(moved) == replace(other, out=moved)
-    assert not (tmp_path / "before").exists()
-    assert not (tmp_path / "nowhere").exists()
     events = EventAccumulator(str(moved / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("step/loss")] == list(range(1, 9))
     logged = [event.value for event in events.Scalars("evaluation/text_to_image/R@1")]
     assert logged == [entry["text_to_image"]["R@1"] for entry in read_metrics(moved, "evaluation")]
-    assert not any("test_split" in tag for tag in events.Tags()["scalars"])
 
 
 def test_a_finished_run_is_not_repeated(model_directory: Path, whole: Path, tmp_path: Path) -> None:
@@ -266,9 +219,7 @@ def flipped(content: bytes) -> bytes:
     ("file", "damage"),
     [
         ("checkpoint.pt", with_code),
-        ("checkpoint.pt", lambda content: content[: len(content) // 2]),
         ("checkpoint.pt", flipped),
-        ("config.json", lambda content: content[:50]),
         ("config.json", lambda content: content.replace(b'"lr": 0.001', b'"lr": 0.002')),
         ("options.json", lambda content: content[:20]),
     ],
@@ -281,107 +232,15 @@ def test_damaged_or_changed_files_of_a_run_are_named(file: str, damage: Any, cop
         resume(copy, data=scenes())
 
 
-def test_lost_metrics_and_damaged_results_are_reported(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match=r"32 pairs.*31 pairs"):  # other data
+def test_other_data_a_second_writer_and_lost_metrics_are_reported(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ValueError, match=r"32 pairs.*31 pairs"):
         resume(copy, data=DataSet("scenes/park", scenes().records[1:]))
+    with only_writer(copy), pytest.raises(ValueError, match="another process"):
+        resume(copy, data=scenes())
     (copy / "metrics.jsonl").write_text("{}\n")
     resume(copy, data=scenes())
-    assert any("metrics.jsonl" in line for line in caplog.messages)
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1"):
-        read_metrics(copy, "step")
+    assert "metrics.jsonl" in caplog.text
     content = json.loads((copy / "result.json").read_text())
-    for change in ({"best": {"epoch": 2}}, {"last": None}, {"steps": 8, "extra": 1}):
-        (copy / "result.json").write_text(json.dumps(content | change))
-        with pytest.raises(ValueError, match=r"result\.json"):
-            resume(copy)
-
-
-def hold_lock(run: Path, sign: Path) -> None:
-    with only_writer(run):
-        sign.touch()
-        signal.pause()
-
-
-def test_a_second_writer_is_refused(tmp_path: Path) -> None:
-    process = processes.FORKSERVER.Process(target=hold_lock, args=(tmp_path, tmp_path / "sign"))
-    process.start()
-    while not (tmp_path / "sign").exists():
-        process.join(0.05)
-        assert process.exitcode is None
-    with pytest.raises(ValueError, match="another process"), only_writer(tmp_path):
-        pass
-    process.kill()
-    process.join()
-    with only_writer(tmp_path):  # the lock of a killed process is free
-        pass
-
-
-def test_a_run_that_cannot_start_writes_nothing(
-    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = options_for(tmp_path / "run", tensorboard=True)
-    with pytest.raises(ValueError, match="image tower has 2 blocks"):
-        train_scenes(config_for(model_directory, adapt=AdaptConfig(freeze_image=7)), options)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ValueError, match=r"hnclip\[track\]"):
-        train_scenes(config_for(model_directory), options)
-    assert not options.out.exists()
-
-
-def test_bf16_is_close_and_its_weights_are_float32(model_directory: Path, whole: Path, tmp_path: Path) -> None:
-    config = config_for(model_directory, optim={"precision": "bf16"})
-    stop_at(4, train, config, options_for(tmp_path / "run"))
-    state = state_of(tmp_path / "run")
-    assert all(value.dtype == torch.float32 for value in state.model.values())
-    half, full = (steps(run)[0]["loss"] for run in (tmp_path / "run", whole))
-    assert half != full
-    assert half == pytest.approx(full, rel=0.02)
-
-
-def test_more_negatives_are_harder(model_directory: Path, whole: Path, tmp_path: Path) -> None:
-    losses = [steps(whole)[0]["infonce"]]
-    for optim in ({"negatives": "batch"}, {"negatives": "memory", "memory": 1000}):
-        out = tmp_path / str(optim["negatives"])
-        stop_at(2, train, config_for(model_directory, optim=optim), options_for(out))
-        losses.append(steps(out)[0]["infonce"])
-    assert losses == sorted(losses)
-    assert len(state_of(out).memory["slots"]) == 32  # all training pairs
-
-
-def test_a_short_model_is_stretched_and_joined_towers_are_trained(model_directory: Path, tmp_path: Path) -> None:
-    from transformers import CLIPModel
-
-    short = load(model_directory)
-    short.backbone.config.text_config.max_position_embeddings = 40
-    save(wrap(CLIPModel(short.backbone.config), short.tokenizer), tmp_path / "short")
-    towers = f"{write_dinov2(tmp_path / 'image')}+{write_bert(tmp_path / 'text')}"
-    assert load(towers).untrained_projections
-    for model, changes, context in (
-        (str(tmp_path / "short"), {"context": 60, "keep": 10, "ratio": 2}, 60),
-        (towers, {}, load(towers).context),
-    ):
-        config = config_for(model, optim={"epochs": 1}, limit=8, **changes)  # type: ignore[arg-type]
-        trained = load(train_scenes(config, options_for(tmp_path / f"run {context}")) / "last")
-        assert trained.context == context
-        assert not trained.untrained_projections
-
-
-def test_useless_settings_are_reported(model_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", logger="hnclip")
-    config = apply_method(config_for(model_directory), "long_clip", "corrected")
-    config = replace(config, optim=replace(config.optim, warmup=200, scale=200.0))
-    stop_at(1, train, config, options_for(tmp_path / "run"))
-    for words in ("warm-up of 200 steps", "PCA_32 of 4", "short 1", "scale 200.0 will be clamped"):
-        assert any(words in line for line in caplog.messages)
-
-
-def test_run_directories_are_models(whole: Path, stopped: Path, tmp_path: Path) -> None:
-    """`models_of`: best and last epoch, one model if they are the same, and a plain model by its own name."""
-    assert models_of(str(whole / "last")) == [(str(whole / "last"), str(whole / "last"))]
-    best = resume(whole).best["epoch"]
-    names = ["best and last, epoch 2"] if best == 2 else [f"best, epoch {best}", "last, epoch 2"]
-    assert [name for name, _ in models_of(str(whole))] == [f"{whole} ({name})" for name in names]
-    assert "so far" in models_of(str(stopped))[0][0]
-    (tmp_path / "config.json").write_text(to_json(TrainConfig()))
-    with pytest.raises(ValueError, match="--resume"):
-        models_of(str(tmp_path))
+    (copy / "result.json").write_text(json.dumps(content | {"last": None}))
+    with pytest.raises(ValueError, match=r"result\.json"):
+        resume(copy)
