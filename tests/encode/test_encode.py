@@ -86,7 +86,7 @@ def test_vectors_are_those_of_each_image_and_caption_alone(table: Path, encoded:
     assert found.texts == tuple(text for record in records for text in record.captions)
     assert found.owners.tolist() == owners
     assert found.ids == tuple(record.id for record in records)
-    rows = pytest.importorskip("pyarrow.parquet").read_table(encoded / "metadata").to_pylist()  # as docs/encode.md does
+    rows = pytest.importorskip("pyarrow.parquet").read_table(encoded / "metadata").to_pylist()  # as documented
     assert [(row["image_path"], row["caption"]) for row in rows] == [(r.image.key, r.captions[0]) for r in records]
 
 
