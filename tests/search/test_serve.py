@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.openapi.models import OpenAPI
 from PIL import Image
 from serve_helpers import PATIENCE, PNG, ask, live, scene_index, scenes, served, until
 from starlette.testclient import TestClient
 from store_helpers import continue_index
 
 from hnclip.core import Problem
-from hnclip.search.database import KINDS
 from hnclip.search.searcher import Searcher, open_index
 from hnclip.search.serve import run, service
 from hnclip.search.serve.run import Settings
@@ -43,10 +41,6 @@ def client(index: Path) -> Iterator[TestClient]:
         yield found
 
 
-def hits(client: TestClient) -> list[dict[str, Any]]:
-    return client.post("/api/search", json={"text": TEXT}).json()["hits"]
-
-
 def plain(found: Any) -> Any:
     """With lists for tuples, as in JSON, and without the time that it took."""
     if isinstance(found, dict):
@@ -55,83 +49,69 @@ def plain(found: Any) -> Any:
 
 
 def test_responses_are_the_results_of_the_library(index: Path, client: TestClient) -> None:
-    with open_index(index) as library:
+    file = sorted((index.parent / "images").iterdir())[5]
+    with open_index(index) as library, Image.open(file) as image:
         for asked in (
             {"text": TEXT},
-            {"text": "word " * 400, "k": 3},
             {"text": TEXT, "k": 4, "find": "captions"},
-            {"text": TEXT, "k": 6, "rerank": True},
+            {"text": f"{TEXT} " * 9, "k": 6, "rerank": True},
         ):
             wanted = library.search(**{"k": 24, **asked})  # type: ignore[arg-type]
             assert wanted.groups  # scenes come in families
             assert plain(client.post("/api/search", json=asked).json()) == plain(wanted.to_dict(paths=False))
-        file = sorted((index.parent / "images").iterdir())[5]
-        for kind in KINDS:
-            found = client.post(f"/api/search/image?k=3&find={kind}", content=file.read_bytes(), headers=PNG).json()
-            with Image.open(file) as image:
-                assert plain(found) == plain(library.search(image=image, k=3, find=kind).to_dict(paths=False))
-        found = client.post("/api/explain", json={"text": TEXT, "id": 2}).json()
-        assert found == plain(library.explain(TEXT, [2])[0].to_dict())
-        found = client.post("/api/separate", json={"text": TEXT, "ids": [1, 2]}).json()
-        assert found == plain(library.separate(TEXT, [1, 2]).to_dict())
-        assert found["separators"]
+        for path, body, result in (
+            ("explain", {"text": TEXT, "id": 2}, library.explain(TEXT, [2])[0].to_dict()),
+            ("separate", {"text": TEXT, "ids": [1, 2]}, library.separate(TEXT, [1, 2]).to_dict()),
+        ):
+            assert client.post(f"/api/{path}", json=body).json() == plain(result)
+        response = client.post("/api/search/image?k=3&find=captions", content=file.read_bytes(), headers=PNG)
+        assert plain(response.json()) == plain(library.search(image=image, k=3, find="captions").to_dict(paths=False))
 
 
-def test_the_index_and_its_problems_are_described_without_paths_of_the_machine(tmp_path: Path) -> None:
+def test_no_response_contains_paths_of_the_machine(tmp_path: Path) -> None:
     path = scene_index(tmp_path, 3)
     broken = Problem("corrupt image", "a/b.jpg", f"{tmp_path / 'images' / 'a' / 'b.jpg'} is empty")
     with continue_index(path) as writer:
         writer.commit(Change(problems=[(broken, "a stamp")]))
     with served(path, max_k=7) as client:
-        info = client.get("/api/index").json()
-        assert (info["name"], info["images"], info["captions"], info["problems"]) == ("park", 3, 3, 1)
-        assert (info["engine"], info["limits"]["k"]) == ("exact", 7)
-        problems = client.get("/api/problems").json()["problems"]
-        assert problems == [{"kind": "corrupt image", "where": "a/b.jpg", "detail": "a/b.jpg is empty"}]
-        assert client.get("/healthz").json() == {"status": "ok"}
-        responses = [
+        info, problems, *others = (
             *(client.get(path) for path in ("/api/index", "/api/problems", "/api/images/9", "/openapi.json")),
             *(client.post("/api/search", json={"text": TEXT, "find": find}) for find in ("images", "captions")),
             client.post("/api/explain", json={"text": TEXT, "id": 1}),
             client.post("/api/separate", json={"text": TEXT, "ids": [1, 9]}),
             client.post("/api/search/image", content=b"none", headers=PNG),
-        ]
-    assert [response.status_code for response in responses] == [200, 200, 404, 200, 200, 200, 200, 404, 422]
-    assert [response.url.path for response in responses if str(tmp_path) in response.text] == []
+        )
+    assert {"name": "park", "images": 3, "captions": 3, "problems": 1, "engine": "exact"}.items() <= info.json().items()
+    assert problems.json()["problems"] == [{"kind": "corrupt image", "where": "a/b.jpg", "detail": "a/b.jpg is empty"}]
+    assert [response.status_code for response in others] == [404, 200, 200, 200, 200, 404, 422]
+    assert not any(str(tmp_path) in response.text for response in (info, problems, *others))
 
 
 def test_an_image_that_the_client_has_is_not_read_again(tmp_path: Path) -> None:
     path = scene_index(tmp_path, 1)
     (file,) = (tmp_path / "images").iterdir()
     with served(path) as client:
-        response = client.get("/api/images/1")
-        assert (response.headers["content-type"], response.content) == ("image/png", file.read_bytes())
-        small = client.get("/api/images/1/thumbnail")
-        assert small.headers["content-type"] == "image/jpeg"
+        responses = [client.get(f"/api/images/1{part}") for part in ("", "/thumbnail")]
+        assert [one.headers["content-type"] for one in responses] == ["image/png", "image/jpeg"]
+        assert responses[0].content == file.read_bytes()
         file.unlink()
-        for one in (response, small):
+        for one in responses:
             known = {"If-None-Match": f'"other", W/{one.headers["etag"]}'}
             again = client.get(one.url.path, headers=known)
             assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", one.headers["etag"])
-        assert client.get("/api/images/1").status_code == 410
 
 
 @pytest.mark.parametrize(
     ("path", "asked", "status", "word"),
     [
         ("search", {"text": "?!"}, 422, "words"),
-        ("explain", {"text": "", "id": 1}, 422, "words"),
         ("search", {"text": "a tent", "rerank": True, "find": "captions"}, 422, "re-ranking"),
         ("search", {"text": "x" * 20_001}, 422, "20,000"),
         ("search", {"text": "a tent", "k": 201}, 422, "200"),
-        *(("search", {"text": "a tent", "k": k}, 422, "k:") for k in (0, "5", 5.5)),
-        ("search", {}, 422, "text:"),
+        ("search", {"text": "a tent", "k": "5"}, 422, "k:"),
         ("search", {"text": "a tent", "limit": 3}, 422, "limit:"),
-        ("search", [], 422, "body:"),
         ("explain", {"text": "a tent", "id": 10**6}, 404, "image"),
-        ("explain", {"text": "a tent", "id": 2**53}, 422, "id:"),
         ("separate", {"text": "a tent", "ids": [1, 10**6]}, 404, "image"),
-        ("separate", {"text": "a tent", "ids": [1]}, 422, "ids:"),
     ],
 )
 def test_invalid_requests_are_refused(path: str, asked: Any, status: int, word: str, client: TestClient) -> None:
@@ -140,19 +120,8 @@ def test_invalid_requests_are_refused(path: str, asked: Any, status: int, word: 
     assert word in response.json()["error"]
 
 
-def test_the_schema_is_valid_and_has_every_route(client: TestClient, index: Path) -> None:
-    found = client.get("/openapi.json").json()
-    OpenAPI.model_validate(found)
-    images = ("images/{id}", "images/{id}/thumbnail")
-    names = ("session", "index", "problems", "search", "search/image", "explain", "separate", *images)
-    assert found["paths"].keys() == {"/healthz", *(f"/api/{name}" for name in names)}
-    with served(index, token="secret") as locked:
-        paths = locked.get("/openapi.json").json()["paths"]
-        assert ["security" in paths["/api/search"]["post"], "security" in paths["/healthz"]["get"]] == [True, False]
-
-
 def test_an_update_of_the_index_is_served_without_a_failed_search(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(service, "INTERVAL", 0.02)
     path, stop = scene_index(tmp_path, 3), threading.Event()
@@ -166,32 +135,20 @@ def test_an_update_of_the_index_is_served_without_a_failed_search(
             for find in ("images", "captions") * 2
         ]
         try:
-            for count in (5, 8, 12):
-                scene_index(tmp_path, count)
-                until(lambda count=count: len(search()[1]["hits"]) == count)
+            scene_index(tmp_path, 5)
+            until(lambda: len(search()[1]["hits"]) == 5)
+            shutil.move(path, tmp_path / "elsewhere")  # the old state is served until there is a new one
+            until(lambda: caplog.messages)
+            assert len(search()[1]["hits"]) == 5
+            shutil.move(tmp_path / "elsewhere", path)
             first = search()[1]["hits"][0]
             with continue_index(path) as writer:
                 writer.commit(Change(deleted=[first["name"]]))
-            until(lambda: len(search()[1]["hits"]) == 11)
+            until(lambda: len(search()[1]["hits"]) == 4)
             assert ask(server.port, f"/api/images/{first['id']}/thumbnail")[0] == 404
         finally:
             stop.set()
         assert [one.result(PATIENCE) for one in searching] == [{200}] * 4
-
-
-def test_a_state_that_cannot_be_opened_is_not_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(service, "INTERVAL", 0.05)
-    path = scene_index(tmp_path, 4)
-    with served(path) as client:
-        shutil.move(path, tmp_path / "elsewhere")
-        until(lambda: caplog.messages)
-        assert len(hits(client)) == 4
-        assert client.get("/api/images/1/thumbnail").status_code == 200
-        shutil.move(tmp_path / "elsewhere", path)
-        scene_index(tmp_path, 6)
-        until(lambda: len(hits(client)) == 6)
     assert len(caplog.messages) == 1  # once, not at each attempt
 
 
@@ -221,41 +178,35 @@ def test_requests_beyond_the_queue_and_late_ones_are_refused(index: Path, monkey
 
 
 def test_only_what_needs_the_model_waits_for_it(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = threading.Event()
+    load, text = threading.Event(), {"text": TEXT}
 
     def fail(searcher: Searcher) -> None:
         assert load.wait(PATIENCE)
         raise ValueError("no such model")
 
     monkeypatch.setattr(Searcher, "load_model", fail)
-    needing, text = [("search", {"text": TEXT, "rerank": True}), ("explain", {"text": TEXT, "id": 1})], {"text": TEXT}
-    with served(index, timeout=PATIENCE) as client:
-        assert client.post("/api/search", json=text).status_code == 200
-        load.set()
-        for path, asked in needing:
-            assert client.post(f"/api/{path}", json=asked).status_code == 422
-        assert client.post("/api/search", json=text).status_code == 200
-    load.clear()
-    with served(index, timeout=0.1) as client:
-        for path, asked in needing:
-            response = client.post(f"/api/{path}", json=asked)
-            assert (response.status_code, "retry-after" in response.headers) == (503, True)
-        load.set()
+    for timeout, status in ((0.1, 503), (PATIENCE, 422)):
+        load.clear()
+        with served(index, timeout=timeout) as client:
+            if status == 422:
+                assert client.post("/api/search", json=text).status_code == 200
+                load.set()
+            for path, asked in (("search", {**text, "rerank": True}), ("explain", {**text, "id": 1})):
+                assert client.post(f"/api/{path}", json=asked).status_code == status
+            load.set()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_command_serves_until_a_signal(number: int, index: Path) -> None:
+def test_the_command_serves_until_a_signal(index: Path) -> None:
     environment = {**os.environ, "HNCLIP_TOKEN": "secret"}
     command = [sys.executable, "-m", "hnclip", "serve", str(index), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stderr is not None
-            line = process.stderr.readline()
-            found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
-            assert found, line
+            found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stderr.readline())
+            assert found
             assert ask(int(found[1]), "/api/index")[0] == 401
             assert len(ask(int(found[1]), "/api/search", {"text": TEXT}, token="secret")[1]["hits"]) == 16
-            process.send_signal(number)
+            process.send_signal(signal.SIGTERM)
             assert "Traceback" not in process.communicate(timeout=PATIENCE)[1]
             assert process.returncode == 0
         finally:
@@ -269,11 +220,6 @@ def test_wrong_options_are_refused_before_the_server_starts(index: Path, tmp_pat
         run.serve(index, Settings(port=taken.getsockname()[1]))
     with pytest.raises(ValueError, match="--host"):
         run.serve(index, Settings(host="no.such.host.invalid"))
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"port": 70000}, {"waiting": 0}, {"timeout": 0.0}, {"max_k": 0}, {"threads": -1}, {"host": " "}]
-)
-def test_invalid_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"--{next(iter(wrong)).replace('_', '-')}"):
-        Settings(**wrong)
+    for wrong in ({"port": 70000}, {"timeout": 0.0}, {"max_k": 0}):
+        with pytest.raises(ValueError, match=f"--{next(iter(wrong)).replace('_', '-')}"):
+            Settings(**wrong)

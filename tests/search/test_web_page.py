@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 from serve_helpers import PATIENCE, Live, live, scenes, until
 from small_index import small_index
 from store_helpers import continue_index
@@ -33,17 +33,14 @@ OUTSIDE = """() => [...document.querySelectorAll("body *")]
   .filter(e => e.checkVisibility() && !e.closest(".members, .scroll"))
   .filter(e => e.getBoundingClientRect().right > innerWidth + 0.5).map(e => e.outerHTML.slice(0, 80))"""
 
-# A file that is dropped on the page, or pasted into it.
-GIVE = """([how, name, type, text]) => {
+# A file that is dropped on the page.
+DROP = """([name, type, text]) => {
   const given = new DataTransfer();
   given.items.add(new File([Uint8Array.from(atob(text), c => c.charCodeAt(0))], name, {type}));
-  const send = event => document.body.dispatchEvent(event);
-  if (how === "paste") return send(new ClipboardEvent("paste", {clipboardData: given, bubbles: true}));
   for (const kind of ["dragover", "drop"]) {
-    send(new DragEvent(kind, {dataTransfer: given, bubbles: true, cancelable: true}));
+    document.body.dispatchEvent(new DragEvent(kind, {dataTransfer: given, bubbles: true, cancelable: true}));
   }
 }"""
-
 
 # The colour of the heat map at a place given in shares of its width and height.
 PIXEL = """([x, y]) => {
@@ -81,9 +78,6 @@ class Visit:
     def shows(self, selector: str, text: str) -> None:
         """Wait until the first element of a selector contains a text."""
         expect(self.page.locator(selector).first).to_contain_text(text)
-
-    def give(self, how: str, content: bytes, kind: str = "image/png") -> None:
-        self.page.evaluate(GIVE, [how, "query.png", kind, base64.b64encode(content).decode()])
 
     def until(self, condition: str) -> None:
         """`wait_for_function` evaluates text inside the page, which the page's policy forbids."""
@@ -142,15 +136,12 @@ def visit(browser: Browser, server: Live) -> Iterator[Any]:
 
 def test_a_search_and_the_history(visit: Any) -> None:
     here = visit()
-    here.shows("#index-name", "Park images")
-    here.shows("#welcome-text", "36 images")
     here.search(TEXT)
     hits = here.api("search", text=TEXT, k=24)["hits"]
     tiles = {tile.get_attribute("data-id"): tile for tile in here.page.locator(".tile").all()}
     assert {number: tile.locator(".score").inner_text() for number, tile in tiles.items()} == {
         str(hit["id"]): f"{hit['score']:.2f}" for hit in hits
     }
-    here.shows(".tile-name", NAME)
     here.page.check("#rerank", force=True)
     best = here.api("search", text=TEXT, k=24, rerank=True)["hits"][0]
     here.shows(f".tile[data-id='{best['id']}'] .score", f"{best['token_score']:.2f}")
@@ -167,28 +158,24 @@ def test_a_search_and_the_history(visit: Any) -> None:
     assert here.messages == []
 
 
-def test_search_by_images_that_are_dropped_pasted_or_chosen(visit: Any, server: Live) -> None:
+def test_search_by_images_that_are_dropped_or_chosen(visit: Any, server: Live) -> None:
     here, files = visit(), server.index.parent / "images"
-    here.give("drop", (files / NAME).read_bytes())
+
+    def drop(content: bytes, kind: str = "image/png") -> None:
+        here.page.evaluate(DROP, ["query.png", kind, base64.b64encode(content).decode()])
+
+    drop((files / NAME).read_bytes())
     here.shows("#chip-name", "query.png")
     here.shows(".tile-name", NAME)
     here.shows(".tile .score", "1.00")
-    here.give("paste", (files / OTHER_NAME).read_bytes())
-    here.shows(".tile-name", OTHER_NAME)
-    here.page.go_back()
-    here.shows(".tile-name", NAME)
     here.page.set_input_files("#file", files / OTHER_NAME)
     here.shows(".tile-name", OTHER_NAME)
     here.page.check("input[value=captions]", force=True)
     here.shows(".caption-text", OTHER)
-    here.page.click("#chip-remove")
-    expect(here.page.locator("#welcome")).to_be_visible()
     assert here.messages == []
     for content, kind, word in ((b"words", "text/plain", "not an image"), (bytes(UPLOAD + 1), "image/png", "0.1 MB")):
-        here.give("drop", content, kind=kind)
+        drop(content, kind)
         here.shows("#note", word)
-    here.give("drop", b"not a PNG")
-    here.shows("[role=alert]", "format")
 
 
 def test_near_duplicates_are_shown_with_the_words_that_separate_them(visit: Any) -> None:
@@ -203,9 +190,6 @@ def test_near_duplicates_are_shown_with_the_words_that_separate_them(visit: Any)
     separators = here.api("separate", text=TEXT, ids=group["ids"])["separators"]
     expect(band.locator("tbody th")).to_have_text([one["word"] for one in separators])
     assert band.locator("td").all_inner_texts() == [f"{score:.2f}" for one in separators for score in one["scores"]]
-    band.locator(".tile").nth(1).click()
-    here.page.locator("#group button").first.click()
-    here.shows("#viewer-name", NAME)
 
 
 def test_the_viewer_shows_the_hits_in_order_and_keeps_its_place(visit: Any) -> None:
@@ -213,53 +197,41 @@ def test_the_viewer_shows_the_hits_in_order_and_keeps_its_place(visit: Any) -> N
     here.search(TEXT)
     names = here.page.locator(".tile-name").all_inner_texts()
     here.page.locator(".tile").first.click()
-    here.shows("#viewer-facts", "192 × 192")
     here.until("document.getElementById('viewer-image').src.match(/images.[0-9]+$/)")  # after the thumbnail
-    for name in names[1:12]:
+    for name in names[1:4]:
         here.page.keyboard.press("ArrowRight")
         here.shows("#viewer-name", name)
     here.page.reload()
-    here.shows("#viewer-name", names[11])
+    here.shows("#viewer-name", names[3])
     here.page.keyboard.press("Escape")
-    expect(here.page.locator(".tile", has_text=names[11])).to_be_focused()
-    here.page.locator(".tile").nth(1).click()
+    expect(here.page.locator(".tile", has_text=names[3])).to_be_focused()
+    here.page.keyboard.press("Enter")
     here.page.click("#similar")
-    here.shows("#chip-name", names[1])
-    here.shows(".tile-name", names[1])
+    here.shows(".tile-name", names[3])
     here.page.go_back()
-    here.shows("#viewer-name", names[1])
+    here.shows("#viewer-name", names[3])
     assert here.messages == []
 
 
-def test_each_word_has_its_heat_map(visit: Any) -> None:
-    here = visit()
-    here.search(TEXT)
-    here.page.locator(".tile").first.click()
-    explained = here.api("explain", text=TEXT, id=here.api("search", text=TEXT, k=1)["hits"][0]["id"])
-    words, chips = explained["words"], here.page.locator(".word")
-    expect(chips).to_have_text([word["text"] for word in words])
-    spread = [max(word["patches"]) - sorted(word["patches"])[len(word["patches"]) // 2] for word in words]
-    for at in sorted(range(len(spread)), key=lambda at: -spread[at])[:2]:
-        chips.nth(at).click()
-        here.page.mouse.move(1, 1)  # the word under the mouse would be shown instead of the chosen one
-        here.shows("#legend-word", words[at]["text"])
-        here.shows("#legend-high", f"{max(words[at]['patches']):.2f}")
-        for patch, colour in ((max, [255, 226, 110, 128]), (min, [14, 18, 44, 150])):
-            row, column = divmod(words[at]["patches"].index(patch(words[at]["patches"])), explained["columns"])
-            place = [(column + 0.5) / explained["columns"], (row + 0.5) / explained["rows"]]
-            assert here.page.evaluate(PIXEL, place) == pytest.approx(colour, abs=12)
-    assert here.messages == []
-
-
-def test_the_heat_map_covers_what_the_model_sees_of_a_wide_image(visit: Any) -> None:
+def test_the_heat_map_of_a_word_covers_what_the_model_sees(visit: Any) -> None:
+    """Of a wide image it sees the middle."""
     here, text = visit(), "🎉🎉 a wide, grey gradient"
     hits = here.api("search", text=text, k=K)["hits"]
     number = next(hit["id"] for hit in hits if hit["name"] == "folder/wide.png")
-    left, _, right, _ = here.api("explain", text=text, id=number)["box"]
+    explained = here.api("explain", text=text, id=number)
+    word, (left, _, right, _) = explained["words"][-1], explained["box"]
     assert right - left < 0.5
     here.search(text)
     here.page.locator(f".tile[data-id='{number}']").click()
+    expect(here.page.locator(".word")).to_have_text([word["text"] for word in explained["words"]])
     here.page.locator(".word").last.click()
+    here.page.mouse.move(1, 1)  # the word under the mouse would be shown instead of the chosen one
+    here.shows("#legend-word", word["text"])
+    here.shows("#legend-high", f"{max(word['patches']):.2f}")
+    for patch, colour in ((max, [255, 226, 110, 128]), (min, [14, 18, 44, 150])):
+        row, column = divmod(word["patches"].index(patch(word["patches"])), explained["columns"])
+        place = [(column + 0.5) / explained["columns"], (row + 0.5) / explained["rows"]]
+        assert here.page.evaluate(PIXEL, place) == pytest.approx(colour, abs=12)
     image, heat = (here.page.locator(name).bounding_box() for name in ("#viewer-image", "#heat"))
     assert image["width"] / image["height"] == pytest.approx(WIDE[0] / WIDE[1], rel=0.01)
     assert heat["x"] == pytest.approx(image["x"] + left * image["width"], abs=1)
@@ -274,11 +246,9 @@ def test_search_and_viewer_are_used_by_keyboard(visit: Any) -> None:
     keys.insert_text(TEXT)
     keys.press("Enter")
     here.settle()
-    keys.press("ArrowDown")
-    expect(tiles.first).to_be_focused()
-    keys.press("ArrowRight")
-    expect(tiles.nth(1)).to_be_focused()
-    keys.press("Home")
+    for key, number in (("ArrowDown", 0), ("ArrowRight", 1), ("Home", 0)):
+        keys.press(key)
+        expect(tiles.nth(number)).to_be_focused()
     keys.press("Enter")
     expect(words.first).to_be_visible()
     for _ in range(30):
@@ -286,13 +256,8 @@ def test_search_and_viewer_are_used_by_keyboard(visit: Any) -> None:
             break
         keys.press("Tab")
     expect(words.first).to_have_attribute("aria-pressed", "true")
-    keys.press("ArrowRight")
-    keys.press("ArrowDown")  # the same word in the next image
-    here.shows("#viewer-place", "2 of")
-    expect(words.nth(1)).to_be_focused()
     keys.press("Escape")
-    expect(tiles.nth(1)).to_be_focused()
-    assert here.messages == []
+    expect(tiles.first).to_be_focused()
 
 
 def test_names_captions_and_problems_stay_text(visit: Any) -> None:
@@ -308,8 +273,6 @@ def test_names_captions_and_problems_stay_text(visit: Any) -> None:
         here.shows("#viewer-name", f"{number}.jpg")
         here.shows("#viewer-captions", text)
         expect(here.page.locator(".word").first).to_be_visible()
-        expect(here.page.locator("#original")).to_be_hidden()  # a scene that is no file
-        here.shows("#words-hint", "thumbnail")
         assert here.page.evaluate(OUTSIDE) == []
         here.page.keyboard.press("Escape")
         here.until("!document.querySelector('#viewer').open && history.state?.opened !== true")
@@ -318,25 +281,11 @@ def test_names_captions_and_problems_stay_text(visit: Any) -> None:
     assert [text for text in here.messages if "404" not in text] == []
 
 
-def test_errors_are_shown_and_requests_are_repeated(visit: Any, server: Live) -> None:
-    tries = list[Route]()
-
-    def busy_twice(route: Route) -> None:
-        tries.append(route)
-        if len(tries) > 2:
-            route.continue_()
-        else:
-            route.fulfill(status=503, headers={"Retry-After": "0"}, json={"error": "busy"})
-
+def test_errors_are_shown_until_the_server_answers_again(visit: Any, server: Live) -> None:
     with live(server.index) as own:
         here = visit(server=own)
-        here.page.route("**/api/search", busy_twice)
-        here.search(TEXT)
-        here.shows(".tile-name", NAME)
-        assert len(tries) == 3
         here.search("?!")
         here.shows("#notice[role=alert]", "no words")
-        expect(here.page.locator("#found")).to_be_hidden()
         own.stop()
         here.search(OTHER)
         here.shows("#notice[role=alert]", "cannot be reached")
@@ -364,7 +313,7 @@ def test_a_locked_index_is_opened_with_its_token(visit: Any, server: Live) -> No
 
 def test_everything_fits_on_a_phone(visit: Any) -> None:
     phone = {"width": 320, "height": 800}
-    here = visit(viewport=phone, color_scheme="dark", has_touch=True, is_mobile=True)
+    here = visit(viewport=phone, has_touch=True, is_mobile=True)
     here.page.fill("#box", TEXT)
     here.page.tap("#submit")
     here.settle()
@@ -376,8 +325,4 @@ def test_everything_fits_on_a_phone(visit: Any) -> None:
     here.page.locator(".word").nth(3).tap()
     expect(here.page.locator("#heat")).to_be_visible()
     assert here.page.evaluate(OUTSIDE) == []
-    box = here.page.locator("#viewer").bounding_box()
-    assert (box["width"], box["height"]) == tuple(phone.values())
-    background = here.page.evaluate("getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/g)")
-    assert sum(map(int, background)) < 200
     assert here.messages == []
