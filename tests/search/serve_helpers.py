@@ -6,8 +6,8 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,10 @@ def scene_index(directory: Path, count: int = 16) -> Path:
 
 
 @contextmanager
-def served(
-    index: Path, *, token: str | None = None, hosts: Collection[str] | None = ("localhost",), **settings: Any
-) -> Iterator[TestClient]:
+def served(index: Path, *, token: str | None = None, **settings: Any) -> Iterator[TestClient]:
     """A client of the application."""
     chosen = Settings(**settings)
-    app = make_app(Service(open_index(index), chosen), chosen, token=token, hosts=hosts)
+    app = make_app(Service(open_index(index), chosen), chosen, token=token, hosts=("localhost",))
     with TestClient(app, base_url="http://localhost:8765", raise_server_exceptions=False) as client:
         yield client
 
@@ -53,17 +51,13 @@ def served(
 class Live:
     """`hnclip serve` on a thread; it can be stopped, and started again at the same address."""
 
-    def __init__(self, index: Path, *, token: str | None = None, **settings: Any) -> None:
-        self.index, self.token, self.port = index, token, 0
-        self.settings = Settings(port=0, **settings)
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
+    def __init__(self, index: Path, token: str | None, settings: Settings) -> None:
+        self.index, self.token, self.port, self.settings = index, token, 0, settings
 
     def start(self) -> None:
         self.listener = listen("127.0.0.1", self.port)
         self.port = self.listener.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}/"
         self.server = make_server(open_index(self.index), self.listener, self.settings, self.token)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self.thread.start()
@@ -78,7 +72,7 @@ class Live:
 
 @contextmanager
 def live(index: Path, *, token: str | None = None, **settings: Any) -> Iterator[Live]:
-    server = Live(index, token=token, **settings)
+    server = Live(index, token, Settings(port=0, **settings))
     server.start()
     try:
         yield server
@@ -88,15 +82,12 @@ def live(index: Path, *, token: str | None = None, **settings: Any) -> Iterator[
 
 def ask(port: int, path: str, body: Any = None, token: str = "") -> tuple[int, Any]:
     """Status and JSON of a response, over a connection of its own."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    try:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
         content = None if body is None else json.dumps(body)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
         connection.request("GET" if body is None else "POST", path, content, headers)
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -44,7 +44,6 @@ def small_index(
     model = model or bundled()
     images = [record.image if files is None else _write(record, files) for record in records]
     texts = list(dict.fromkeys(text for record in records for text in record.captions))
-    decoded = [image.load() for image in images]
     root = None if files is None else files.absolute()
     about = About(
         model=name,
@@ -52,35 +51,20 @@ def small_index(
         fingerprint=model_fingerprint(model),
         opening=asdict(Opening()),
         width=model.width,
-        data="records of a test" if files is None else str(files),
+        data="records of a test",
         root=None if root is None else str(root),
     )
+    change = Change(captions=dict(zip(texts, model.encode(texts))) if texts else {}, images=[], files=[])
+    for record, image in zip(records, images):
+        digest, decoded = content_hash(image.read()), image.load()
+        (vector,) = model.encode([decoded])
+        own = image.path.name if isinstance(image, FileImage) and files else record.id
+        change.images.append(NewImage(digest, vector, upright_shape(decoded), make_thumbnail(decoded)))
+        change.files.append(NewFile(own, digest, place_of(image, root), image.stamp(), record.captions))
     with open_writer(path, about) as writer:
         if root is not None and writer.about.root is None:
             writer.set_about(replace(writer.about, root=str(root)))
-        if not records:
-            return
-        hashes = [content_hash(image.read()) for image in images]
-        vectors = model.encode(decoded)  # [N, D]
-        writer.commit(
-            Change(
-                images=[
-                    NewImage(digest, vector, upright_shape(image), make_thumbnail(image))
-                    for digest, vector, image in zip(hashes, vectors, decoded)
-                ],
-                captions=dict(zip(texts, model.encode(texts))) if texts else {},
-                files=[
-                    NewFile(
-                        name=image.path.name if isinstance(image, FileImage) and files else record.id,
-                        hash=digest,
-                        place=place_of(image, root),
-                        stamp=image.stamp(),
-                        captions=record.captions,
-                    )
-                    for record, image, digest in zip(records, images, hashes)
-                ],
-            )
-        )
+        writer.commit(change)
 
 
 def _write(record: Record, files: Path) -> ImageSource:

@@ -102,11 +102,10 @@ def random_state(random: np.random.Generator) -> State:
 
 
 def write_states(path: Path, log: Path, seed: int, kill_at: int) -> None:
-    """Commit random states, compact, and replace the index; a log lists what has begun and what is done. With `kill_at`
-    the process kills itself before its n-th operation on the disk; otherwise it runs until it is killed."""
+    """Commit random states, compact, and replace the index; a log lists what has begun and what is done. The process
+    kills itself before its n-th operation on the disk."""
     random = np.random.default_rng(seed)
-    if kill_at:
-        _kill_before(kill_at)
+    _kill_before(kill_at)
 
     def step(writer: IndexWriter, done: Callable[[], object] = lambda: None) -> None:
         state = random_state(random)
@@ -116,8 +115,7 @@ def write_states(path: Path, log: Path, seed: int, kill_at: int) -> None:
         done()
         _append(log, "done", state)
 
-    turns = 2 if kill_at else 10**9
-    for turn in range(turns):
+    for turn in range(2):
         with open_writer(path, about()) as writer:
             writer.verify()
             for _ in range(4):
@@ -135,12 +133,11 @@ def _append(log: Path, what: str, state: State) -> None:
 
 def _kill_before(number: int) -> None:
     """Count what changes the disk, and send SIGKILL to this process before the n-th time."""
-    left = [number]
+    left = iter(range(number - 1))
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
+            if next(left, None) is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*given, **named)
 
@@ -152,10 +149,9 @@ def _kill_before(number: int) -> None:
 
     connecting = sqlite3.connect
     sqlite3.connect = lambda *given, **named: connecting(*given, **named, factory=Counted)  # type: ignore[assignment]
-    writer_module.append_bytes = counted(writer_module.append_bytes)
-    os.fsync, os.replace = counted(os.fsync), counted(os.replace)  # type: ignore[assignment]
-    Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
+    for place, name in ((writer_module, "append_bytes"), (os, "fsync"), (os, "replace"), (Path, "unlink")):
+        setattr(place, name, counted(getattr(place, name)))
 
 
 if __name__ == "__main__":
-    write_states(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    write_states(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[3]))

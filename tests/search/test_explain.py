@@ -21,7 +21,6 @@ from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.scenes import scene_records
 from hnclip.losses.tokens import token_loss
 from hnclip.search.explain import (
-    LEAST_SPREAD,
     SEPARATORS,
     explain,
     rerank,
@@ -120,28 +119,23 @@ def test_the_box_is_where_the_pixels_come_from(transform: ImageTransform, shape:
 def test_words_that_separate_images_have_the_largest_differences(index: Searcher) -> None:
     text = "The umbrella and the balloon stand under a pink tree, a tent, a house, the flag, an apple and the Balloon."
     files, spreads = all_files(index.reader), dict[str, float]()
-    different, equal_bytes, equal_pixels = files[4:7], [files[5], files[8]], [files[5], files[9]]
+    different = files[4:7]
     for words in zip(*(one.words for one in explain(bundled(), index.reader, text, different))):
         scores, word = [word.score for word in words], words[0].text.lower()
-        spreads[word] = max(spreads.get(word, 0), max(scores) - min(scores))
-    expected = sorted((word for word in spreads if word not in STOP_WORDS), key=lambda word: -spreads[word])
-    assert len([word for word in expected if spreads[word] >= LEAST_SPREAD]) > SEPARATORS
+        if word not in STOP_WORDS:
+            spreads[word] = max(spreads.get(word, 0), max(scores) - min(scores))
     found = separate(bundled(), index.reader, text, different)
-    assert found.ids == tuple(file.id for file in different)
-    assert [word.lower() for word, _ in found.words] == expected[:SEPARATORS]
-    for word, word_scores in found.words:
-        assert max(word_scores) - min(word_scores) == pytest.approx(spreads[word.lower()])
-    for some in (files[:1], equal_bytes, equal_pixels):
+    expected = sorted(spreads, key=lambda word: -spreads[word])[:SEPARATORS]
+    assert [word.lower() for word, _ in found.words] == expected
+    assert [max(scores) - min(scores) for _, scores in found.words] == pytest.approx([spreads[one] for one in expected])
+    for some in (files[:1], [files[5], files[8]], [files[5], files[9]]):  # one image; equal bytes; equal pixels
         assert separate(bundled(), index.reader, text, some).words == ()
-    assert separate(bundled(), index.reader, "the of", different).words == ()
 
 
-def test_the_token_score_is_the_mean_over_tokens_of_the_best_patch() -> None:
+def test_the_token_score_is_that_of_the_token_loss() -> None:
     generator = torch.Generator().manual_seed(0)
     words, patches = (torch.nn.functional.normalize(torch.randn(2, n, 8, generator=generator), dim=2) for n in (5, 4))
     by_text = torch.stack([token_scores(text, patches) for text in words])  # [2, 2]
-    literal = [[np.mean([max(float(w @ p) for p in image) for w in text]) for image in patches] for text in words]
-    torch.testing.assert_close(by_text, torch.tensor(literal, dtype=torch.float32))
     by_image = torch.stack([token_scores(image, words) for image in patches])  # with the roles exchanged
     expected = sum(torch.nn.functional.cross_entropy(3 * one, torch.arange(2)) for one in (by_text, by_image)) / 2
     masks = torch.ones(2, 4).bool(), torch.ones(2, 5).bool()

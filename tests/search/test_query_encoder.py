@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -85,12 +84,9 @@ def test_models_of_other_families(write: Callable[[Path], Path], tmp_path: Path)
 def test_a_new_process_needs_neither_torch_nor_transformers_nor_the_model(folder: Path) -> None:
     program = (
         "import sys; from hnclip.cli import main; code = main(sys.argv[1:]);"
-        "print([name for name in ('torch', 'transformers') if name in sys.modules]); sys.exit(code)"
+        "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)"
     )
-    command = [sys.executable, "-c", program, "search", str(folder / "exported.hnc"), CAPTION, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    found, imported = done.stdout.splitlines()
-    assert (imported, len(json.loads(found)["hits"])) == ("[]", len(RECORDS))
+    subprocess.run([sys.executable, "-c", program, "search", folder / "exported.hnc", CAPTION], check=True)
 
 
 def test_a_model_that_moved_or_is_another_one_is_reported(folder: Path, model_directory: Path) -> None:
@@ -141,12 +137,6 @@ def test_torch_encodes_without_a_text_encoder(folder: Path, tmp_path: Path, monk
             assert index.search(CAPTION).hits
 
 
-@pytest.mark.parametrize("text", ["", "  \n", "?! — “”", "\u200b"])
-def test_a_text_without_words_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no words"):
-        read_query(bundled().text_transform, text)
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -172,8 +162,8 @@ def test_words_and_their_tokens(text: str, words: list[str]) -> None:
 def test_words_beyond_the_context_are_not_read() -> None:
     transform = bundled().text_transform
     room = transform.context - sum(transform.edges)  # a tree is one token
-    whole, truncated = (read_query(transform, "tree " * count) for count in (room, room + 1))
-    assert (len(whole.words), whole.truncated, len(truncated.words), truncated.truncated) == (room, False, room, True)
-    half = read_query(transform, "tree " * (room - 1) + "umbrellatreehouse")
-    assert (half.words[-1].text, half.words[-1].tokens, half.truncated) == ("umbrellatreehouse", (room - 1,), True)
-    assert read_query(transform, ". " * room + "tree").words == ()
+    for words, truncated in ((room, False), (room + 1, True)):
+        query = read_query(transform, "tree " * words)
+        assert (len(query.words), query.truncated) == (room, truncated)
+    cut = read_query(transform, "tree " * (room - 1) + "umbrellatreehouse").words[-1]
+    assert (cut.text, cut.tokens) == ("umbrellatreehouse", (room - 1,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -41,31 +42,25 @@ def client(index: Path) -> Iterator[TestClient]:
         yield found
 
 
-def plain(found: Any) -> Any:
-    """With lists for tuples, as in JSON, and without the time that it took."""
-    if isinstance(found, dict):
-        return {name: plain(value) for name, value in found.items() if name != "seconds"}
-    return [plain(value) for value in found] if isinstance(found, (list, tuple)) else found
+def plain(found: dict[str, Any]) -> dict[str, Any]:
+    """As in JSON, without the time that it took."""
+    return json.loads(json.dumps({**found, "seconds": 0}))
 
 
 def test_responses_are_the_results_of_the_library(index: Path, client: TestClient) -> None:
     file = sorted((index.parent / "images").iterdir())[5]
+
+    def check(path: str, result: dict[str, Any], **body: Any) -> None:
+        assert plain(client.post(f"/api/{path}", **body).json()) == plain(result)
+
     with open_index(index) as library, Image.open(file) as image:
-        for asked in (
-            {"text": TEXT},
-            {"text": TEXT, "k": 4, "find": "captions"},
-            {"text": f"{TEXT} " * 9, "k": 6, "rerank": True},
-        ):
-            wanted = library.search(**{"k": 24, **asked})  # type: ignore[arg-type]
-            assert wanted.groups  # scenes come in families
-            assert plain(client.post("/api/search", json=asked).json()) == plain(wanted.to_dict(paths=False))
-        for path, body, result in (
-            ("explain", {"text": TEXT, "id": 2}, library.explain(TEXT, [2])[0].to_dict()),
-            ("separate", {"text": TEXT, "ids": [1, 2]}, library.separate(TEXT, [1, 2]).to_dict()),
-        ):
-            assert client.post(f"/api/{path}", json=body).json() == plain(result)
-        response = client.post("/api/search/image?k=3&find=captions", content=file.read_bytes(), headers=PNG)
-        assert plain(response.json()) == plain(library.search(image=image, k=3, find="captions").to_dict(paths=False))
+        for asked in ({"k": 24}, {"k": 4, "find": "captions"}, {"k": 6, "rerank": True}):
+            found = library.search(TEXT, **asked)  # type: ignore[arg-type]
+            check("search", found.to_dict(paths=False), json={"text": TEXT, **asked})
+        check("explain", library.explain(TEXT, [2])[0].to_dict(), json={"text": TEXT, "id": 2})
+        check("separate", library.separate(TEXT, [1, 2]).to_dict(), json={"text": TEXT, "ids": [1, 2]})
+        wanted = library.search(image=image, k=3, find="captions").to_dict(paths=False)
+        check("search/image?k=3&find=captions", wanted, content=file.read_bytes(), headers=PNG)
 
 
 def test_no_response_contains_paths_of_the_machine(tmp_path: Path) -> None:
@@ -87,37 +82,17 @@ def test_no_response_contains_paths_of_the_machine(tmp_path: Path) -> None:
     assert not any(str(tmp_path) in response.text for response in (info, problems, *others))
 
 
-def test_an_image_that_the_client_has_is_not_read_again(tmp_path: Path) -> None:
-    path = scene_index(tmp_path, 1)
-    (file,) = (tmp_path / "images").iterdir()
-    with served(path) as client:
-        responses = [client.get(f"/api/images/1{part}") for part in ("", "/thumbnail")]
-        assert [one.headers["content-type"] for one in responses] == ["image/png", "image/jpeg"]
-        assert responses[0].content == file.read_bytes()
-        file.unlink()
-        for one in responses:
-            known = {"If-None-Match": f'"other", W/{one.headers["etag"]}'}
-            again = client.get(one.url.path, headers=known)
-            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", one.headers["etag"])
-
-
-@pytest.mark.parametrize(
-    ("path", "asked", "status", "word"),
-    [
+def test_invalid_requests_are_refused(client: TestClient) -> None:
+    for path, more, status, word in (
         ("search", {"text": "?!"}, 422, "words"),
-        ("search", {"text": "a tent", "rerank": True, "find": "captions"}, 422, "re-ranking"),
         ("search", {"text": "x" * 20_001}, 422, "20,000"),
-        ("search", {"text": "a tent", "k": 201}, 422, "200"),
-        ("search", {"text": "a tent", "k": "5"}, 422, "k:"),
-        ("search", {"text": "a tent", "limit": 3}, 422, "limit:"),
-        ("explain", {"text": "a tent", "id": 10**6}, 404, "image"),
-        ("separate", {"text": "a tent", "ids": [1, 10**6]}, 404, "image"),
-    ],
-)
-def test_invalid_requests_are_refused(path: str, asked: Any, status: int, word: str, client: TestClient) -> None:
-    response = client.post(f"/api/{path}", json=asked)
-    assert (response.status_code, list(response.json())) == (status, ["error"])
-    assert word in response.json()["error"]
+        ("search", {"k": 201}, 422, "200"),
+        ("search", {"limit": 3}, 422, "limit:"),
+        ("explain", {"id": 10**6}, 404, "image"),
+        ("separate", {"ids": [1, 10**6]}, 404, "image"),
+    ):
+        response = client.post(f"/api/{path}", json={"text": "a tent", **more})
+        assert (response.status_code, word in response.json()["error"]) == (status, True)
 
 
 def test_an_update_of_the_index_is_served_without_a_failed_search(
@@ -201,8 +176,7 @@ def test_the_command_serves_until_a_signal(index: Path) -> None:
     command = [sys.executable, "-m", "hnclip", "serve", str(index), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
-            assert process.stderr is not None
-            found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stderr.readline())
+            found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stderr.readline())  # type: ignore[union-attr]
             assert found
             assert ask(int(found[1]), "/api/index")[0] == 401
             assert len(ask(int(found[1]), "/api/search", {"text": TEXT}, token="secret")[1]["hits"]) == 16
@@ -213,13 +187,9 @@ def test_the_command_serves_until_a_signal(index: Path) -> None:
             process.kill()
 
 
-def test_wrong_options_are_refused_before_the_server_starts(index: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not exist"):
-        run.serve(tmp_path / "none.hnc", Settings(port=0))
+def test_wrong_options_are_refused_before_the_server_starts(index: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="--port"):
         run.serve(index, Settings(port=taken.getsockname()[1]))
-    with pytest.raises(ValueError, match="--host"):
-        run.serve(index, Settings(host="no.such.host.invalid"))
-    for wrong in ({"port": 70000}, {"timeout": 0.0}, {"max_k": 0}):
+    for wrong in ({"host": "no.such.host.invalid"}, {"port": 70000}, {"timeout": 0.0}, {"max_k": 0}):
         with pytest.raises(ValueError, match=f"--{next(iter(wrong)).replace('_', '-')}"):
-            Settings(**wrong)
+            run.serve(index, Settings(**wrong))  # type: ignore[arg-type]

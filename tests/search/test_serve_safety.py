@@ -13,16 +13,14 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from PIL import Image
-from serve_helpers import PNG, scene_index, scenes, served
+from serve_helpers import scene_index, scenes, served
 from small_index import small_index
 from starlette.testclient import TestClient
 
 from hnclip.core import Record
 from hnclip.data.image_sources import FileImage
 from hnclip.search.searcher import Searcher
-from hnclip.search.serve import images
-from hnclip.search.serve.run import checked_token, is_local, listen, own_names
+from hnclip.search.serve.run import is_local, listen, own_names
 
 TOKEN = "räuber hotzenplotz"
 
@@ -75,38 +73,24 @@ def test_only_the_whole_token_and_its_cookie_are_accepted(locked: TestClient) ->
         assert status("cookie", f"{other}; {own}".encode()) == 200, other
 
 
-def test_the_token_is_that_of_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HNCLIP_TOKEN", raising=False)
-    assert checked_token(None) is None
-    monkeypatch.setenv("HNCLIP_TOKEN", "of the environment")
-    assert (checked_token(None), checked_token("own")) == ("of the environment", "own")
-    for wrong in ("", " ", "a\nb", " a"):
-        with pytest.raises(ValueError, match="token"):
-            checked_token(wrong)
-
-
-def test_other_host_names_are_refused(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_host_names_are_refused(client: TestClient) -> None:
     for host in ("localhost:1", "127.0.0.1:8765", "[::1]:8765", "LOCALHOST:8765", "192.168.0.7:80"):
         assert client.get("/healthz", headers={"host": host}).status_code == 200, host
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8765", "", "[::1", "1.2.3"):
         assert client.get("/healthz", headers={"host": host}).status_code == 421, host
-    monkeypatch.setattr("socket.gethostname", lambda: "Lab7.example.org")
     with listen("127.0.0.1", 0) as local, listen("0.0.0.0", 0) as public:
         assert (is_local(local), is_local(public)) == (True, False)
         assert own_names("127.0.0.1", local, "secret") == ("localhost", "127.0.0.1")
         assert own_names("0.0.0.0", public, "secret") is None  # clients without the token are refused anyway
-        assert {"images.example", "lab7.local"} < set(own_names("Images.example", public, None) or ())
+        assert "localhost" in (own_names("0.0.0.0", public, None) or ())
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_paths_do_not_leave_the_page_and_the_api(client: TestClient) -> None:
+    for path in (
         *("/page/../run.py", "/page/..%2frun.py", "/page//etc/passwd", "/page/", "/%ff%fe", "/page/page.css%00.py"),
         *("/api/images/..%2f..%2fetc%2fpasswd", "/api/images/1/../../../etc/passwd"),
-    ],
-)
-def test_paths_do_not_leave_the_page_and_the_api(path: str, client: TestClient) -> None:
-    assert client.get(path).status_code in (404, 422)
+    ):
+        assert client.get(path).status_code in (404, 422), path
 
 
 def test_only_bytes_that_were_indexed_are_served(tmp_path: Path) -> None:
@@ -130,35 +114,17 @@ def test_only_bytes_that_were_indexed_are_served(tmp_path: Path) -> None:
         assert client.get("/api/images/6").content == contents[5]  # a link to what was indexed
 
 
-def test_formats_that_browsers_cannot_show_become_jpeg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    types = {"a.tif": "jpeg", "b.webp": "webp", "c.pcx": "jpeg"}
+def test_formats_that_browsers_cannot_show_become_jpeg(tmp_path: Path) -> None:
     records = []
-    for name, scene in zip(types, scenes()):
+    for name, scene in zip(("a.tif", "b.webp", "c.pcx"), scenes()):
         scene.image.load().save(tmp_path / name)
         records.append(Record(name, FileImage(tmp_path / name), ("a scene",), None))
     small_index(tmp_path / "park.hnc", [*records, scenes()[9]])  # the last one is no file
     with served(tmp_path / "park.hnc") as client:
-        for number, kind in enumerate(types.values(), 1):
-            response = client.get(f"/api/images/{number}")
-            assert response.headers["content-type"] == f"image/{kind}"
-            assert Image.open(io.BytesIO(response.content)).size == (192, 192)
-        assert response.content == client.get("/api/images/3/thumbnail").content  # of a format that is not decoded
-        assert [client.get(f"/api/images/4{part}").status_code for part in ("", "/thumbnail")] == [404, 200]
-        monkeypatch.setattr(images, "MAX_FILE", 1000)
-        assert client.get("/api/images/1").status_code == 410
-    monkeypatch.undo()
-    with served(tmp_path / "park.hnc", max_pixels=100) as client:
-        assert client.get("/api/images/1").content == client.get("/api/images/1/thumbnail").content
-
-
-def png_of(width: int, height: int) -> bytes:
-    """A PNG of a few bytes whose header declares so many pixels."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
-
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
+        jpeg, webp, small, missing = (client.get(f"/api/images/{number}") for number in range(1, 5))
+        assert (jpeg.content[:2], webp.headers["content-type"]) == (b"\xff\xd8", "image/webp")
+        assert small.content == client.get("/api/images/3/thumbnail").content  # such files are not decoded
+        assert missing.status_code == 404
 
 
 def encoded(kind: str, size: tuple[int, int] = (48, 48), **options: object) -> bytes:
@@ -167,57 +133,58 @@ def encoded(kind: str, size: tuple[int, int] = (48, 48), **options: object) -> b
     return content.getvalue()
 
 
+def png_of(width: int, height: int) -> bytes:
+    """A PNG whose header declares so many pixels."""
+    content = encoded("PNG")
+    header = b"IHDR" + struct.pack(">II", width, height) + content[24:29]
+    return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
+
+
 def jpeg_of(scans: int) -> bytes:
     plain = encoded("JPEG", progressive=True)
     start = plain.rindex(b"\xff\xda")
     return plain[:-2] + plain[start:-2] * (scans - plain.count(b"\xff\xda")) + plain[-2:]
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize(
-    ("content", "status", "word"),
-    [
-        (encoded("TIFF"), 200, ""),
-        (jpeg_of(100), 200, ""),
-        (jpeg_of(101), 422, "scans"),
-        (encoded("TIFF", compression="jpeg"), 422, "TIFF"),
-        (b"P3\n1 1\n255\n0 1 2\n", 422, "PPM"),
-        *((png_of(*size), 413, "pixels") for size in ((1001, 1000), (60_000, 60_000))),
-        (encoded("PNG", (900_000, 1)), 422, "thin"),
-        (png_of(100, 100), 422, "damaged"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", 422, "format"),  # starts Ghostscript
-        (b"x" * 100_001, 413, "bytes"),
-    ],
-)
-def test_uploads_beyond_the_limits_are_refused(content: bytes, status: int, word: str, client: TestClient) -> None:
-    response = client.post("/api/search/image", content=content, headers=PNG)
-    assert response.status_code == status, response.text
-    assert status == 200 or (list(response.json()) == ["error"] and word in response.json()["error"])
-
-
+JSON, UPLOAD = ("search", "application/json"), ("search/image", "image/png")
 LONG, TENT = b'{"text": "' + b"x" * 300_000 + b'"}', b'{"text": "a tent"}'
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(
-    ("path", "kind", "content", "status"),
+    ("path", "content", "status", "word"),
     [
-        ("search", "application/json", [LONG], 413),  # without a length
-        ("search/image", "image/png", [b"x" * 10_000] * 11, 413),
-        ("search", "Application/JSON; charset=utf-8", TENT, 200),
-        *(("search", kind, TENT, 415) for kind in ("text/plain", "", "multipart/form-data; boundary=x")),
-        *(("search/image", kind, encoded("PNG"), 415) for kind in ("", "application/json", "imagex/png")),
-        *(("search", "application/json", body, 422) for body in (b"", b"{", b"null", b'{"text": "a", "\\ud800": 1}')),
-        *(("search", "application/json", b'{"text": "a", "k": ' + k + b"}", 422) for k in (b"1e999", b"NaN")),
-        ("search", "application/json", b'{"text": "a", "' + b"n" * 10_000 + b'": 1}', 422),
+        (UPLOAD, encoded("TIFF"), 200, ""),
+        (UPLOAD, jpeg_of(100), 200, ""),
+        (UPLOAD, jpeg_of(101), 422, "scans"),
+        (UPLOAD, encoded("TIFF", compression="jpeg"), 422, "TIFF"),
+        (UPLOAD, b"P3\n1 1\n255\n0 1 2\n", 422, "PPM"),
+        *((UPLOAD, png_of(*size), 413, "pixels") for size in ((1001, 1000), (60_000, 60_000))),
+        (UPLOAD, encoded("PNG", (900_000, 1)), 422, "thin"),
+        (UPLOAD, png_of(100, 100), 422, "damaged"),
+        (UPLOAD, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", 422, "format"),  # Ghostscript
+        (UPLOAD, b"x" * 100_001, 413, "bytes"),
+        (UPLOAD, [b"x" * 10_000] * 11, 413, "bytes"),  # without a length
+        (JSON, [LONG], 413, "bytes"),
+        *((("search", kind), TENT, 415, "json") for kind in ("text/plain", "", "multipart/form-data; boundary=x")),
+        *((("search/image", kind), encoded("PNG"), 415, "image") for kind in ("", "application/json", "imagex/png")),
+        *((JSON, body, 422, "") for body in (b"", b"{", b"null", b'{"text": "a", "\\ud800": 1}')),
+        *(
+            (JSON, b'{"text": "a", ' + more + b": 1}", 422, "")
+            for more in (b'"k": NaN, "b"', b'"' + b"n" * 10_000 + b'"')
+        ),
     ],
 )
-def test_bodies_are_limited_and_have_their_type(
-    path: str, kind: str, content: Any, status: int, client: TestClient
+def test_bodies_are_limited_and_validated(
+    path: tuple[str, str], content: Any, status: int, word: str, client: TestClient
 ) -> None:
     given = iter(content) if isinstance(content, list) else content
-    response = client.post(f"/api/{path}", content=given, headers={"Content-Type": kind})
-    assert (response.status_code, list(response.json()) == ["error"]) == (status, status != 200)
-    assert status == 200 or len(response.json()["error"]) <= 500
+    response = client.post(f"/api/{path[0]}", content=given, headers={"Content-Type": path[1]})
+    assert response.status_code == status, response.text
+    if status != 200:
+        (message,) = response.json().values()
+        assert word in message
+        assert len(message) <= 500
 
 
 def test_every_response_has_the_security_headers(client: TestClient) -> None:
@@ -226,14 +193,11 @@ def test_every_response_has_the_security_headers(client: TestClient) -> None:
         client.post("/api/search"),
         client.get("/healthz", headers={"host": "evil.example"}),
     ):
-        policy = response.headers["content-security-policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
+        assert "default-src 'none'" in response.headers["content-security-policy"]
+        assert "unsafe" not in response.headers["content-security-policy"]
         assert response.headers["x-content-type-options"] == "nosniff"
-        assert response.headers["cross-origin-resource-policy"] == "same-origin"
+        assert response.headers["cache-control"] in ("no-store", "private, no-cache")
         assert "access-control-allow-origin" not in response.headers
-    assert client.get("/api/index").headers["cache-control"] == "no-store"
-    assert client.get("/api/images/1").headers["cache-control"] == "private, no-cache"
 
 
 def test_internal_errors_are_logged_and_not_shown_to_clients(

@@ -20,11 +20,10 @@ def thumbnail(image: Image.Image) -> Image.Image:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "P", "CMYK", "I;16"])
-@pytest.mark.parametrize(("size", "expected"), [((321, 320), (320, 319)), ((20, 7), (20, 7)), ((5000, 1), (320, 1))])
-def test_the_longer_side_has_at_most_320_pixels(mode: str, size: tuple[int, int], expected: tuple[int, int]) -> None:
-    image = Image.new("I;16", size) if mode == "I;16" else Image.new("RGB", size, "teal").convert(mode)
-    found = thumbnail(image)
-    assert (found.format, found.mode, found.size) == ("JPEG", "RGB", expected)
+def test_the_longer_side_has_at_most_320_pixels(mode: str) -> None:
+    for size, expected in (((321, 320), (320, 319)), ((20, 7), (20, 7)), ((5000, 1), (320, 1))):
+        found = thumbnail(Image.new(mode, size))
+        assert (found.format, found.mode, found.size) == ("JPEG", "RGB", expected)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))

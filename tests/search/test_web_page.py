@@ -1,4 +1,4 @@
-"""The page in a real browser: searches, near-duplicates, the viewer, heat maps, keys, errors, names stay text."""
+"""The page in a real browser: searches, near-duplicates, the viewer, heat maps, errors; names stay text."""
 
 from __future__ import annotations
 
@@ -24,19 +24,14 @@ from hnclip.search.writer import Change
 TEXT, OTHER = scenes()[15].captions[0], scenes()[17].captions[0]
 NAME, OTHER_NAME = "park-validation-0-3-3.png", "park-validation-0-4-1.png"
 EVIL = "<img src=x onerror=\"document.title = 'owned'\"><script>document.title = 'owned'</script> & {}"
-HOSTILE = (EVIL, f"{'w' * 400} {EVIL}", "قارب أحمر عند الرصيف 🎉")
+HOSTILE = (EVIL, f"{'w' * 400} {EVIL}")
 WIDE = (400, 160)  # an image of which the model sees the middle alone
-K, UPLOAD = 30, 100_000
-
-# Elements that reach over the right edge of the window and are not inside one that scrolls.
-OUTSIDE = """() => [...document.querySelectorAll("body *")]
-  .filter(e => e.checkVisibility() && !e.closest(".members, .scroll"))
-  .filter(e => e.getBoundingClientRect().right > innerWidth + 0.5).map(e => e.outerHTML.slice(0, 80))"""
+K = 30
 
 # A file that is dropped on the page.
-DROP = """([name, type, text]) => {
+DROP = """([type, text]) => {
   const given = new DataTransfer();
-  given.items.add(new File([Uint8Array.from(atob(text), c => c.charCodeAt(0))], name, {type}));
+  given.items.add(new File([Uint8Array.from(atob(text), c => c.charCodeAt(0))], "query.png", {type}));
   for (const kind of ["dragover", "drop"]) {
     document.body.dispatchEvent(new DragEvent(kind, {dataTransfer: given, bubbles: true, cancelable: true}));
   }
@@ -68,10 +63,6 @@ class Visit:
     def search(self, text: str) -> None:
         self.page.fill("#box", text)
         self.page.press("#box", "Enter")
-        self.settle()
-
-    def settle(self) -> None:
-        """Wait for the response of a search."""
         expect(self.page.locator("#progress")).to_be_hidden()
         expect(self.page.locator("#found")).not_to_have_attribute("aria-busy", "true")
 
@@ -102,7 +93,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     small_index(path, records)
     with continue_index(path) as writer:
         writer.commit(Change(problems=[(Problem("corrupt image", f"{EVIL}.jpg", f"{EVIL}.jpg is empty"), "a stamp")]))
-    with live(path, max_k=K, max_upload=UPLOAD) as found:
+    with live(path, max_k=K) as found:
         yield found
 
 
@@ -117,13 +108,11 @@ def visit(browser: Browser, server: Live) -> Iterator[Any]:
     """Opens the page, which may only send requests to its own server, and must follow its policy."""
     visits = list[Visit]()
 
-    def opened(at: str = "", *, server: Live = server, **options: Any) -> Visit:
-        context = browser.new_context(
-            **{"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options}
-        )
+    def opened(server: Live = server) -> Visit:
+        context = browser.new_context(reduced_motion="reduce")
         context.set_default_timeout(1000 * PATIENCE)
         visits.append(Visit(context.new_page(), server))
-        visits[-1].page.goto(server.address + at)
+        visits[-1].page.goto(server.address)
         return visits[-1]
 
     yield opened
@@ -137,21 +126,18 @@ def visit(browser: Browser, server: Live) -> Iterator[Any]:
 def test_a_search_and_the_history(visit: Any) -> None:
     here = visit()
     here.search(TEXT)
-    hits = here.api("search", text=TEXT, k=24)["hits"]
     tiles = {tile.get_attribute("data-id"): tile for tile in here.page.locator(".tile").all()}
     assert {number: tile.locator(".score").inner_text() for number, tile in tiles.items()} == {
-        str(hit["id"]): f"{hit['score']:.2f}" for hit in hits
+        str(hit["id"]): f"{hit['score']:.2f}" for hit in here.api("search", text=TEXT, k=24)["hits"]
     }
     here.page.check("#rerank", force=True)
     best = here.api("search", text=TEXT, k=24, rerank=True)["hits"][0]
     here.shows(f".tile[data-id='{best['id']}'] .score", f"{best['token_score']:.2f}")
-    here.page.go_back()
-    expect(here.page.locator("#rerank")).not_to_be_checked()
     here.search(OTHER)
     here.shows(".tile-name", OTHER_NAME)
     for go in (here.page.go_back, here.page.reload):
         go()
-        here.shows(".tile-name", NAME)
+        here.shows(f".tile[data-id='{best['id']}'] .score", f"{best['token_score']:.2f}")
         assert here.page.input_value("#box") == TEXT
     here.page.mouse.wheel(0, 100_000)
     here.until(f"document.querySelectorAll('.tile').length === {K}")
@@ -160,22 +146,15 @@ def test_a_search_and_the_history(visit: Any) -> None:
 
 def test_search_by_images_that_are_dropped_or_chosen(visit: Any, server: Live) -> None:
     here, files = visit(), server.index.parent / "images"
-
-    def drop(content: bytes, kind: str = "image/png") -> None:
-        here.page.evaluate(DROP, ["query.png", kind, base64.b64encode(content).decode()])
-
-    drop((files / NAME).read_bytes())
-    here.shows("#chip-name", "query.png")
+    here.page.evaluate(DROP, ["image/png", base64.b64encode((files / NAME).read_bytes()).decode()])
     here.shows(".tile-name", NAME)
-    here.shows(".tile .score", "1.00")
     here.page.set_input_files("#file", files / OTHER_NAME)
     here.shows(".tile-name", OTHER_NAME)
     here.page.check("input[value=captions]", force=True)
     here.shows(".caption-text", OTHER)
+    here.page.evaluate(DROP, ["text/plain", base64.b64encode(b"words").decode()])
+    here.shows("#note", "not an image")
     assert here.messages == []
-    for content, kind, word in ((b"words", "text/plain", "not an image"), (bytes(UPLOAD + 1), "image/png", "0.1 MB")):
-        drop(content, kind)
-        here.shows("#note", word)
 
 
 def test_near_duplicates_are_shown_with_the_words_that_separate_them(visit: Any) -> None:
@@ -183,33 +162,29 @@ def test_near_duplicates_are_shown_with_the_words_that_separate_them(visit: Any)
     here.search(TEXT)
     group, band = here.api("search", text=TEXT, k=24)["groups"][0], here.page.locator(".band").first
     assert [int(tile.get_attribute("data-id")) for tile in band.locator(".tile").all()] == group["ids"]
-    different = [piece for caption in group["captions"] for piece, highlighted in caption["pieces"] if highlighted]
-    assert different
-    assert band.locator("mark").all_inner_texts() == different
     band.get_by_role("button", name="What separates them").click()
     separators = here.api("separate", text=TEXT, ids=group["ids"])["separators"]
     expect(band.locator("tbody th")).to_have_text([one["word"] for one in separators])
     assert band.locator("td").all_inner_texts() == [f"{score:.2f}" for one in separators for score in one["scores"]]
 
 
-def test_the_viewer_shows_the_hits_in_order_and_keeps_its_place(visit: Any) -> None:
+def test_the_viewer_is_used_by_keyboard_and_keeps_its_place(visit: Any) -> None:
     here = visit()
     here.search(TEXT)
+    tiles, keys = here.page.locator(".tile"), here.page.keyboard
     names = here.page.locator(".tile-name").all_inner_texts()
-    here.page.locator(".tile").first.click()
+    for key, number in (("ArrowDown", 0), ("ArrowRight", 1), ("Home", 0)):
+        keys.press(key)
+        expect(tiles.nth(number)).to_be_focused()
+    keys.press("Enter")
     here.until("document.getElementById('viewer-image').src.match(/images.[0-9]+$/)")  # after the thumbnail
     for name in names[1:4]:
-        here.page.keyboard.press("ArrowRight")
+        keys.press("ArrowRight")
         here.shows("#viewer-name", name)
     here.page.reload()
     here.shows("#viewer-name", names[3])
-    here.page.keyboard.press("Escape")
+    keys.press("Escape")
     expect(here.page.locator(".tile", has_text=names[3])).to_be_focused()
-    here.page.keyboard.press("Enter")
-    here.page.click("#similar")
-    here.shows(".tile-name", names[3])
-    here.page.go_back()
-    here.shows("#viewer-name", names[3])
     assert here.messages == []
 
 
@@ -227,41 +202,16 @@ def test_the_heat_map_of_a_word_covers_what_the_model_sees(visit: Any) -> None:
     here.page.locator(".word").last.click()
     here.page.mouse.move(1, 1)  # the word under the mouse would be shown instead of the chosen one
     here.shows("#legend-word", word["text"])
-    here.shows("#legend-high", f"{max(word['patches']):.2f}")
-    for patch, colour in ((max, [255, 226, 110, 128]), (min, [14, 18, 44, 150])):
-        row, column = divmod(word["patches"].index(patch(word["patches"])), explained["columns"])
-        place = [(column + 0.5) / explained["columns"], (row + 0.5) / explained["rows"]]
-        assert here.page.evaluate(PIXEL, place) == pytest.approx(colour, abs=12)
+    row, column = divmod(word["patches"].index(word["score"]), explained["columns"])
+    place = [(column + 0.5) / explained["columns"], (row + 0.5) / explained["rows"]]
+    assert here.page.evaluate(PIXEL, place) == pytest.approx([255, 226, 110, 128], abs=12)  # the best patch
     image, heat = (here.page.locator(name).bounding_box() for name in ("#viewer-image", "#heat"))
-    assert image["width"] / image["height"] == pytest.approx(WIDE[0] / WIDE[1], rel=0.01)
     assert heat["x"] == pytest.approx(image["x"] + left * image["width"], abs=1)
     assert heat["width"] == pytest.approx((right - left) * image["width"], abs=1)
-    assert (heat["y"], heat["height"]) == pytest.approx((image["y"], image["height"]), abs=1)
-
-
-def test_search_and_viewer_are_used_by_keyboard(visit: Any) -> None:
-    here = visit()
-    keys, tiles, words = here.page.keyboard, here.page.locator(".tile"), here.page.locator(".word")
-    keys.press("/")
-    keys.insert_text(TEXT)
-    keys.press("Enter")
-    here.settle()
-    for key, number in (("ArrowDown", 0), ("ArrowRight", 1), ("Home", 0)):
-        keys.press(key)
-        expect(tiles.nth(number)).to_be_focused()
-    keys.press("Enter")
-    expect(words.first).to_be_visible()
-    for _ in range(30):
-        if here.page.evaluate("document.activeElement.classList.contains('word')"):
-            break
-        keys.press("Tab")
-    expect(words.first).to_have_attribute("aria-pressed", "true")
-    keys.press("Escape")
-    expect(tiles.first).to_be_focused()
 
 
 def test_names_captions_and_problems_stay_text(visit: Any) -> None:
-    here = visit(viewport={"width": 320, "height": 800})
+    here = visit()
     here.page.click("#show-problems")
     here.shows("#problem-list", f"{EVIL}.jpg is empty")
     here.page.keyboard.press("Escape")
@@ -273,56 +223,29 @@ def test_names_captions_and_problems_stay_text(visit: Any) -> None:
         here.shows("#viewer-name", f"{number}.jpg")
         here.shows("#viewer-captions", text)
         expect(here.page.locator(".word").first).to_be_visible()
-        assert here.page.evaluate(OUTSIDE) == []
         here.page.keyboard.press("Escape")
         here.until("!document.querySelector('#viewer').open && history.state?.opened !== true")
     assert here.page.locator("img[src=x], main script").count() == 0
     assert "owned" not in here.page.title()
-    assert [text for text in here.messages if "404" not in text] == []
 
 
-def test_errors_are_shown_until_the_server_answers_again(visit: Any, server: Live) -> None:
-    with live(server.index) as own:
-        here = visit(server=own)
-        here.search("?!")
-        here.shows("#notice[role=alert]", "no words")
-        own.stop()
-        here.search(OTHER)
-        here.shows("#notice[role=alert]", "cannot be reached")
-        own.start()
-        here.page.get_by_role("button", name="Try again").click()
-        here.shows(".tile-name", OTHER_NAME)
-        expect(here.page.locator("#notice")).to_be_hidden()
-        here.page.context.close()
-
-
-def test_a_locked_index_is_opened_with_its_token(visit: Any, server: Live) -> None:
+def test_a_locked_index_and_a_server_that_is_restarted(visit: Any, server: Live) -> None:
     with live(server.index, token="sesame") as locked:
-        here = visit("#q=a+tree", server=locked)
+        here = visit(locked)
         for token in ("wrong", "sesame"):
             here.page.fill("#token", token)
             here.page.press("#token", "Enter")
             if token == "wrong":
                 here.shows("#unlock-error", "wrong")
-        here.until("document.querySelector('.tile img')?.naturalWidth > 0")  # images need the cookie
-        here.page.reload()
-        here.settle()
         expect(here.page.locator("#unlock")).to_be_hidden()
+        here.search("?!")
+        here.shows("#notice[role=alert]", "no words")
+        here.search(TEXT)
+        here.until("document.querySelector('.tile img')?.naturalWidth > 0")  # images need the cookie
+        locked.stop()
+        here.search(OTHER)
+        here.shows("#notice[role=alert]", "cannot be reached")
+        locked.start()  # its cookies are new
+        here.page.get_by_role("button", name="Try again").click()
+        expect(here.page.locator("#unlock")).to_be_visible()
         here.page.context.close()
-
-
-def test_everything_fits_on_a_phone(visit: Any) -> None:
-    phone = {"width": 320, "height": 800}
-    here = visit(viewport=phone, has_touch=True, is_mobile=True)
-    here.page.fill("#box", TEXT)
-    here.page.tap("#submit")
-    here.settle()
-    here.page.get_by_role("button", name="What separates them").first.tap()
-    expect(here.page.locator("td").first).to_be_visible()
-    assert here.page.evaluate("document.documentElement.scrollWidth") == phone["width"]
-    assert here.page.evaluate(OUTSIDE) == []
-    here.page.locator(".tile").first.tap()
-    here.page.locator(".word").nth(3).tap()
-    expect(here.page.locator("#heat")).to_be_visible()
-    assert here.page.evaluate(OUTSIDE) == []
-    assert here.messages == []
