@@ -140,23 +140,20 @@ def test_a_missing_package_or_server_and_a_damaged_engine_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engines, "FEW", 100)
-    path, uri = tmp_path / "x.hnc", "http://127.0.0.1:1"
+    path = tmp_path / "x.hnc"
     with open_writer(path, about(engine="faiss-ivf")) as writer:
         add(writer, clusters(120))
-        for package, name in (("faiss", "faiss-ivf"), ("pymilvus", "milvus")):
-            with monkeypatch.context() as patch:
-                patch.setitem(sys.modules, package, None)
-                with pytest.raises(ValueError, match="pip install"):
-                    update_engine(writer, "images", name, uri)
         with pytest.raises(OSError, match=r"127\.0\.0\.1:1"):
-            update_engine(writer, "images", "milvus", uri)
+            update_engine(writer, "images", "milvus", "http://127.0.0.1:1")
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, "faiss", None)
+            with pytest.raises(ValueError, match="pip install"):
+                update_engine(writer, "images", "faiss-ivf")
         update_engine(writer, "images", "faiss-ivf")
         (file,) = path.glob("*.faiss")
-        content = file.read_bytes()
-        for damaged in (content[:-1], bytes(len(content)), None):
+        for damaged in (file.read_bytes()[:-1], bytes(file.stat().st_size)):
             file.unlink()
-            if damaged is not None:
-                file.write_bytes(damaged)
+            file.write_bytes(damaged)
             with IndexReader(path) as reader, pytest.raises(ValueError, match=r"(?s)\.faiss.*--engine faiss-ivf"):
                 open_engine(reader, "images", "faiss-ivf")
         update_engine(writer, "images", "faiss-ivf")

@@ -1,7 +1,8 @@
-"""`hnclip index`: what it reads, encodes, keeps, deletes, lists as problems and refuses."""
+"""`hnclip index`: what it reads, encodes, keeps, deletes, lists as problems and refuses; its thumbnails."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import ExifTags, Image
 from small_index import bundled
 from store_helpers import all_files, vectors_of
 
@@ -21,11 +23,12 @@ from encode_helpers import PROCESSES, save_picture
 from hnclip.cli import main
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage, Problem
-from hnclip.data.image_sources import FileImage
+from hnclip.data.image_sources import FileImage, decode_image
+from hnclip.data.images import to_rgb
 from hnclip.models.load import load
 from hnclip.search import indexer
 from hnclip.search.database import Kind
-from hnclip.search.indexer import build_index
+from hnclip.search.indexer import build_index, make_thumbnail
 from hnclip.search.reader import IndexReader
 from hnclip.search.render import IndexResult
 from hnclip.search.scan import open_source
@@ -259,15 +262,13 @@ def test_a_folder_that_has_moved_is_not_read_again(build: Indexing) -> None:
     check_index(build.out, moved, CAPTIONS)
 
 
-def test_a_table_with_captions_that_the_model_cannot_read(build: Indexing) -> None:
-    rows = {"a/00": ["a house", "<|endoftext|>"], "b/01": ["<|endoftext|>"], "none": ["not there"]}
-    table = build.tmp / "table.jsonl"
-    table.write_text("\n".join(json.dumps({"image": f"images/{n}.png", "caption": c}) for n, c in rows.items()))
-    for expected in ({"added": 2, "encoded": 2, "encoded_captions": 1}, {"unchanged": 2}):
-        result = build(table)
-        assert counts(result) == {**expected, "problems": 3}
-        assert [problem.kind for problem in result.problems] == ["missing image", "empty caption", "empty caption"]
-    assert list(captions_in(build.out).values()) == [("a house",), ()]
+def test_captions_that_the_model_cannot_read_are_listed(build: Indexing) -> None:
+    (build.folder / "a/00.txt").write_text("<|endoftext|>")
+    for expected in ({"added": 11, "encoded": 11, "encoded_captions": 3}, {"unchanged": 11}):
+        result = build()
+        assert counts(result) == {**expected, "problems": 1}
+        assert [problem.kind for problem in result.problems] == ["empty caption"]
+    check_index(build.out, build.folder, {name: some for name, some in CAPTIONS.items() if name != "a/00.png"})
 
 
 def test_images_of_a_tar_file(build: Indexing) -> None:
@@ -303,3 +304,34 @@ def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     forbid(monkeypatch, {tmp_path.name})
     with pytest.raises(ValueError, match="cannot be listed"):
         scanned(tmp_path)
+
+
+CORNERS = np.array([[[255, 0, 0], [0, 255, 0]], [[0, 0, 255], [255, 255, 0]]], np.uint8)  # a colour in each
+
+
+def thumbnail(image: Image.Image) -> Image.Image:
+    return decode_image(make_thumbnail(image), "thumbnail")
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P", "CMYK", "I;16"])
+def test_the_longer_side_has_at_most_320_pixels(mode: str) -> None:
+    for size, expected in (((321, 320), (320, 319)), ((20, 7), (20, 7)), ((5000, 1), (320, 1))):
+        found = thumbnail(Image.new(mode, size))
+        assert (found.format, found.mode, found.size) == ("JPEG", "RGB", expected)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_thumbnails_are_upright_and_without_metadata(turn: int) -> None:
+    exif, content = Image.Exif(), io.BytesIO()
+    exif[ExifTags.Base.Orientation] = turn
+    exif[ExifTags.Base.Make] = "SECRET camera"
+    corners = Image.fromarray(CORNERS).resize((900, 600), Image.Resampling.NEAREST)
+    corners.save(content, "JPEG", exif=exif, icc_profile=b"SECRET", comment=b"SECRET", xmp=b"SECRET")
+    image = decode_image(content.getvalue(), "image")
+    expected, found = to_rgb(image), thumbnail(image)
+    assert found.size == ((320, 213) if expected.width > expected.height else (213, 320))
+    for x, y in ((0.25, 0.25), (0.25, 0.75), (0.75, 0.25), (0.75, 0.75)):
+        colours = [one.getpixel((int(x * one.width), int(y * one.height))) for one in (expected, found)]
+        assert np.abs(np.subtract(*colours)).max() < 40
+    assert b"SECRET" not in make_thumbnail(image)
+    assert not found.getexif()
