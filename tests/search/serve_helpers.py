@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,36 +49,32 @@ def served(index: Path, *, token: str | None = None, **settings: Any) -> Iterato
         yield client
 
 
+@dataclass(frozen=True)
 class Live:
-    """`hnclip serve` on a thread; it can be stopped, and started again at the same address."""
+    """A server that listens at a port of this machine."""
 
-    def __init__(self, index: Path, token: str | None, settings: Settings) -> None:
-        self.index, self.token, self.port, self.settings = index, token, 0, settings
+    index: Path
+    port: int
 
-    def start(self) -> None:
-        self.listener = listen("127.0.0.1", self.port)
-        self.port = self.listener.getsockname()[1]
-        self.address = f"http://127.0.0.1:{self.port}/"
-        self.server = make_server(open_index(self.index), self.listener, self.settings, self.token)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
-        self.thread.start()
-        until(lambda: self.server.started)
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(PATIENCE)
-        self.listener.close()
-        assert not self.thread.is_alive()
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
 
 
 @contextmanager
 def live(index: Path, *, token: str | None = None, **settings: Any) -> Iterator[Live]:
-    server = Live(index, token, Settings(port=0, **settings))
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+    """`hnclip serve` on a thread."""
+    with listen("127.0.0.1", 0) as listener:
+        server = make_server(open_index(index), listener, Settings(port=0, **settings), token)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            until(lambda: server.started)
+            yield Live(index, listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 def ask(port: int, path: str, body: Any = None, token: str = "") -> tuple[int, Any]:

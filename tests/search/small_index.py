@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -41,10 +41,9 @@ def small_index(
         files: directory to write the images to as PNG files; without it they stay where they are, and generated scenes
             have no place of their own.
     """
-    model = model or bundled()
+    model, root = model or bundled(), None if files is None else files.absolute()
     images = [record.image if files is None else _write(record, files) for record in records]
     texts = list(dict.fromkeys(text for record in records for text in record.captions))
-    root = None if files is None else files.absolute()
     about = About(
         model=name,
         source=model.source,
@@ -54,17 +53,17 @@ def small_index(
         data="records of a test",
         root=None if root is None else str(root),
     )
-    change = Change(captions=dict(zip(texts, model.encode(texts))) if texts else {}, images=[], files=[])
+    new_images, new_files = list[NewImage](), list[NewFile]()
     for record, image in zip(records, images):
         digest, decoded = content_hash(image.read()), image.load()
         (vector,) = model.encode([decoded])
         own = image.path.name if isinstance(image, FileImage) and files else record.id
-        change.images.append(NewImage(digest, vector, upright_shape(decoded), make_thumbnail(decoded)))
-        change.files.append(NewFile(own, digest, place_of(image, root), image.stamp(), record.captions))
+        new_images.append(NewImage(digest, vector, upright_shape(decoded), make_thumbnail(decoded)))
+        new_files.append(NewFile(own, digest, place_of(image, root), image.stamp(), record.captions))
     with open_writer(path, about) as writer:
-        if root is not None and writer.about.root is None:
-            writer.set_about(replace(writer.about, root=str(root)))
-        writer.commit(change)
+        if writer.about.root is None:
+            writer.set_about(about)
+        writer.commit(Change(new_images, dict(zip(texts, model.encode(texts) if texts else ())), new_files))
 
 
 def _write(record: Record, files: Path) -> ImageSource:

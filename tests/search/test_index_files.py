@@ -146,11 +146,6 @@ def test_a_full_disk_is_reported_and_loses_nothing(where: str, tmp_path: Path, m
         check_state(reader, {"new.jpg": (20, ("new",))})
 
 
-def overwrite_pages(path: Path) -> None:
-    content = (path / "index-1.db").read_bytes()
-    (path / "index-1.db").write_bytes(content[:4096] + bytes(len(content) - 4096))
-
-
 def overwrite_meta(path: Path) -> None:
     with sqlite3.connect(path / "index-1.db") as database:
         database.execute("UPDATE meta SET value = '{}' WHERE key = 'images'")
@@ -163,9 +158,7 @@ def flip_bit(path: Path, name: str = "images-1.f16") -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "no database": lambda path: (path / "index-1.db").unlink(),
     "not a database": lambda path: (path / "index-1.db").write_bytes(b"something else" * 1000),
-    "pages of zeros": overwrite_pages,
     "meta": overwrite_meta,
     "vectors cut": lambda path: os.truncate(path / "images-1.f16", 100),
     "vectors deleted": lambda path: (path / "captions-1.f16").unlink(),

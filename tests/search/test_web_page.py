@@ -52,10 +52,6 @@ class Visit:
         """Wait until the first element of a selector contains a text."""
         expect(self.page.locator(selector).first).to_contain_text(text)
 
-    def until(self, condition: str) -> None:
-        """`wait_for_function` evaluates text inside the page, which the page's policy forbids."""
-        until(lambda: self.page.evaluate(condition))
-
     def api(self, path: str, **asked: Any) -> Any:
         """The response of the server."""
         return self.page.request.post(f"{self.server.address}api/{path}", data=asked).json()
@@ -124,7 +120,7 @@ def test_searches_by_text_and_image_and_the_history(visit: Any) -> None:
     here.page.set_input_files("#file", here.server.index.parent / "images" / OTHER_NAME)
     here.shows(".tile-name", OTHER_NAME)
     here.page.mouse.wheel(0, 100_000)
-    here.until(f"document.querySelectorAll('.tile').length === {K}")
+    until(lambda: here.page.evaluate(f"document.querySelectorAll('.tile').length === {K}"))
 
 
 def test_near_duplicates_are_shown_with_the_words_that_separate_them(visit: Any) -> None:
@@ -147,7 +143,7 @@ def test_the_viewer_is_used_by_keyboard_and_keeps_its_place(visit: Any) -> None:
         keys.press(key)
         expect(tiles.nth(number)).to_be_focused()
     keys.press("Enter")
-    here.until("document.getElementById('viewer-image').src.match(/images.[0-9]+$/)")  # after the thumbnail
+    until(lambda: here.page.evaluate("document.getElementById('viewer-image').src.match(/images.[0-9]+$/)"))
     for name in names[1:4]:
         keys.press("ArrowRight")
         here.shows("#viewer-name", name)
@@ -190,7 +186,7 @@ def test_names_captions_and_problems_stay_text(visit: Any) -> None:
         here.shows("#viewer-captions", text)
         expect(here.page.locator(".word").first).to_be_visible()
         here.page.keyboard.press("Escape")
-        here.until("!document.querySelector('#viewer').open && history.state?.opened !== true")
+        until(lambda: here.page.evaluate("!document.querySelector('#viewer').open && history.state?.opened !== true"))
     assert here.page.locator("img[src=x], main script").count() == 0
     assert "owned" not in here.page.title()
 
@@ -205,5 +201,5 @@ def test_a_locked_index_is_opened_with_its_token(visit: Any, server: Live) -> No
                 here.shows("#unlock-error", "wrong")
         expect(here.page.locator("#unlock")).to_be_hidden()
         here.search(TEXT)
-        here.until("document.querySelector('.tile img')?.naturalWidth > 0")  # images need the cookie
+        until(lambda: here.page.evaluate("document.querySelector('.tile img')?.naturalWidth > 0"))
         here.page.context.close()
