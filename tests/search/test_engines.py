@@ -151,7 +151,7 @@ def test_a_missing_package_or_server_and_a_damaged_engine_are_reported(
                 update_engine(writer, "images", "faiss-ivf")
         update_engine(writer, "images", "faiss-ivf")
         (file,) = path.glob("*.faiss")
-        for damaged in (file.read_bytes()[:-1], bytes(file.stat().st_size)):
+        for damaged in (bytes(file.stat().st_size), file.read_bytes()[:-1]):
             file.unlink()
             file.write_bytes(damaged)
             with IndexReader(path) as reader, pytest.raises(ValueError, match=r"(?s)\.faiss.*--engine faiss-ivf"):

@@ -28,7 +28,7 @@ from store_helpers import continue_index
 from hnclip.core import Problem
 from hnclip.search.searcher import Searcher, open_index
 from hnclip.search.serve import service
-from hnclip.search.serve.run import is_local, listen, own_names
+from hnclip.search.serve.run import Settings, is_local, listen, own_names
 from hnclip.search.writer import Change
 
 TEXT = scenes()[3].captions[0]
@@ -141,6 +141,12 @@ def test_text_is_searched_without_a_model(index: Path, monkeypatch: pytest.Monke
     with served(index) as client:
         for path, more, status in (("search", {}, 200), ("search", {"rerank": True}, 422), ("explain", {"id": 1}, 422)):
             assert client.post(f"/api/{path}", json={"text": TEXT, **more}).status_code == status
+
+
+def test_invalid_settings_are_refused() -> None:
+    for wrong in ({"port": 70000}, {"timeout": 0.0}, {"max_k": 0}, {"host": " "}, {"threads": -1}):
+        with pytest.raises(ValueError, match=f"--{next(iter(wrong)).replace('_', '-')}"):
+            Settings(**wrong)  # type: ignore[arg-type]
 
 
 def test_the_command_serves_until_a_signal(index: Path) -> None:
@@ -261,7 +267,6 @@ LONG, TENT = b'{"text": "' + b"x" * 300_000 + b'"}', b'{"text": "a tent"}'
 @pytest.mark.parametrize(
     ("path", "content", "status", "word"),
     [
-        (UPLOAD, encoded("TIFF"), 200, ""),
         (UPLOAD, jpeg_of(100), 200, ""),
         (UPLOAD, jpeg_of(101), 422, "scans"),
         (UPLOAD, encoded("TIFF", compression="jpeg"), 422, "TIFF"),
