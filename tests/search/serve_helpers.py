@@ -6,8 +6,9 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,63 +41,50 @@ def scene_index(directory: Path, count: int = 16) -> Path:
 
 
 @contextmanager
-def served(
-    index: Path, *, token: str | None = None, hosts: Collection[str] | None = ("localhost",), **settings: Any
-) -> Iterator[TestClient]:
+def served(index: Path, *, token: str | None = None, **settings: Any) -> Iterator[TestClient]:
     """A client of the application."""
     chosen = Settings(**settings)
-    app = make_app(Service(open_index(index), chosen), chosen, token=token, hosts=hosts)
+    app = make_app(Service(open_index(index), chosen), chosen, token=token, hosts=("localhost",))
     with TestClient(app, base_url="http://localhost:8765", raise_server_exceptions=False) as client:
         yield client
 
 
+@dataclass(frozen=True)
 class Live:
-    """`hnclip serve` on a thread; it can be stopped, and started again at the same address."""
+    """A server that listens at a port of this machine."""
 
-    def __init__(self, index: Path, *, token: str | None = None, **settings: Any) -> None:
-        self.index, self.token, self.port = index, token, 0
-        self.settings = Settings(port=0, **settings)
+    index: Path
+    port: int
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}/"
 
-    def start(self) -> None:
-        self.listener = listen("127.0.0.1", self.port)
-        self.port = self.listener.getsockname()[1]
-        self.server = make_server(open_index(self.index), self.listener, self.settings, self.token)
-        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
-        self.thread.start()
-        until(lambda: self.server.started)
-
-    def stop(self) -> None:
-        self.server.should_exit = True
-        self.thread.join(PATIENCE)
-        self.listener.close()
-        assert not self.thread.is_alive()
-
 
 @contextmanager
 def live(index: Path, *, token: str | None = None, **settings: Any) -> Iterator[Live]:
-    server = Live(index, token=token, **settings)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+    """`hnclip serve` on a thread."""
+    with listen("127.0.0.1", 0) as listener:
+        server = make_server(open_index(index), listener, Settings(port=0, **settings), token)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            until(lambda: server.started)
+            yield Live(index, listener.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
 def ask(port: int, path: str, body: Any = None, token: str = "") -> tuple[int, Any]:
     """Status and JSON of a response, over a connection of its own."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
-    try:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
         content = None if body is None else json.dumps(body)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
         connection.request("GET" if body is None else "POST", path, content, headers)
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
-    finally:
-        connection.close()
 
 
 def until(condition: Callable[[], object]) -> None:

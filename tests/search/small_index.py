@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
@@ -41,46 +41,29 @@ def small_index(
         files: directory to write the images to as PNG files; without it they stay where they are, and generated scenes
             have no place of their own.
     """
-    model = model or bundled()
+    model, root = model or bundled(), None if files is None else files.absolute()
     images = [record.image if files is None else _write(record, files) for record in records]
     texts = list(dict.fromkeys(text for record in records for text in record.captions))
-    decoded = [image.load() for image in images]
-    root = None if files is None else files.absolute()
     about = About(
         model=name,
         source=model.source,
         fingerprint=model_fingerprint(model),
         opening=asdict(Opening()),
         width=model.width,
-        data="records of a test" if files is None else str(files),
+        data="records of a test",
         root=None if root is None else str(root),
     )
+    new_images, new_files = list[NewImage](), list[NewFile]()
+    for record, image in zip(records, images):
+        digest, decoded = content_hash(image.read()), image.load()
+        (vector,) = model.encode([decoded])
+        own = image.path.name if isinstance(image, FileImage) and files else record.id
+        new_images.append(NewImage(digest, vector, upright_shape(decoded), make_thumbnail(decoded)))
+        new_files.append(NewFile(own, digest, place_of(image, root), image.stamp(), record.captions))
     with open_writer(path, about) as writer:
-        if root is not None and writer.about.root is None:
-            writer.set_about(replace(writer.about, root=str(root)))
-        if not records:
-            return
-        hashes = [content_hash(image.read()) for image in images]
-        vectors = model.encode(decoded)  # [N, D]
-        writer.commit(
-            Change(
-                images=[
-                    NewImage(digest, vector, upright_shape(image), make_thumbnail(image))
-                    for digest, vector, image in zip(hashes, vectors, decoded)
-                ],
-                captions=dict(zip(texts, model.encode(texts))) if texts else {},
-                files=[
-                    NewFile(
-                        name=image.path.name if isinstance(image, FileImage) and files else record.id,
-                        hash=digest,
-                        place=place_of(image, root),
-                        stamp=image.stamp(),
-                        captions=record.captions,
-                    )
-                    for record, image, digest in zip(records, images, hashes)
-                ],
-            )
-        )
+        if writer.about.root is None:
+            writer.set_about(about)
+        writer.commit(Change(new_images, dict(zip(texts, model.encode(texts) if texts else ())), new_files))
 
 
 def _write(record: Record, files: Path) -> ImageSource:

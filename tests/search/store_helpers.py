@@ -9,6 +9,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +76,20 @@ def vectors_of(reader: IndexReader, kind: Kind) -> dict[int, np.ndarray]:
 def check_state(reader: IndexReader, state: State) -> None:
     """The index holds exactly this state, and each vector is that of its image or caption."""
     files = {file.name: file for file in all_files(reader)}
-    assert {name: (file.hash, file.captions) for name, file in files.items()} == {
-        name: (image_hash(number), texts) for name, (number, texts) in state.items()
+    assert reader.count("images") == len(files)
+    assert {name: (file.hash, file.width, file.captions) for name, file in files.items()} == {
+        name: (image_hash(number), number + 1, texts) for name, (number, texts) in state.items()
     }
-    assert reader.count("images") == len(state)
     vectors = vectors_of(reader, "images")
     for name, (number, _) in state.items():
-        file = files[name]
-        assert (file.width, reader.thumbnail(file.image)) == (number + 1, b"thumbnail %d" % number)
-        assert np.array_equal(vectors[file.image], unit_vector(number).astype(np.float16))
-    found = reader.captions(np.delete(reader.ids["captions"], reader.deleted["captions"]).tolist())
-    assert {text for _, some in state.values() for text in some} == {caption.text for caption in found.values()}
-    vectors = vectors_of(reader, "captions")
+        assert reader.thumbnail(files[name].image) == b"thumbnail %d" % number
+        assert np.array_equal(vectors[files[name].image], unit_vector(number).astype(np.float16))
+    found, vectors = reader.captions(reader.ids["captions"].tolist()), vectors_of(reader, "captions")
+    owners = {caption.text: {file.name for file in caption.files} for caption in found.values()}
+    texts = {text for _, some in state.values() for text in some}
+    assert owners == {text: {name for name, (_, some) in state.items() if text in some} for text in texts}
     for number, caption in found.items():
         assert np.array_equal(vectors[number], unit_vector(caption.text).astype(np.float16))
-        assert {file.name for file in caption.files} == {n for n, (_, some) in state.items() if caption.text in some}
 
 
 def random_state(random: np.random.Generator) -> State:
@@ -101,23 +101,22 @@ def random_state(random: np.random.Generator) -> State:
     }
 
 
-def write_states(path: Path, log: Path, seed: int, kill_at: int) -> None:
-    """Commit random states, compact, and replace the index; a log lists what has begun and what is done. With `kill_at`
-    the process kills itself before its n-th operation on the disk; otherwise it runs until it is killed."""
+def write_states(path: Path, log: Path, seed: int) -> None:
+    """Commit random states, compact, and replace the index; a log lists what has begun and what is done."""
     random = np.random.default_rng(seed)
-    if kill_at:
-        _kill_before(kill_at)
+
+    def note(what: str, state: State) -> None:
+        with log.open("a") as file:
+            file.write(json.dumps([what, state]) + "\n")
 
     def step(writer: IndexWriter, done: Callable[[], object] = lambda: None) -> None:
-        state = random_state(random)
-        _append(log, "begun", state)
+        note("begun", state := random_state(random))
         writer.commit(change_to(writer, state))
         writer.delete_unused()
         done()
-        _append(log, "done", state)
+        note("done", state)
 
-    turns = 2 if kill_at else 10**9
-    for turn in range(turns):
+    for turn in range(2):
         with open_writer(path, about()) as writer:
             writer.verify()
             for _ in range(4):
@@ -128,19 +127,13 @@ def write_states(path: Path, log: Path, seed: int, kill_at: int) -> None:
             step(writer, writer.publish)
 
 
-def _append(log: Path, what: str, state: State) -> None:
-    with log.open("a") as file:
-        file.write(json.dumps([what, state]) + "\n")
-
-
-def _kill_before(number: int) -> None:
+def kill_before(number: int) -> None:
     """Count what changes the disk, and send SIGKILL to this process before the n-th time."""
-    left = [number]
+    left = iter(range(number - 1))
 
     def counted(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **named: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0:
+            if next(left, None) is None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*given, **named)
 
@@ -150,12 +143,11 @@ def _kill_before(number: int) -> None:
         execute = counted(sqlite3.Connection.execute)  # type: ignore[assignment]
         executemany = counted(sqlite3.Connection.executemany)  # type: ignore[assignment]
 
-    connecting = sqlite3.connect
-    sqlite3.connect = lambda *given, **named: connecting(*given, **named, factory=Counted)  # type: ignore[assignment]
-    writer_module.append_bytes = counted(writer_module.append_bytes)
-    os.fsync, os.replace = counted(os.fsync), counted(os.replace)  # type: ignore[assignment]
-    Path.unlink = counted(Path.unlink)  # type: ignore[method-assign]
+    sqlite3.connect = partial(sqlite3.connect, factory=Counted)  # type: ignore[assignment]
+    for place, name in ((writer_module, "append_bytes"), (os, "fsync"), (os, "replace"), (Path, "unlink")):
+        setattr(place, name, counted(getattr(place, name)))
 
 
 if __name__ == "__main__":
-    write_states(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    kill_before(int(sys.argv[3]))
+    write_states(Path(sys.argv[1]), Path(sys.argv[2]), seed=int(sys.argv[3]))

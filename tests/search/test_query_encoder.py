@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -10,14 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from small_index import bundled, small_index
 from store_helpers import continue_index
 
 from hnclip.core import Record
 from hnclip.data.scenes import scene_records
-from hnclip.data.texts import TextTransform, clean_caption
+from hnclip.data.texts import clean_caption
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.search import query_encoder
@@ -48,25 +46,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "text",
     [
-        CAPTION,
         CAPTION * 9,  # longer than the context
         "tree " * 246,  # as long as the context
         " the dog’s\n&amp; cat's house ",
-        "красный дом, 红色的房子, บ้านสีแดง",
-        "a house 🏠 and 👩‍👩‍👧 a dog 🐶",
+        "красный дом, 红色的房子, a house 🏠 and 👩‍👩‍👧 a dog",
         "test.png",
     ],
 )
 def test_onnxruntime_and_torch_find_the_same(text: str, folder: Path) -> None:
-    results = []
-    for path in ("exported.hnc", "plain.hnc"):
-        with open_index(folder / path, model="bundled") as index:
-            results += [index.search(text, k=6), index.search(text, k=6, find="captions")]
-    for one, other in zip(results[:2], results[2:]):
-        assert [hit.row for hit in one.hits or one.captions] == [hit.row for hit in other.hits or other.captions]
-        scores = [[hit.score for hit in result.hits or result.captions] for result in (one, other)]
-        assert scores[0] == pytest.approx(scores[1], abs=1e-3)
-        assert one.truncated == other.truncated == (text == CAPTION * 9)
+    with open_index(folder / "exported.hnc") as index, open_index(folder / "plain.hnc", model="bundled") as plain:
+        one, other = index.search(text, k=6), plain.search(text, k=6)
+    assert [hit.row for hit in one.hits] == [hit.row for hit in other.hits]
+    assert [hit.score for hit in one.hits] == pytest.approx([hit.score for hit in other.hits], abs=1e-3)
+    assert one.truncated == other.truncated == (text == CAPTION * 9)
 
 
 @pytest.mark.parametrize("write", [write_siglip, write_two_towers])
@@ -81,24 +73,15 @@ def test_models_of_other_families(write: Callable[[Path], Path], tmp_path: Path)
         for text, vector in zip(texts, model.encode(texts)):
             score = index.search(text).hits[0].score
             assert score == pytest.approx(index.reader.vectors["images"][0] @ vector, abs=1e-3)
-        (explained,) = index.explain(texts[0], [1])
-    assert [word.text for word in explained.words] == texts[0].split()
-    patches = np.array([word.patches for word in explained.words])
-    assert patches.shape == (6, explained.rows * explained.columns)
-    assert np.isfinite(patches).all()
+        assert [word.text for word in index.explain(texts[0], [1])[0].words] == texts[0].split()
 
 
 def test_a_new_process_needs_neither_torch_nor_transformers_nor_the_model(folder: Path) -> None:
     program = (
         "import sys; from hnclip.cli import main; code = main(sys.argv[1:]);"
-        "print([name for name in ('torch', 'transformers') if name in sys.modules]); sys.exit(code)"
+        "assert not {'torch', 'transformers'} & set(sys.modules); sys.exit(code)"
     )
-    command = [sys.executable, "-c", program, "search", str(folder / "exported.hnc"), CAPTION, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
-    found, imported = done.stdout.splitlines()
-    assert imported == "[]"
-    with open_index(folder / "plain.hnc", model="bundled") as index:
-        assert [hit["id"] for hit in json.loads(found)["hits"]] == [hit.file.id for hit in index.search(CAPTION).hits]
+    subprocess.run([sys.executable, "-c", program, "search", folder / "exported.hnc", CAPTION], check=True)
 
 
 def test_a_model_that_moved_or_is_another_one_is_reported(folder: Path, model_directory: Path) -> None:
@@ -107,26 +90,15 @@ def test_a_model_that_moved_or_is_another_one_is_reported(folder: Path, model_di
             open_index(folder / "plain.hnc", model=name)
         with open_index(folder / "exported.hnc", model=name) as index:
             assert index.search(CAPTION).hits
-            for options in ({"text": CAPTION, "rerank": True}, {"image": RECORDS[0].image.load()}):
-                with pytest.raises(ValueError, match=message):
-                    index.search(**options)
-
-
-def overwrite_weights(file: Path) -> None:
-    """Some weights become NaN."""
-    content = bytearray(file.read_bytes())
-    start = len(content) * 3 // 4
-    content[start : start + 4000] = b"\xff" * 4000
-    file.write_bytes(content)
+            with pytest.raises(ValueError, match=message):
+                index.search(CAPTION, rerank=True)
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("text.onnx", overwrite_weights),
         ("text.onnx", lambda file: file.write_bytes(b"?" * file.stat().st_size)),
         ("tokenizer.json", lambda file: file.write_bytes(file.read_bytes()[:-100])),
-        ("tokenizer.json", Path.unlink),
     ],
 )
 def test_a_damaged_text_encoder_is_reported_and_an_update_repairs_it(
@@ -136,37 +108,19 @@ def test_a_damaged_text_encoder_is_reported_and_an_update_repairs_it(
     damage(path / "text-1" / name)
     for limit in (query_encoder.CHECKED, 0):  # checksums of large files are not compared
         monkeypatch.setattr(query_encoder, "CHECKED", limit)
-        with pytest.raises(ValueError, match=r"(?s)is damaged.*hnclip index .* --out \S+$"), open_index(path) as index:
-            index.search(CAPTION)
+        with pytest.raises(ValueError, match=r"(?s)is damaged.*hnclip index .* --out \S+$"):
+            open_index(path)
     export(path, bundled())
     with open_index(path) as index:
         assert index.search(CAPTION).hits
 
 
-def test_torch_encodes_without_a_text_encoder(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = Path(shutil.copytree(folder / "exported.hnc", tmp_path / "x.hnc"))
-    export(path, bundled())
-    assert [file.name for file in path.glob("text-*")] == ["text-1"]  # it is exported once
-    export(path, None)
-    transform = bundled().text_transform
-    with monkeypatch.context() as patch:
-        unknown = TextTransform(transform.tokenizer, transform.context, str.lower)  # its cleaning has no name
-        patch.setattr(bundled(), "text_transform", unknown)
-        export(path, bundled())
+def test_without_onnxruntime_torch_encodes_queries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hnclip.search.query_encoder.find_spec", lambda _: None)  # packages are missing
-    export(path, bundled())
-    assert not list(path.glob("text-*"))
-    for index_path in (path, folder / "exported.hnc"):
-        with pytest.raises(ValueError, match="--model"):
-            open_index(index_path)
-        with open_index(index_path, model="bundled") as index:
-            assert index.search(CAPTION).hits
-
-
-@pytest.mark.parametrize("text", ["", "  \n", "???", "?! — “”", "\u200b"])
-def test_a_text_without_words_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no words"):
-        read_query(bundled().text_transform, text)
+    with pytest.raises(ValueError, match="--model"):
+        open_index(folder / "exported.hnc")
+    with open_index(folder / "exported.hnc", model="bundled") as index:
+        assert index.search(CAPTION).hits
 
 
 @pytest.mark.parametrize(
@@ -174,10 +128,7 @@ def test_a_text_without_words_is_refused(text: str) -> None:
     [
         ("A mid-sized, checked umbrella; isn't it?", ["A", "mid-sized", "checked", "umbrella", "isn't", "it"]),
         ("  two &amp;\n\t dog’s trees ", ["two", "dog's", "trees"]),
-        ("a 🐶🐶 runs", ["a", "🐶", "🐶", "runs"]),
-        ("红房子", ["红", "房", "子"]),
-        ("सड़क पर", ["सड़क", "पर"]),
-        ("3 trees, 2.5 m", ["3", "trees", "2", "5", "m"]),
+        ("a 🐶🐶 红房子 सड़क पर", ["a", "🐶", "🐶", "红", "房", "子", "सड़क", "पर"]),
         ("<b> &amp;amp;amp;lt;&amp;amp;amp;gt; dog", ["b", "amp", "lt", "amp", "gt", "dog"]),  # cleaned once
     ],
 )
@@ -194,40 +145,11 @@ def test_words_and_their_tokens(text: str, words: list[str]) -> None:
         assert list(word.tokens) == touching
 
 
-class FixedTokens:
-    """A tokenizer that returns the same tokens for every text."""
-
-    is_fast, pad_token_id, all_special_ids = True, 0, (0,)
-
-    def __init__(self, offsets: list[tuple[int, int]]) -> None:
-        self.offsets = offsets
-
-    def __call__(self, texts: list[str], *, add_special_tokens: bool = True, **_: Any) -> dict[str, Any]:
-        ids = [*range(1, 1 + len(self.offsets))]
-        rows = [[0, *ids, 0] if add_special_tokens else ids] * len(texts)
-        return {"input_ids": rows, "offset_mapping": [self.offsets] * len(texts)}
-
-
-@pytest.mark.parametrize(
-    ("offsets", "words"),
-    [
-        ([(0, 2), (1, 2), (2, 3), (3, 4), (4, 4), (5, 8)], [("红房", (0, 1)), ("子", (2,)), ("abc", (5,))]),
-        ([(0, 1), (0, 1), (1, 3), (5, 6), (6, 8)], [("红", (0, 1)), ("房子", (2,)), ("abc", (3, 4))]),
-        ([(0, 3), (2, 8)], [("红房子。 abc", (0, 1))]),
-    ],
-)
-def test_pieces_that_share_a_token_are_one_word(
-    offsets: list[tuple[int, int]], words: list[tuple[str, tuple[int, ...]]]
-) -> None:
-    query = read_query(TextTransform(FixedTokens(offsets), 99), "红房子。 abc")
-    assert [(word.text, word.tokens) for word in query.words] == words
-
-
 def test_words_beyond_the_context_are_not_read() -> None:
     transform = bundled().text_transform
     room = transform.context - sum(transform.edges)  # a tree is one token
-    whole, truncated = (read_query(transform, "tree " * count) for count in (room, room + 1))
-    assert (len(whole.words), whole.truncated, len(truncated.words), truncated.truncated) == (room, False, room, True)
-    half = read_query(transform, "tree " * (room - 1) + "umbrellatreehouse")
-    assert (half.words[-1].text, half.words[-1].tokens, half.truncated) == ("umbrellatreehouse", (room - 1,), True)
-    assert read_query(transform, ". " * room + "tree").words == ()
+    for count, truncated in ((room, False), (room + 1, True)):
+        query = read_query(transform, "tree " * count)
+        assert (len(query.words), query.truncated) == (room, truncated)
+    cut = read_query(transform, "tree " * (room - 1) + "umbrellatreehouse").words[-1]
+    assert (cut.text, cut.tokens) == ("umbrellatreehouse", (room - 1,))
