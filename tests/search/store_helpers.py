@@ -101,7 +101,7 @@ def random_state(random: np.random.Generator) -> State:
     }
 
 
-def write_states(path: Path, log: Path, seed: int) -> None:
+def write_states(path: Path, log: Path, seed: int, turns: int) -> None:
     """Commit random states, compact, and replace the index; a log lists what has begun and what is done."""
     random = np.random.default_rng(seed)
 
@@ -116,7 +116,7 @@ def write_states(path: Path, log: Path, seed: int) -> None:
         done()
         note("done", state)
 
-    for turn in range(2):
+    for turn in range(turns):
         with open_writer(path, about()) as writer:
             writer.verify()
             for _ in range(4):
@@ -149,5 +149,8 @@ def kill_before(number: int) -> None:
 
 
 if __name__ == "__main__":
-    kill_before(int(sys.argv[3]))
-    write_states(Path(sys.argv[1]), Path(sys.argv[2]), seed=int(sys.argv[3]))
+    # Without a moment it writes until it is killed.
+    seed, moment = int(sys.argv[3]), int(sys.argv[4])
+    if moment:
+        kill_before(moment)
+    write_states(Path(sys.argv[1]), Path(sys.argv[2]), seed, turns=2 if moment else 10**9)

@@ -20,7 +20,7 @@ import pytest
 import store_helpers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_helpers import State, about, all_files, change_to, check_state, random_state
+from store_helpers import State, about, all_files, change_to, check_state, random_state, unit_vector, vectors_of
 
 from hnclip.search import reader as reader_module
 from hnclip.search import writer as writer_module
@@ -52,25 +52,51 @@ def possible_states(log: Path) -> list[State]:
     return states
 
 
-@pytest.mark.parametrize("first", range(0, 320, 40))
-def test_sigkill_before_any_operation_on_the_disk(first: int, tmp_path: Path) -> None:
+def check_after_kill(path: Path, log: Path, seed: int) -> None:
     """The index holds what was done, or what was begun after it, and the next writer continues."""
     numbers = {store_helpers.image_hash(number): number for number in range(25)}
+    if any(path.glob("index-*.db")):
+        with IndexReader(path) as reader:
+            state = {file.name: (numbers[file.hash], file.captions) for file in all_files(reader)}
+            assert state in possible_states(log)
+            check_state(reader, state)
+    state = random_state(np.random.default_rng(seed))
+    write(path, state, replace=True)  # a new database, or an interrupted one of this model
+    with IndexReader(path) as reader:
+        check_state(reader, state)
+    own = {"lock", "command.txt", reader.database_file.name} | {rows.name for rows in reader.files.values()}
+    assert {file.name for file in path.iterdir()} == own
+
+
+@pytest.mark.parametrize("first", range(0, 320, 40))
+def test_sigkill_before_any_operation_on_the_disk(first: int, tmp_path: Path) -> None:
     for kill_at in range(first + 1, first + 41, 8):  # 40 moments in all
         path, log = tmp_path / f"{kill_at}.hnc", tmp_path / f"{kill_at}.log"
-        command = [sys.executable, store_helpers.__file__, str(path), str(log), str(kill_at)]
+        command = [sys.executable, store_helpers.__file__, str(path), str(log), str(kill_at), str(kill_at)]
         assert subprocess.run(command).returncode == -signal.SIGKILL
-        if any(path.glob("index-*.db")):
-            with IndexReader(path) as reader:
-                state = {file.name: (numbers[file.hash], file.captions) for file in all_files(reader)}
-                assert state in possible_states(log)
-                check_state(reader, state)
-        state = random_state(np.random.default_rng(kill_at))
-        write(path, state, replace=True)  # a new database, or an interrupted one of this model
-        with IndexReader(path) as reader:
-            check_state(reader, state)
-        own = {"lock", "command.txt", reader.database_file.name} | {rows.name for rows in reader.files.values()}
-        assert {file.name for file in path.iterdir()} == own
+        check_after_kill(path, log, kill_at)
+
+
+def test_sigkill_at_any_moment_while_readers_open_the_index(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    for turn in range(8):
+        path, log = tmp_path / f"{turn}.hnc", tmp_path / f"{turn}.log"
+        command = [sys.executable, store_helpers.__file__, str(path), str(log), str(turn), "0"]
+        with subprocess.Popen(command) as process:
+            try:
+                reads = int(random.integers(3, 12))
+                while reads and process.poll() is None:
+                    if not any(path.glob("index-*.db")) or not log.exists():
+                        continue
+                    with IndexReader(path) as reader:
+                        vectors = vectors_of(reader, "images")
+                        for file in all_files(reader):  # of a later state, if there was a commit since
+                            assert np.array_equal(vectors[file.image], unit_vector(file.width - 1).astype(np.float16))
+                    reads -= 1
+            finally:
+                process.kill()
+        assert reads == 0
+        check_after_kill(path, log, turn)
 
 
 @settings(max_examples=12)
