@@ -3,7 +3,6 @@ asserted."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import shlex
@@ -18,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from hnclip.util.timing import Quartiles, Timing, machine, threads, time_ways
+from hnclip.util.timing import Quartiles, Timing, time_ways
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # the scripts import each other
@@ -54,14 +53,6 @@ def test_ways_take_turns(options: dict[str, Any], count: int) -> None:
     first = 1 + 2 * warmup
     assert found["a"] == Timing(tuple(float(first + 2 * turn) for turn in range(count)))
     assert found["b"] == Timing(tuple(float(first + 1 + 2 * turn) for turn in range(count)))
-
-
-def test_threads_are_restored_after_an_error() -> None:
-    before, inside = torch.get_num_threads(), None
-    with contextlib.suppress(KeyError), threads(before + 1):
-        inside = machine()["threads"]
-        raise KeyError
-    assert (inside, torch.get_num_threads()) == (before + 1, before)
 
 
 CHILD = """

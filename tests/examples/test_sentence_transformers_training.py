@@ -58,14 +58,6 @@ def assert_same(left, right):
     torch.testing.assert_close(left[1], right[1], rtol=1e-3, atol=1e-5)
 
 
-def test_what_sentence_transformers_saves_opens_in_hnclip(no_dropout_directory, model, tmp_path):
-    """tests/models opens what hnclip saves."""
-    model.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
-    theirs, ours = hnclip.load(tmp_path / "theirs"), hnclip.load(no_dropout_directory)
-    torch.testing.assert_close(theirs.state_dict(), ours.state_dict(), rtol=0, atol=0)
-    assert theirs.context == 248
-
-
 def test_loss_is_l_hn_of_normalised_vectors(model):
     image, text = (F.normalize(model(features)["sentence_embedding"], dim=-1) for features in batch(model))
     scale = model[0].auto_model.logit_scale.exp().item()
@@ -91,16 +83,6 @@ def test_cached_is_plain(model, labels):
     # Accumulation and loss scaling multiply the loss.
     _, half = gradients(cached, batch(model), labels, share=0.5)
     torch.testing.assert_close({name: 2 * grad for name, grad in half.items()}, plain[1], rtol=1e-3, atol=1e-5)
-
-
-def test_cached_is_plain_with_dropout(model_directory):
-    """One mini-batch, so that both draw the same masks; the second pass must draw them again."""
-    model = open_model(model_directory).train()
-    found = []
-    for loss in (HardNegativeRankingLoss(model), CachedHardNegativeRankingLoss(model, mini_batch_size=COUNT)):
-        torch.manual_seed(3)
-        found.append(gradients(loss, batch(model)))
-    assert_same(*found)
 
 
 def test_the_trainer_hands_labels_to_the_cached_loss(model, tmp_path):

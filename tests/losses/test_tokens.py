@@ -94,14 +94,3 @@ def test_computes_in_full_precision(dtype, autocast):
     assert got[0].dtype == torch.float32
     assert_equal([got[0]], [expected[0]], 0)
     assert_equal(got[1:], [grad.to(dtype) for grad in expected[1:]], 0 if dtype == torch.float32 else 1e-2)
-
-
-def test_errors_name_the_argument():
-    tokens, mask = torch.ones(3, 2, 4), torch.ones(3, 2, dtype=torch.bool)
-    arguments = {"patches": tokens, "words": tokens, "patch_mask": mask, "word_mask": mask, "scale": 5.0}
-    for argument, change in (
-        ("words", {"words": torch.zeros(3, 2, 4, dtype=torch.long)}),
-        ("patches", {"patch_mask": torch.ones(3, 2)}),
-    ):
-        with pytest.raises(ValueError, match=argument):
-            token_loss(**{**arguments, **change})

@@ -69,13 +69,6 @@ def clip(directories):
     return directories["clip"]
 
 
-@pytest.fixture
-def adapter(clip, tmp_path):
-    """An adapter of the CLIP base that a test may damage."""
-    save_adapter(disturb(adapted(clip)), tmp_path / "adapter", BaseModel(str(clip)))
-    return tmp_path / "adapter"
-
-
 @METHODS
 @KINDS
 def test_adapters_begin_as_the_base_model_and_follow_their_equations(kind, method, directories):
@@ -99,21 +92,8 @@ def test_adapters_begin_as_the_base_model_and_follow_their_equations(kind, metho
             plain.get_submodule(name).weight.copy_(whole)
     assert_same(embed(model), embed(twin), 1e-12)
     assert largest_difference(model.train(), twin) > 1e-3  # dropout acts in training only
-
-
-@pytest.mark.parametrize(
-    ("kind", "method", "towers"), [("siglip", "lora", "both"), ("clip", "dora", "image"), ("clip", "lora", "text")]
-)
-def test_every_adapter_and_nothing_else_gets_a_gradient(kind, method, towers, directories):
-    model = disturb(adapted(directories[kind], method, towers=towers))  # with B = 0, A has no gradient
-    found = embed(model)
-    (found["image"] @ found["text"].T)[0, 1].backward()
-    tensors = ["lora_A", "lora_B"] + ["lora_magnitude_vector"] * (method == "dora")
-    names = linear_names(base_model(directories[kind]), towers)
-    expected = {f"base_model.model.{name}.{tensor}.default.weight" for name in names for tensor in tensors}
-    parameters = dict(model.backbone.named_parameters())
-    assert {name for name, p in parameters.items() if p.grad is not None and p.grad.any()} == expected
-    assert {name for name, p in parameters.items() if p.requires_grad} == expected
+    trained = {name for name, parameter in model.backbone.named_parameters() if parameter.requires_grad}
+    assert trained == {name for name in model.backbone.state_dict() if "lora_" in name}
 
 
 @METHODS
@@ -158,7 +138,7 @@ def test_peft_opens_what_is_saved_and_the_other_way_round(method, clip, tmp_path
 
 
 def test_the_base_is_opened_as_it_was(saved, clip, tmp_path):
-    """Stretched and with another tokenizer; the base may have been an adapter too."""
+    """Stretched and with another tokenizer."""
     base = BaseModel(str(saved), context=100, keep=5, ratio=3, tokenizer=str(clip))
     long = load(**asdict(base))
     add_adapters(long, method="lora", rank=2, train_scale=False)
@@ -166,36 +146,26 @@ def test_the_base_is_opened_as_it_was(saved, clip, tmp_path):
     first = load(tmp_path / "first")
     assert first.context == 100
     assert_same(embed(first), embed(long), 1e-4)
-    second = disturb(adapted(tmp_path / "first", "dora"))
-    save_adapter(second, tmp_path / "second", BaseModel(str(tmp_path / "first")))
-    assert_same(embed(load(tmp_path / "second")), embed(second), 1e-3)  # merged twice in float32
 
 
 DAMAGES = {
     "hnclip.json": lambda d: (d / "hnclip.json").write_text("{}"),
-    "no weights": lambda d: (d / "adapter_model.safetensors").unlink(),
     "adapter": lambda d: os.truncate(d / "adapter_model.safetensors", 1000),
     "IA3": lambda d: (d / "adapter_config.json").write_text('{"peft_type": "IA3"}'),
 }
 
 
 @pytest.mark.parametrize("word", DAMAGES)
-def test_a_damaged_adapter_is_refused(word, adapter):
-    DAMAGES[word](adapter)
+def test_a_damaged_adapter_is_refused(word, clip, tmp_path):
+    save_adapter(adapted(clip), tmp_path, BaseModel(str(clip)))
+    DAMAGES[word](tmp_path)
     with pytest.raises(ValueError, match=word):
-        load(adapter)
+        load(tmp_path)
 
 
-def test_impossible_requests_are_refused(directories, clip, tmp_path, monkeypatch):
-    plain = base_model(clip)
-    for word, request in (
-        ("no adapters", lambda: merge_adapters(plain)),
-        ("no adapters", lambda: save_adapter(plain, tmp_path / "adapter", BaseModel("bundled"))),
-        ("no projections", lambda: adapted(directories["siglip"], projections=True)),
-    ):
-        with pytest.raises(ValueError, match=word):
-            request()
-    assert not any(tmp_path.iterdir())
+def test_impossible_requests_are_refused(clip, monkeypatch):
+    with pytest.raises(ValueError, match="no adapters"):
+        merge_adapters(base_model(clip))
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r"pip install 'hnclip\[adapt\]'"):
         adapted(clip)

@@ -110,22 +110,11 @@ def test_a_round_trip_keeps_every_bit(model, tmp_path):
 
 
 @torch.no_grad()
-def test_siglip_token_vectors_and_left_padding(directories):
-    """Patches are what the attention head gives for one patch alone; texts are padded as the tokenizer does it."""
+def test_siglip_patches_are_what_the_attention_head_gives_for_one_patch_alone(directories):
     model = load(directories["siglip"])
     patches = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
     head = model.backbone.vision_model.head
     assert_close(pool_each_patch(head, patches), torch.stack([head(patches[:, [i]]) for i in range(5)], dim=1))
-    model.tokenizer.padding_side = "left"
-    options = {"padding": "max_length", "max_length": model.context, "return_tensors": "pt"}
-    ids = model.tokenizer(CAPTIONS[:3], **options)["input_ids"]
-    assert ids[0, 0] == model.tokenizer.pad_token_id
-    output = model.backbone.get_text_features(input_ids=ids)
-    found = model.encode_texts(model.tokenize(CAPTIONS[:3]), tokens=True)
-    assert_close(found.vectors, F.normalize(output.pooler_output, dim=-1))
-    words = F.normalize(model.backbone.text_model.head(output.last_hidden_state), dim=-1)
-    length = int(found.mask[1].sum())
-    assert_close(found.tokens[1, :length], words[1, -1 - length : -1])
 
 
 @pytest.fixture
@@ -169,11 +158,3 @@ def test_towers_and_tokenizers_that_do_not_fit_are_refused(towers, directories):
     ):
         with pytest.raises(ValueError, match=word):
             load(name, **options)
-
-
-def test_siglip_is_stretched(directories):
-    model, base = load(directories["siglip"], context=60), load(directories["siglip"])
-    assert (model.context, "stretched from 24 to 60" in model.source) == (60, True)
-    found, table = (m.backbone.text_model.embeddings.position_embedding.weight for m in (model, base))
-    assert torch.equal(found[:20], table[:20])
-    assert model.encode([LONG * 3]).shape == (1, model.width)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -65,18 +64,10 @@ def test_code_in_a_pickle_is_not_executed(saved, tmp_path, monkeypatch):
     assert not (tmp_path / "executed").exists()
 
 
-def test_shards_pickles_of_tensors_and_half_precision_open_as_fp32(model, saved):
-    tensors = load_file(saved / "model.safetensors")
+def test_shards_of_half_precision_open_as_fp32(model, saved):
     (saved / "model.safetensors").unlink()
-    model.backbone.save_pretrained(saved, max_shard_size="1MB")
+    model.backbone.half().save_pretrained(saved, max_shard_size="1MB")
     assert len(list(saved.glob("*.safetensors"))) > 2
-    assert same_weights(load(saved), model)
-    for file in saved.glob("model*"):
-        file.unlink()
-    torch.save(tensors, saved / "pytorch_model.bin")
-    assert same_weights(load(saved), model)
-    (saved / "pytorch_model.bin").unlink()
-    model.backbone.half().save_pretrained(saved)
     assert same_weights(load(saved), model.float())
 
 
@@ -94,21 +85,6 @@ def test_saving_replaces_a_directory_as_a_whole(model, saved, monkeypatch):
         save(model, saved)
     assert content(saved) == before
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
-
-
-def test_a_hub_model_in_the_cache_opens_offline(tmp_path, monkeypatch, model_directory):
-    """The local hub cache holds one model; nothing else can be reached."""
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    cache = tmp_path / "hub" / "models--someone--small"
-    shutil.copytree(model_directory, cache / "snapshots" / commit)
-    (cache / "refs").mkdir()
-    (cache / "refs" / "v2").write_text(commit)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.chdir(tmp_path)
-    assert same_weights(load("someone/small@v2"), load(model_directory))
-    with pytest.raises(ValueError, match="someone/other"):
-        load("someone/other")
 
 
 def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):

@@ -164,19 +164,15 @@ def test_a_configuration_of_open_clip_that_does_not_fit_is_refused(tmp_path):
         convert(huge.state_dict(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "word"),
-    [
-        ("ln_final.bias", None, "final_layer_norm.bias"),
+def test_tensors_that_do_not_fit_are_named(tmp_path):
+    for name, value, word in (
+        ("visual.ln_pre.bias", None, "pre_layrnorm.bias"),
         ("transformer.resblocks.0.attn.in_proj_weight", torch.zeros(384, 64), "layers.0.self_attn.q_proj"),
-        ("positional_embedding_res", torch.zeros(77, 128), "position_embedding"),
-    ],
-)
-def test_tensors_that_do_not_fit_are_named(name, value, word, tmp_path):
-    state = {**OpenAITwin(**L14).state_dict(), name: value}
-    state = {name: value for name, value in state.items() if value is not None}
-    with pytest.raises(ValueError, match=rf"(?s)weights\.pt.*{word}"):
-        convert(state, tmp_path)
+        ("text_decoder.resblocks.0.ln_1.weight", torch.zeros(1), "text_decoder"),  # CoCa
+    ):
+        state = {**OpenAITwin().state_dict(), name: value}
+        with pytest.raises(ValueError, match=rf"(?s)weights\.pt.*{word}"):
+            convert({name: value for name, value in state.items() if value is not None}, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -195,21 +191,3 @@ def test_files_that_are_no_checkpoint_are_named(tmp_path, suffix, model_director
         file.write_bytes(content)
         with pytest.raises(ValueError, match=rf"weights\.{suffix}"):
             load(file)
-
-
-@torch.no_grad()
-def test_texts_of_every_length_equal_long_clip(tmp_path, tokenizer, request):
-    """Longer texts are truncated, the end token is kept."""
-    tokenizer.save_pretrained(tmp_path)
-    twin = OpenAITwin(**L14, vocabulary=len(tokenizer))
-    torch.save(twin.state_dict(), tmp_path / "longclip.pt")
-    model = load(tmp_path / "longclip.pt", context=248)
-    assert "Long-CLIP" in model.source
-    whole = tokenizer(" ".join(request.getfixturevalue("captions")[:4]))["input_ids"][1:-1]
-    for length in (1, 20, 21, 248, 400):  # tokens between start and end
-        text = tokenizer.decode(whole[:length])
-        words = tokenizer(text)["input_ids"][1:-1]
-        expected = F.normalize(twin.encode_text(twin.tokens(words)[None]), dim=-1)
-        torch.testing.assert_close(model.encode([text], to="torch"), expected, rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match="unstretched"):
-        load(tmp_path / "longclip.pt", context=500)

@@ -98,20 +98,23 @@ def test_trained_tensors_are_restored_and_those_of_another_model_refused(model_d
             parameter.add_(1)
     restore_trained_tensors(model, kept)
     assert all(tensor.equal(kept[name]) for name, tensor in trained_tensors(model).items())
-    weight, frozen = "backbone.text_projection.weight", "backbone.visual_projection.weight"
-    without = {name: tensor for name, tensor in kept.items() if name != weight}
+    weight = "backbone.text_projection.weight"
     for name, other in (
-        (weight, without),
+        (weight, {name: tensor for name, tensor in kept.items() if name != weight}),
         (weight, {**kept, weight: torch.zeros(2, 3)}),
-        (frozen, {**kept, frozen: torch.zeros(1)}),
+        ("backbone.visual_projection.weight", {**kept, "backbone.visual_projection.weight": torch.zeros(1)}),
     ):
         with pytest.raises(ValueError, match=name):
             restore_trained_tensors(model, other)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
-def test_interpolated_weights_lie_between(model, alpha):
-    tuned, base = deepcopy(model), deepcopy(model)
+def test_interpolated_weights_lie_between(model, model_directory, alpha):
+    """A base is stretched to its tuned model; another architecture is refused."""
+    tuned = stretch(deepcopy(model))
+    match_base(model, tuned)
+    assert model.context == 248
+    base = deepcopy(model)
     with torch.no_grad():
         for weight in tuned.parameters():
             weight.add_(torch.randn(weight.shape) * 0.1)
@@ -121,12 +124,5 @@ def test_interpolated_weights_lie_between(model, alpha):
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-7)
         assert torch.equal(now, before)
         assert alpha == 0.3 or torch.equal(found, after if alpha else before)
-
-
-def test_a_base_is_stretched_to_its_tuned_model_and_another_architecture_refused(model, model_directory):
-    tuned = stretch(deepcopy(model))
-    match_base(model, tuned)
-    assert model.context == 248
-    interpolate(tuned, model, tuned, 0.5)
     with pytest.raises(ValueError, match="architectures"):
         match_base(model, load(model_directory))

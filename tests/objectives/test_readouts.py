@@ -139,11 +139,3 @@ def test_finelips_token_sets(text):
         mixtures = torch.softmax(logits.T * readout.aggregate.scale, dim=1) @ own
         rows.append(torch.cat([mixtures, vector[None]] if text else [vector[None], mixtures]))
     assert_equal_in_gradient(tokens, F.normalize(torch.stack(rows), dim=2), [tower.hidden, *readout.parameters()])
-
-
-def test_a_text_of_one_token_has_only_its_end_token():
-    tower = make_tower(8, (1, 2), torch.float32)
-    tokens, mask = TokenAggregation(8, 2, text=True)(tower)
-    assert mask.tolist() == [[False, False, True], [True, True, True]]
-    tokens[mask].sum().backward()
-    assert tower.hidden.grad.isfinite().all()
