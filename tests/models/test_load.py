@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -85,6 +86,19 @@ def test_saving_replaces_a_directory_as_a_whole(model, saved, monkeypatch):
         save(model, saved)
     assert content(saved) == before
     assert [path.name for path in saved.parent.iterdir()] == ["model"]
+
+
+def test_a_hub_model_in_the_cache_opens_offline(tmp_path, monkeypatch, model_directory):
+    """The local hub cache holds one model; nothing else can be reached."""
+    cache, commit = tmp_path / "models--someone--small", "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(model_directory, cache / "snapshots" / commit)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "v2").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert same_weights(load("someone/small@v2"), load(model_directory))
+    with pytest.raises(ValueError, match="someone/other"):
+        load("someone/other")
 
 
 def test_a_mistyped_path_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
