@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,7 +18,7 @@ from torch import nn
 
 from hnclip import export
 from hnclip.cli import main
-from hnclip.export import compare, export_onnx, export_text_tower, immich_name, write_graph, write_tokenizer
+from hnclip.export import compare, export_onnx, immich_name, write_graph, write_tokenizer
 from hnclip.models.adapters import add_adapters
 from hnclip.models.load import load
 from hnclip.models.preprocessing import read_image_transform
@@ -37,8 +35,6 @@ IMMICH = {"config.json", "visual/model.onnx", "visual/preprocess_cfg.json"} | TE
 
 @pytest.fixture
 def make_model(model_directory, tmp_path):
-    """Models by kind; `joined` has images smaller than the position table of its DINOv2."""
-
     def make(kind):
         if kind == "joined":
             model = load(f"{write_dinov2(tmp_path / 'dino')}+{write_bert(tmp_path / 'bert')}")
@@ -131,7 +127,7 @@ def assert_close(found, expected):
 @torch.no_grad()
 def assert_equals_torch(program, model):
     """Batches of several sizes, and texts of several lengths together and alone."""
-    for batch in (1, 3, 7):
+    for batch in (1, 3):
         pixels = torch.randn(batch, 3, model.image_size, model.image_size)
         assert_close(program.encode_pixels(pixels.numpy()), model.encode_pixels(pixels.to(model.dtype)).vectors)
     vectors = model.encode(TEXTS)
@@ -142,22 +138,15 @@ def assert_equals_torch(program, model):
 
 
 def assert_files(directory, names):
-    """These files, without stack traces and paths of this machine."""
+    """These files, without the paths of this machine."""
     assert {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()} == names
-    traces = [
-        b"site-packages",
-        b"Traceback",
-        *(str(path).encode() for path in (Path(export.__file__).parent, directory)),
-    ]
     for name in names:
-        assert not any(trace in (directory / name).read_bytes() for trace in traces), name
+        assert not any(path in (directory / name).read_bytes() for path in (b"site-packages", str(directory).encode()))
         if name.endswith(".onnx"):
             onnx.checker.check_model(str(directory / name))
-            graph = onnx.load(directory / name, load_external_data=False)
-            assert not any(part.metadata_props for part in (graph, graph.graph, *graph.graph.node))
 
 
-def test_a_model_with_adapters_is_exported_and_stays_as_it_is(make_model, tmp_path, capfd, caplog):
+def test_a_model_with_adapters_is_exported_and_stays_as_it_is(make_model, tmp_path):
     model = make_model("clip")
     bare = model.encode([SHORT])
     add_adapters(model, method="lora", rank=2, dropout=0.5, train_scale=True)
@@ -167,18 +156,10 @@ def test_a_model_with_adapters_is_exported_and_stays_as_it_is(make_model, tmp_pa
                 weight.normal_(std=0.3)
     model.train()
     before, random = {name: weight.clone() for name, weight in model.state_dict().items()}, torch.get_rng_state()
-    trained = [name for name, weight in model.named_parameters() if weight.requires_grad]
-    with caplog.at_level("INFO", "hnclip"):
-        check = export_onnx(model, tmp_path / "out")
+    check = export_onnx(model, tmp_path / "out")
     assert torch.equal(torch.get_rng_state(), random)
     assert model.backbone.training
-    assert trained == [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
-    assert capfd.readouterr() == ("", "")
-    messages = [record.getMessage() for record in caplog.records]
-    assert [f"{error:.1e}" in line for error, line in zip((check.image_error, check.text_error), messages)] == [
-        True
-    ] * 2
     assert max(check.image_error, check.text_error) < CLOSE
 
     model.eval()
@@ -187,13 +168,19 @@ def test_a_model_with_adapters_is_exported_and_stays_as_it_is(make_model, tmp_pa
     program = Program(tmp_path / "out")
     assert_equals_torch(program, model)
     assert program.shapes() == {"pixel_values": ["batch", 3, 48, 48], "input_ids": ["batch", "length"]}
-    about = program.about
-    assert about["scale"] == pytest.approx(model.scale.item())
-    assert (about["dimension"], about["image_size"], about["context"], about["source"]) == (32, 48, 248, model.source)
+    assert program.about["scale"] == pytest.approx(model.scale.item())
     assert read_image_transform(tmp_path / "out", "clip", 48) == model.image_transform
-    for name, tower in (("image", "text_model"), ("text", "vision_model")):  # each graph has only its own tower
-        tensors = onnx.load(tmp_path / f"out/{name}.onnx").graph.initializer
-        assert not [tensor.name for tensor in tensors if tower in tensor.name or "lora" in tensor.name]
+
+
+@pytest.mark.slow
+def test_two_towers_in_double_precision_are_exported_in_fp32(make_model, tmp_path):
+    """With a mask, so that the length of texts may vary; images are smaller than the position table of the DINOv2."""
+    model = make_model("joined").double()
+    export_onnx(model, tmp_path / "out")
+    assert all(weight.dtype == torch.float64 for weight in model.parameters())
+    program = Program(tmp_path / "out")
+    assert_equals_torch(program, model)
+    assert program.shapes()["attention_mask"] == ["batch", "length"]
 
 
 @pytest.mark.slow
@@ -207,23 +194,6 @@ def test_texts_padded_on_the_left_and_weights_in_a_second_file(make_model, tmp_p
     program = Program(tmp_path / "moved")
     assert_equals_torch(program, model)
     assert program.shapes()["input_ids"] == ["batch", model.context]
-    assert program.about["bias"] == pytest.approx(model.backbone.logit_bias.item())
-    assert read_image_transform(tmp_path / "moved", "siglip2", 32) == model.image_transform
-
-
-@pytest.mark.slow
-def test_two_towers_in_double_precision_are_exported_in_fp32(make_model, tmp_path):
-    """With a mask, so that the length of texts may vary."""
-    model = make_model("joined").double()
-    export_onnx(model, tmp_path / "out")
-    assert all(weight.dtype == torch.float64 for weight in model.parameters())
-    assert_files(tmp_path / "out", PLAIN)
-    program = Program(tmp_path / "out")
-    assert_equals_torch(program, model)
-    assert program.shapes()["attention_mask"] == ["batch", "length"]
-
-
-# immich
 
 
 @pytest.fixture
@@ -233,49 +203,22 @@ def immich_names(monkeypatch):
     monkeypatch.setitem(export.IMMICH_TWO_TOWERS, 24, "Tiny__two-towers")
 
 
-def make_image(width, height):
-    noise = np.random.default_rng(width).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
-
-
 @pytest.mark.parametrize("kind", ["clip", "siglip", pytest.param("vision-text-dual-encoder", marks=pytest.mark.slow)])
 def test_immich_reads_its_layout(make_model, tmp_path, capsys, immich_names, kind):
     model = make_model(kind)
     assert main(["convert", model.name, str(tmp_path / "out"), "--to", "immich", "--json"]) == 0
-    printed = capsys.readouterr()
-    result = json.loads(printed.out)
-    assert max(result["image_error"], result["text_error"]) < CLOSE
+    result = json.loads(capsys.readouterr().out)
     assert result["immich_name"] == immich_name(model)
-    assert ("crops the centre" in printed.err) == (kind != "clip")
     assert_files(tmp_path / "out", IMMICH | ({"textual/spiece.model"} if kind == "siglip" else set()))
     immich = Immich(tmp_path / "out")
     assert_equals_torch(immich, model)
     image = model.image_transform
     if image.resample == "bicubic":  # immich never squashes, so that only square images are equal for SigLIP
         sizes = [(20, 20), (40, 40)] if image.squash else [(20, 20), (20, 30), (60, 40), (40, 60)]
-        images = [make_image(*size) for size in sizes]
+        noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (6, 6, 3), dtype=np.uint8))
+        images = [noise.resize(size, Image.Resampling.BICUBIC) for size in sizes]
         found = np.stack([immich.encode_image(image) for image in images])
         assert_close(found, model.encode(images))
-        assert torch.pdist(torch.from_numpy(found)).min() > 0.01  # the images differ
-    names = {"text"} if kind != "vision-text-dual-encoder" else {"input_ids", "attention_mask"}
-    assert set(immich.shapes()) == {"image"} | names
-
-
-def test_a_model_without_a_name_in_immich_is_refused(make_model, tmp_path, capsys):
-    """Before any work, with the widths that have a name and the layout that needs none."""
-    assert main(["convert", "bundled", str(tmp_path / "out"), "--to", "immich"]) == 1
-    error = capsys.readouterr().err
-    assert all(part in error for part in ("name", "128", "512", "--to onnx"))
-    assert not (tmp_path / "out").exists()
-    two = make_model("vision-text-dual-encoder")
-    two.backbone.config.projection_dim = 768
-    assert immich_name(two) == "XLM-Roberta-Large-Vit-L-14"  # M-CLIP, whose text tower takes a mask
-    two.backbone.config.projection_dim = 1024
-    with pytest.raises(ValueError, match="1024"):
-        immich_name(two)
-
-
-# Tokenizers
 
 
 @pytest.fixture(scope="module")
@@ -298,52 +241,23 @@ def test_siglips_tokenizer_as_a_file_gives_the_same_ids(encode_both_ways, text):
 
 
 def test_a_written_tokenizer_neither_pads_nor_truncates(make_model, tmp_path):
-    transform = replace(make_model("clip").text_transform, context=50)
+    transform = make_model("clip").text_transform
     transform.tokenizer.backend_tokenizer.enable_padding(length=9)
     transform.tokenizer.backend_tokenizer.enable_truncation(max_length=9)
     write_tokenizer(transform, tmp_path, require_json=True)
     reader = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert (reader.padding, reader.truncation) == (None, None)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    assert (settings["model_max_length"], settings["pad_token"]) == (50, "<|endoftext|>")
-
-
-def test_a_tokenizer_that_works_in_python_is_refused(make_model, tmp_path):
-    model = make_model("clip")
-
-    class Shouting(type(model.tokenizer)):
-        def __call__(self, text, **settings):
-            return super().__call__([f"{line} !" for line in ([text] if isinstance(text, str) else text)], **settings)
-
-    loud = Shouting(vocab=model.tokenizer.get_vocab(), merges=[])
-    with pytest.raises(ValueError, match=r"tokenizer.json.*Shouting"):
-        write_tokenizer(replace(model.text_transform, tokenizer=loud), tmp_path, require_json=False)
-
-
-# Refusals
-
-
-@pytest.mark.parametrize("write", [export_text_tower, lambda *x: export_onnx(*x, layout="immich")])
-def test_a_tokenizer_file_is_required(make_model, tmp_path, monkeypatch, immich_names, write):
-    model = make_model("clip")
-    monkeypatch.setattr(type(model.tokenizer), "save_pretrained", lambda self, directory: None)
-    with pytest.raises(ValueError, match=r"CLIPTokenizer.*tokenizer\.json"):
-        write(model, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 def test_unsupported_requests_are_refused(make_model, tmp_path, monkeypatch, immich_names):
     left, model = make_model("siglip2"), make_model("clip")
     left.tokenizer.padding_side = "left"
-    with pytest.raises(ValueError, match="left"):
-        export_onnx(left, tmp_path / "out", layout="immich")
-    with pytest.raises(ValueError, match="onnx, immich"):
-        export_onnx(model, tmp_path / "out", layout="coreml")
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, package, None)
-            with pytest.raises(ValueError, match=rf"{package}: pip install 'hnclip\[onnx\]'"):
-                export_onnx(model, tmp_path / "out")
+    for word, refused, layout in (("left", left, "immich"), ("onnx, immich", model, "coreml")):
+        with pytest.raises(ValueError, match=word):
+            export_onnx(refused, tmp_path / "out", layout=layout)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ValueError, match=r"onnxscript: pip install 'hnclip\[onnx\]'"):
+        export_onnx(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -355,23 +269,15 @@ class Wrong(nn.Linear):
         return super().forward(x) + torch.arange(x.shape[1]) if wrong else super().forward(x)
 
 
-@pytest.mark.parametrize(
-    ("tower", "projection", "write"),
-    [
-        ("image", "visual_projection", export_onnx),
-        pytest.param("text", "text_projection", export_text_tower, marks=pytest.mark.slow),
-    ],
-)
-def test_a_graph_that_differs_from_torch_is_refused(make_model, tmp_path, tower, projection, write):
+def test_a_graph_that_differs_from_torch_is_refused(make_model, tmp_path):
     """A directory that existed before stays as it was."""
     model = make_model("clip")
-    setattr(model.backbone, projection, Wrong(32, 32))
+    model.backbone.visual_projection = Wrong(32, 32)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/old").touch()
-    with pytest.raises(ValueError, match=rf"{tower} tower.*differs"):
-        write(model, tmp_path / "out")
-    assert (tmp_path / "out/old").exists()
-    assert tower == "text" or len(list((tmp_path / "out").iterdir())) == 1
+    with pytest.raises(ValueError, match=r"image tower.*differs"):
+        export_onnx(model, tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["old"]
 
 
 def test_the_largest_difference_of_all_batches_counts(tmp_path):
@@ -379,23 +285,9 @@ def test_the_largest_difference_of_all_batches_counts(tmp_path):
     write_graph("image", nn.Identity(), {"x": torch.ones(2, 3)}, file)
     feeds = [{"x": torch.ones(2, 3)}, {"x": torch.zeros(1, 3)}]
     expected = [feed["x"].clone() for feed in feeds]
-    assert compare("image", file, feeds, expected) == 0
     expected[0][0, 1] += 3e-5
     expected[1][0, 2] += 6e-5
     assert compare("image", file, feeds, expected) == pytest.approx(6e-5, rel=1e-3)
-    for batch in (0, 1):
-        for wrong in (1.5e-4, torch.nan):
-            changed = [vectors.clone() for vectors in expected]
-            changed[batch][0, 0] += wrong
-            with pytest.raises(ValueError, match="text tower"):
-                compare("text", file, feeds, changed)
-
-
-def test_a_tower_that_cannot_be_traced_is_named(tmp_path):
-    class Counting(nn.Module):
-        def forward(self, x):
-            return x * len(x.tolist())
-
-    with pytest.raises(ValueError, match="image tower"):
-        write_graph("image", Counting(), {"x": torch.ones(2, 3)}, tmp_path / "a.onnx")
-    assert not list(tmp_path.iterdir())
+    expected[1][0, 0] = torch.nan
+    with pytest.raises(ValueError, match="text tower"):
+        compare("text", file, feeds, expected)

@@ -86,9 +86,10 @@ def test_two_devices_are_one_batch(model, data):
 
 
 def test_the_script_runs(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(
-        example, "scene_records", lambda *args, families=8: scene_records(*args, families=families, members=4)
-    )
+    def few(*args, families=8):
+        return scene_records(*args, families=families, members=4)
+
+    monkeypatch.setattr(example, "scene_records", few)
     example.main(["--steps", "2"])
     assert "R@1 before" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())

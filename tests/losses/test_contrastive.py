@@ -33,7 +33,6 @@ from loss_twins import (
     value_and_grads,
 )
 
-NAN = float("nan")
 IDS = torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2], [3, 3], [4, 4]])
 FROZEN = make_pairs(6, 9, seed=5)[1].detach()
 CASES = [
@@ -58,7 +57,6 @@ def test_equals_the_double_loop(loss, twin, options, ids):
     assert_equal(got, value_and_grads(lambda *x: twin(*x, **options, ids=ids), leaves), 1e-11)
 
 
-@pytest.mark.parametrize("scale", [5.0, 100.0])
 @pytest.mark.parametrize(
     ("loss", "options"),
     [
@@ -71,16 +69,9 @@ def test_equals_the_double_loop(loss, twin, options, ids):
         (debiased_loss, {"tau_plus": 0.0}),
     ],
 )
-def test_special_cases_are_infonce(loss, options, scale):
-    leaves = make_pairs(6, 4, scale=scale)
+def test_special_cases_are_infonce(loss, options):
+    leaves = make_pairs(6, 4, scale=100.0)
     assert_equal(value_and_grads(lambda *x: loss(*x, **options), leaves), value_and_grads(info_nce, leaves))
-
-
-def test_max_hinge_plateau_and_scale():
-    collapsed = torch.ones(5, 4) / 2
-    assert max_hinge_loss(collapsed, collapsed, 100.0, margin=0.3).item() == pytest.approx(0.6)
-    image, text, _ = make_pairs(6, 4)
-    assert max_hinge_loss(image, text, 1.0) == max_hinge_loss(image, text, 100.0)
 
 
 def test_the_bias_of_the_sigmoid_loss_learns():
@@ -90,22 +81,13 @@ def test_the_bias_of_the_sigmoid_loss_learns():
     assert got[4] != 0
 
 
-def test_debiased_rows_at_their_floor_give_negatives_no_gradient():
-    image, text = torch.eye(16), torch.full((16, 16), 0.1) + 0.2 * torch.eye(16)
-    image, text = image.requires_grad_(), text.requires_grad_()
-    by_image, by_text = torch.autograd.grad(debiased_loss(image, text, 100.0, rows=1), [image, text])
-    assert (by_image[1:] == 0).all()
-    assert (by_text[1:] == 0).all()
-
-
 @pytest.mark.parametrize("name", GLOBAL_LOSSES)
 def test_autocast_order_and_large_scales(name):
-    def loss(*x, ids=IDS, **shard):
-        return GLOBAL_LOSSES[name](*x, ids=ids, **shard)
+    def loss(*x, ids=IDS):
+        return GLOBAL_LOSSES[name](*x, ids=ids)
 
     leaves = make_pairs(6, 16, scale=20.0, dtype=torch.float32)
-    for own in (loss, lambda *x: loss(*x, rows=3)):
-        assert_equal(value_and_grads(own, leaves, autocast=True), value_and_grads(own, leaves), 0)
+    assert_equal(value_and_grads(loss, leaves, autocast=True), value_and_grads(loss, leaves), 0)
     image, text, scale = make_pairs(6, 4)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
     assert_equal([loss(image[order], text[order], scale, ids=IDS[order])], [loss(image, text, scale)])
@@ -138,21 +120,13 @@ def test_pairs_without_negatives_stay_finite(name, ids):
 
 
 WRONG = [
-    ("infonce", "image", {"image": torch.ones(4)}),
-    ("infonce", "text", {"text": torch.ones(4, 3, dtype=torch.long)}),
     ("infonce", "image and text", {"text": torch.ones(3, 3)}),
-    ("infonce", "image", {"image": torch.ones(1, 3), "text": torch.ones(1, 3)}),
-    *[("infonce", "scale", {"scale": value}) for value in (0.0, NAN, torch.ones(4))],
-    *[("infonce", "ids", {"ids": value}) for value in (torch.arange(3), torch.arange(4.0))],
-    *[("infonce", "rows", value) for value in ({"offset": -1, "rows": 2}, {"offset": 2, "rows": 3}, {"offset": 2})],
-    *[("hn", "gamma", {"gamma": value}) for value in (-0.1, NAN)],
-    *[("hn", "center", {"center": value}) for value in ("median", NAN)],
-    *[("hn", "margin_text", {"margin_text": value}) for value in (torch.ones(3, 3), torch.ones(4))],
-    *[(name, "margin", {"margin": -0.1}) for name in ("hn", "fixed_margin", "max_hinge")],
-    *[("smoothed", "smoothing", {"smoothing": value}) for value in (-0.1, 1.0)],
-    *[("score_margin", "strength", {"strength": -1.0}), ("sigmoid", "gamma", {"gamma": -0.1})],
-    *[("hn_nce", "alpha", {"alpha": -1.0}), ("hn_nce", "beta", {"beta": NAN}), ("hcl", "beta", {"beta": -1.0})],
-    *[(name, "tau_plus", {"tau_plus": 1.0}) for name in ("hcl", "debiased")],
+    *[("infonce", "scale", {"scale": value}) for value in (0.0, torch.ones(4))],
+    ("infonce", "ids", {"ids": torch.arange(3)}),
+    ("infonce", "rows", {"offset": 2, "rows": 3}),
+    ("hn", "gamma", {"gamma": float("nan")}),
+    ("hn", "margin_text", {"margin_text": torch.ones(3, 3)}),
+    ("debiased", "tau_plus", {"tau_plus": 1.0}),
 ]
 
 

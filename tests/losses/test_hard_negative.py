@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 from hnclip.losses import GLOBAL_LOSSES, HardNegativeLoss, hard_negative_loss
 from hnclip.losses import hard_negative as module
-from hnclip.losses.hard_negative import negative_statistics
 from loss_twins import (
     assert_equal,
     info_nce,
     make_pairs,
-    negatives_of,
     paper_loss,
     twin_hard_negative,
     value_and_grads,
@@ -28,7 +26,6 @@ from loss_twins import (
 
 IDS = {
     "none": None,
-    "one column": torch.tensor([0, 1, 2, 1, 3, 0]),
     "two columns": torch.tensor([[0, 0], [0, 1], [1, 1], [2, 2], [3, 2], [4, 4]]),
 }
 FROZEN = make_pairs(6, 9, seed=5)[1]
@@ -48,13 +45,12 @@ def test_equals_the_paper_for_any_size_and_strength(n, d, gamma, scale, seed):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"gamma": 0.0, "margin": 0.3},
         {"margin": 0.1, "center": 0.2},
         {"gamma": 0.8, "center": "mean"},
         {"margin_text": FROZEN, "center": "mean"},
     ],
-    ids=["paper", "fixed", "centred", "mean", "frozen"],
+    ids=["fixed", "centred", "mean", "frozen"],
 )
 def test_equals_the_double_loop(ids, options):
     leaves, given = make_pairs(6, 4, scale=8.0), {**options, "ids": IDS[ids]}
@@ -82,17 +78,6 @@ def test_half_precision_inputs_and_autocast_compute_in_full_precision(n, dtype, 
     assert got[0].dtype == wide
     assert_equal(got, [expected[0], *(grad.to(dtype) for grad in expected[1:])], 0)
     assert hard_negative_loss(leaves[0], leaves[1].double(), 10.0).dtype == torch.float64
-
-
-@pytest.mark.parametrize("ids", IDS)
-def test_mean_over_negatives_without_the_matrix(ids, monkeypatch):
-    monkeypatch.setattr(module, "MASK_ELEMENTS", 12)  # blocks of two rows
-    left, right, _ = make_pairs(6, 4)
-    per_row = [negatives_of(i, 6, IDS[ids]) for i in range(6)]
-    values = torch.stack([(left[i] * right[j]).sum() for i in range(6) for j in per_row[i]])
-    mean, count = negative_statistics(left, right, None if IDS[ids] is None else IDS[ids].reshape(6, -1))
-    assert_equal([mean, count], [values.mean().detach(), torch.tensor(len(values) / 6, dtype=torch.float64)])
-    assert not mean.requires_grad
 
 
 def fixed_margin(image, text, scale):
@@ -123,10 +108,9 @@ def test_identities(options, expected):
 
 
 @pytest.mark.parametrize("name", ["hn", "infonce"])
-@pytest.mark.parametrize("n", [2, 5])
-def test_zero_embeddings_give_log_n(name, n):
-    zeros = torch.zeros(n, 3)
-    assert GLOBAL_LOSSES[name](zeros, zeros, 100.0).item() == pytest.approx(math.log(n), rel=1e-6)
+def test_zero_embeddings_give_log_n(name):
+    zeros = torch.zeros(5, 3)
+    assert GLOBAL_LOSSES[name](zeros, zeros, 100.0).item() == pytest.approx(math.log(5), rel=1e-6)
 
 
 def test_open_clip_call():
@@ -138,7 +122,6 @@ def test_open_clip_call():
         expected = hard_negative_loss(image, text, scale, 0.7, margin=0.1, center=0.2, **options)
         assert loss(image, text, scale, **options) == expected
         assert loss(**features, logit_bias=None, output_dict=True, **options) == {"contrastive_loss": expected}
-    assert "gamma=0.7" in repr(loss)
     with pytest.raises(ValueError, match="logit_bias"):
         loss(**features, logit_bias=torch.tensor(-10.0))
 

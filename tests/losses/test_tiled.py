@@ -8,18 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hnclip.losses import GLOBAL_LOSSES, hard_negative_loss, tiled_hard_negative_loss
-from hnclip.losses.tiled import TILE_BYTES, blocks, loss_from_tiles, tile_shape
+from hnclip.losses import GLOBAL_LOSSES, hard_negative_loss
+from hnclip.losses.tiled import TILE_BYTES, loss_from_tiles
 from live_memory import LiveMemory
 from loss_twins import assert_equal, make_pairs, value_and_grads
 
 OPTIONS = {
     "paper": {},
     "infonce": {"gamma": 0.0},
-    "fixed": {"gamma": 0.0, "margin": 0.3},
     "centred": {"gamma": 0.8, "center": 0.2, "margin": 0.1},
     "mean": {"center": "mean"},
-    "frozen": {"margin_text": make_pairs(40, 9, seed=5)[1].detach()},
     "frozen mean": {"margin_text": make_pairs(40, 9, seed=5)[1].detach(), "center": "mean", "margin": 0.2},
 }
 IDS = {
@@ -85,29 +83,6 @@ def test_half_precision_inputs_and_autocast_compute_in_float32(options, dtype):
         assert_equal([value.detach(), *torch.autograd.grad(value, leaves)], got, 0)
 
 
-def test_small_losses_keep_their_digits():
-    """1 − softmax of the positive cancels in float32, and with it the gradient of the eager loss."""
-    image = torch.nn.functional.normalize(torch.randn(30, 8, generator=torch.Generator().manual_seed(0)), dim=1)
-    leaves = [image.clone().requires_grad_(), image.clone().requires_grad_(), torch.tensor(100.0, requires_grad=True)]
-    double = [leaf.detach().double().requires_grad_() for leaf in leaves]
-    expected = value_and_grads(lambda *x: hard_negative_loss(*x, 0.0), double)
-    assert expected[0] < 1e-6
-    got = value_and_grads(lambda *x: loss_from_tiles(*x, 0.0, size=400), leaves)
-    for a, b in zip(got, expected):
-        assert (a - b).norm() < 2e-5 * b.norm()
-
-
-@pytest.mark.parametrize("options", ["paper", "frozen", "mean"])
-@pytest.mark.parametrize("shard", [{}, {"offset": 2, "rows": 3}])
-def test_gradcheck(options, shard):
-    given = cut({**OPTIONS[options]}, IDS["one column"], 6)
-    # Ḡ is no function of `text` in the eyes of a gradient, so finite differences must not see it move.
-    given.setdefault("margin_text", make_pairs(6, 3, seed=1)[1].detach())
-    assert torch.autograd.gradcheck(
-        lambda *x: 3 * loss_from_tiles(*x, **given, **shard, size=64), make_pairs(6, 3, scale=4.0)
-    )
-
-
 @pytest.mark.parametrize("wanted", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0)], ids=str)
 @pytest.mark.parametrize("shard", [{}, {"offset": 2, "rows": 5}])
 def test_frozen_inputs_get_no_gradient_and_cost_no_product(wanted, shard):
@@ -120,40 +95,14 @@ def test_frozen_inputs_get_no_gradient_and_cost_no_product(wanted, shard):
         assert (leaf.grad is not None) == want
         if want:
             close([leaf.grad], [grad], 1e-10)
-    # Tiles in forward and backward, and one product per tile for each side that wants a gradient.
-    tiles = memory.calls["aten.mm.out"]
-    assert tiles % 2 == 0
+    tiles = memory.calls["aten.mm.out"]  # forward and backward; one more product for each side that wants a gradient
     assert memory.calls["aten.addmm_.default"] == tiles // 2 * (wanted[0] + wanted[1])
 
 
-def test_a_second_derivative_is_refused():
-    leaves = make_pairs(5, 4)
-    grads = torch.autograd.grad(loss_from_tiles(*leaves, size=64) ** 2, leaves, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        grads[0].sum().backward()
-
-
-@pytest.mark.parametrize("options", ["paper", "frozen"])
-def test_strided_and_expanded_inputs(options):
-    image, text, scale = make_pairs(11, 4)
-    given = cut(OPTIONS[options], None, 11)
-    if "margin_text" in given:
-        given["margin_text"] = given["margin_text"][:1].expand(11, 9)
-    wide = image.detach().T.contiguous().requires_grad_()  # [D, N]
-    one = text.detach()[0].clone().requires_grad_()  # [D]
-
-    def through(loss):
-        return lambda w, o, s: loss(w.T, o.expand(11, 4), s, **given)
-
-    got = value_and_grads(through(lambda *x, **k: loss_from_tiles(*x, **k, size=150)), [wide, one, scale])
-    close(got, value_and_grads(through(hard_negative_loss), [wide, one, scale]), 1e-10)
-
-
 @pytest.mark.parametrize("ids", [[5, 5, 5], [5, 5, 6]], ids=str)
-@pytest.mark.parametrize("elements", [1, 2, 9])
-def test_pairs_without_any_negative_stay_finite(ids, elements):
+def test_pairs_without_any_negative_stay_finite(ids):
     leaves = make_pairs(3, 4, scale=100.0, dtype=torch.float32)
-    got = value_and_grads(lambda *x: loss_from_tiles(*x, ids=torch.tensor(ids), size=4 * elements), leaves)
+    got = value_and_grads(lambda *x: loss_from_tiles(*x, ids=torch.tensor(ids), size=8), leaves)
     assert all(torch.isfinite(result).all() for result in got)
     assert len(set(ids)) == 2 or all((result == 0).all() for result in got)
 
@@ -168,23 +117,6 @@ def test_logits_far_beyond_the_range_of_exp(sign):
     close(got, [e.float() for e in expected], 1e-2 if sign > 0 else 1e-4)
 
 
-@pytest.mark.parametrize(("n", "d", "rows"), [(64, 16, 64), (101, 5, 20), (300, 2, 1)])
-@pytest.mark.parametrize("options", ["paper", "infonce", "frozen mean"])
-@pytest.mark.parametrize("with_ids", [False, True])
-def test_no_tensor_as_large_as_the_logits(n, d, rows, options, with_ids, monkeypatch):
-    monkeypatch.setattr("hnclip.losses.hard_negative.MASK_ELEMENTS", 150)
-    given = {**OPTIONS[options], "rows": rows, "offset": n - rows}
-    if "margin_text" in given:
-        given["margin_text"] = make_pairs(n, d, seed=2)[1].detach()
-    if with_ids:
-        given["ids"] = torch.arange(n) % 31
-    leaves = make_pairs(n, d)
-    with LiveMemory() as memory:
-        torch.autograd.grad(loss_from_tiles(*leaves, **given, size=8 * 150), leaves)
-    assert memory.largest <= max(n * d, 150, n if with_ids else 0)
-    assert memory.largest < rows * n or rows <= d
-
-
 @pytest.mark.parametrize(("n", "rows"), [(1030, None), (2100, 520)])
 @pytest.mark.parametrize("name", ["hn", "infonce", "fixed_margin"])
 def test_large_batches_hold_no_logits(name, n, rows):
@@ -192,31 +124,3 @@ def test_large_batches_hold_no_logits(name, n, rows):
     with LiveMemory() as memory:
         GLOBAL_LOSSES[name](*leaves, rows=rows).backward()
     assert memory.largest * 4 <= TILE_BYTES["cpu"] < (rows or n) * n * 4
-
-
-@pytest.mark.parametrize("options", [{}, {"center": "mean", "ids": torch.arange(12) // 2}], ids=["paper", "mean"])
-def test_one_tile_is_the_eager_loss_and_two_are_equal_to_it(options, monkeypatch):
-    leaves = make_pairs(12, 5)
-    expected = value_and_grads(lambda *x: hard_negative_loss(*x, **options), leaves)
-    for elements, tolerance in ((144, 0.0), (143, 1e-12)):
-        monkeypatch.setitem(TILE_BYTES, "cpu", 8 * elements)
-        with LiveMemory() as memory:
-            got = value_and_grads(lambda *x: tiled_hard_negative_loss(*x, **options), leaves)
-        assert_equal(got, expected, tolerance)
-        assert (memory.calls["aten.mm.out"] > 0) == (elements == 143)
-
-
-@given(st.integers(0, 50), st.integers(0, 200), st.integers(1, 60))
-def test_blocks_cover_everything_once_and_evenly(start, length, size):
-    parts = list(blocks(start, start + length, size))
-    assert [i for part in parts for i in range(part.start, part.stop)] == list(range(start, start + length))
-    lengths = [part.stop - part.start for part in parts]
-    assert not lengths or (max(lengths) <= size and max(lengths) - min(lengths) <= 1 and min(lengths) > 0)
-
-
-@given(st.integers(1, 5000), st.integers(0, 10**6), st.sampled_from([4, 8]), st.integers(1, 10**7))
-def test_tiles_fit_and_hold_a_square_of_queries(rows, more, item_bytes, size):
-    height, width = tile_shape(rows, rows + more, item_bytes, size)
-    assert 1 <= height <= rows
-    assert height <= width <= rows + more
-    assert height * width * item_bytes <= max(size, item_bytes)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from hnclip.data.scenes import scene_records
+from hnclip.models.load import save, wrap
+from hnclip.models.preprocessing import train_tokenizer
+from small_families import WRITERS
 
 
 @pytest.fixture(scope="session")
@@ -16,8 +17,6 @@ def captions():
 
 @pytest.fixture(scope="session")
 def tokenizer(captions):
-    from hnclip.models.preprocessing import train_tokenizer
-
     return train_tokenizer(captions, 900)
 
 
@@ -25,8 +24,6 @@ def tokenizer(captions):
 def model(tokenizer):
     """A small random model. Its weights are scaled up, so that different captions and images have different vectors."""
     from transformers import CLIPConfig, CLIPModel
-
-    from hnclip.models.load import wrap
 
     tower = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -45,11 +42,13 @@ def model(tokenizer):
 
 
 @pytest.fixture
-def code(tmp_path):
-    """An object whose pickle creates the file `executed` when it is opened."""
+def saved(model, tmp_path):
+    save(model, tmp_path / "model")
+    return tmp_path / "model"
 
-    class Code:
-        def __reduce__(self):
-            return (Path.touch, (tmp_path / "executed",))
 
-    return Code()
+@pytest.fixture(scope="session")
+def directories(tmp_path_factory, model_directory):
+    """A saved model of every family."""
+    root = tmp_path_factory.mktemp("families")
+    return {"clip": model_directory, **{kind: write(root / kind) for kind, write in WRITERS.items()}}

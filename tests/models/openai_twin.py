@@ -6,12 +6,16 @@ Written from the papers and the names in the public weights, without transformer
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
 
 import torch
 from torch import nn
 
 KEEP = 20  # positions that Long-CLIP reads from its first table
+# The shapes of B/16 and L/14, scaled down. L/14: different depths, and a text width that equals the joint width, so
+# that a forgotten transposition does not show in shapes.
+TOWERS = {"vision_width": 128, "vision_layers": 2, "text_width": 128, "text_layers": 2}
+B16 = {"image_size": 64, "patch": 16, **TOWERS, "joint": 64}
+L14 = {**B16, "image_size": 56, "patch": 14, "vision_width": 192, "vision_layers": 3, "joint": 128}
 
 
 class QuickGELU(nn.Module):
@@ -68,47 +72,26 @@ class OpenAITwin(nn.Module):
     """`long` gives the second positional table; without it the model is plain CLIP."""
 
     def __init__(
-        self,
-        *,
-        long=True,
-        context=248,
-        vocabulary=600,
-        image_size=64,
-        patch=16,
-        vision_width=128,
-        vision_layers=2,
-        vision_heads=None,
-        text_width=128,
-        text_layers=2,
-        joint=64,
-        ratio=4,
-        activation=QuickGELU,
-        seed=0,
+        self, *, long=True, context=248, vocabulary=600, vision_heads=None, activation=QuickGELU, seed=0, **sizes
     ):
         super().__init__()
-        self.context = context
-        self.vocabulary = vocabulary
-        self.visual = Vision(
-            image_size,
-            patch,
-            vision_width,
-            vision_layers,
-            vision_heads or vision_width // 64,
-            ratio * vision_width,
-            joint,
-            activation,
-        )
+        sizes = {**B16, **sizes}
+        size, patch, width, joint = (sizes[name] for name in ("image_size", "patch", "vision_width", "joint"))
+        self.context, self.vocabulary, self.size = context, vocabulary, size
+        heads = vision_heads or width // 64
+        self.visual = Vision(size, patch, width, sizes["vision_layers"], heads, 4 * width, joint, activation)
+        width, layers = sizes["text_width"], sizes["text_layers"]
         mask = torch.full((context, context), -torch.inf).triu(1)
-        self.transformer = Transformer(text_width, text_layers, text_width // 64, ratio * text_width, activation, mask)
-        self.token_embedding = nn.Embedding(vocabulary, text_width)
-        self.positional_embedding = nn.Parameter(torch.empty(context, text_width))
-        self.positional_embedding_res = nn.Parameter(torch.empty(context, text_width)) if long else None
-        self.ln_final = nn.LayerNorm(text_width)
-        self.text_projection = nn.Parameter(torch.empty(text_width, joint))
+        self.transformer = Transformer(width, layers, width // 64, 4 * width, activation, mask)
+        self.token_embedding = nn.Embedding(vocabulary, width)
+        self.positional_embedding = nn.Parameter(torch.empty(context, width))
+        self.positional_embedding_res = nn.Parameter(torch.empty(context, width)) if long else None
+        self.ln_final = nn.LayerNorm(width)
+        self.text_projection = nn.Parameter(torch.empty(width, joint))
         self.logit_scale = nn.Parameter(torch.empty(()))
         self.mask1 = (torch.arange(context) < KEEP)[:, None].float()  # [T, 1]
         self.mask2 = 1 - self.mask1
-        if seed is not None:  # None: for weights that are loaded over these
+        if seed is not None:  # None: the values do not matter
             self._draw(seed)
         self.eval()
 
@@ -149,33 +132,3 @@ class OpenAITwin(nn.Module):
         ids = [start, *words, end][: self.context]
         ids[-1] = end
         return torch.tensor(ids + [pad] * (self.context - len(ids)))
-
-
-def small_b16(**options):
-    """The shape of B/16, scaled down."""
-    return OpenAITwin(**options)
-
-
-def small_l14(**options):
-    """The shape of L/14, scaled down: 3 and 2 layers, and a text width that equals the joint width, so that a
-    forgotten transposition does not show in shapes."""
-    sizes = {"patch": 14, "image_size": 56, "vision_width": 192, "vision_layers": 3, "text_width": 128, "joint": 128}
-    return OpenAITwin(**{**sizes, **options})
-
-
-def opening(way, file, sizes, read):
-    """For `peak_memory`: open a checkpoint, and read every weight once."""
-    import transformers.models.clip.modeling_clip  # noqa: F401, importing is not opening
-
-    from hnclip.models.openai_checkpoint import load_openai_checkpoint
-
-    def work():
-        if way == "hnclip":
-            model = load_openai_checkpoint(Path(file))[0]
-        else:
-            weights = torch.load(file)
-            model = OpenAITwin(**sizes, seed=None)
-            model.load_state_dict(weights)
-        return sum(weight.sum().item() for weight in model.parameters()) if read else model
-
-    return work

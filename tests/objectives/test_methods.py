@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from method_twins import TWINS, gradients, make_embeddings, twin_terms
 
 from hnclip.config import ObjectiveConfig, OptimConfig
-from hnclip.core import ViewEmbeddings
 from hnclip.data.batching import prepare
-from hnclip.data.lexicon import word_list
 from hnclip.data.parts import PARTS
 from hnclip.data.scenes import scene_records
 from hnclip.losses import GLOBAL_LOSSES, hard_negative_loss
 from hnclip.models.load import load
 from hnclip.objectives.base import TrainProgress
-from hnclip.objectives.long_clip import principal_note
 from hnclip.objectives.registry import METHODS, build_objective, build_readouts
 from hnclip.objectives.structxlip import weight_factors
 from hnclip.training.step import backward
 
 FIDELITIES = ("official", "corrected")
-OTHERS = [method for method in METHODS if method != "hn_clip"]
 
 
 def config_of(method, fidelity="corrected", global_loss="infonce", weights=None, **options):
@@ -68,11 +63,10 @@ def test_the_global_loss_changes_no_bit_of_the_other_terms(method, name):
         assert torch.equal(got["global"], GLOBAL_LOSSES[name](image, text, embeddings.scale, ids=embeddings.ids))
 
 
-@pytest.mark.parametrize("fidelity", FIDELITIES)
 @pytest.mark.parametrize(("method", "left_out"), [(method, term) for method in METHODS for term in TWINS[method]])
-def test_a_term_with_weight_zero_needs_no_views_of_its_own(method, left_out, fidelity):
+def test_a_term_with_weight_zero_needs_no_views_of_its_own(method, left_out):
     weights = {term: 0.0 if term == left_out else 0.3 for term in TWINS[method]}
-    objective, whole = (build_objective(config_of(method, fidelity, weights=w)) for w in (weights, None))
+    objective, whole = (build_objective(config_of(method, weights=w)) for w in (weights, None))
     assert set(objective.image_views) <= set(whole.image_views)
     assert set(objective.text_views) <= set(whole.text_views)
     assert set(objective.parts) <= set(whole.parts)
@@ -88,40 +82,10 @@ def test_a_term_with_weight_zero_needs_no_views_of_its_own(method, left_out, fid
         torch.testing.assert_close(term, expected[name] * weights.get(name, 1.0))
 
 
-@pytest.mark.parametrize("method", OTHERS)
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("hn_clip", "smartclip")])
 def test_without_a_global_loss_the_other_terms_stay(method):
-    config = config_of(method, global_loss="none")
-    if method == "smartclip":
-        with pytest.raises(ValueError, match="global loss"):
-            build_objective(config)
-        return
-    embeddings, _ = make_embeddings(method)
-    assert list(build_objective(config)(embeddings)) == list(TWINS[method])
-    with pytest.raises(ValueError, match="global loss"):
-        build_objective(replace(config, weights=dict.fromkeys(TWINS[method], 0.0)))
-
-
-@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("hn_clip", "long_clip")])
-def test_missing_tokens_are_an_error(method):
-    embeddings, _ = make_embeddings(method)
-    images = {name: ViewEmbeddings(view.vectors) for name, view in embeddings.images.items()}
-    texts = {name: ViewEmbeddings(view.vectors) for name, view in embeddings.texts.items()}
-    with pytest.raises(ValueError, match=r"readout|tokens"):
-        build_objective(config_of(method))(replace(embeddings, images=images, texts=texts))
-
-
-# The global term
-
-
-@pytest.mark.parametrize("global_loss", ["hn", "sigmoid"])
-def test_smartclip_takes_its_margins_from_whole_captions(global_loss):
-    e, _ = make_embeddings("smartclip")
-    options = {"gamma": 0.4} if global_loss == "hn" else {"parameters": {"gamma": 0.4}}
-    got = build_objective(config_of("smartclip", global_loss=global_loss, **options))(e)["global"]
-    image, text = e.images["full"].vectors, e.texts["caption"].vectors
-    masked = e.texts["caption"].tokens[:, 0] * text
-    loss = partial(GLOBAL_LOSSES[global_loss], image, masked, e.scale, gamma=0.4, ids=e.ids)
-    assert got == loss(margin_text=text) != loss()
+    objective = build_objective(config_of(method, global_loss="none"))
+    assert list(objective(make_embeddings(method)[0])) == list(TWINS[method])
 
 
 def test_frozen_margins_come_from_the_batch():
@@ -135,9 +99,6 @@ def test_frozen_margins_come_from_the_batch():
         objective(e)
 
 
-# Schedules
-
-
 def test_finelips_term_rises_through_the_first_epoch():
     e, _ = make_embeddings("finelip")
     objective = build_objective(config_of("finelip"))
@@ -149,43 +110,16 @@ def test_finelips_term_rises_through_the_first_epoch():
 
 
 def test_structxlips_weights_fall_as_measured_in_ten_epochs():
-    """And from 1 to their floors in runs of any length."""
     factors = [weight_factors(TrainProgress(epoch * 37 + 5, 37, 10)) for epoch in range(10)]
     measured = [1, 1, 0.985, 0.944, 0.883, 0.817, 0.756, 0.715, 0.7, 0.7]  # of the released code
     assert [factor["structure"] for factor in factors] == pytest.approx(measured, abs=5e-4)
     for name, floor in (("consistency", 0.5), ("chunks", 0.4)):
         course = [(factor["structure"] - 0.7) / 0.3 for factor in factors]
         assert [(factor[name] - floor) / (1 - floor) for factor in factors] == pytest.approx(course)
-    for epochs in (1, 3, 20):
-        found = [weight_factors(TrainProgress(epoch * 3, 3, epochs))["chunks"] for epoch in range(epochs + 1)]
-        assert found == sorted(found, reverse=True)
-        assert (found[0], found[-1]) == (1, pytest.approx(0.4))
     e, _ = make_embeddings("structxlip")
     objective = build_objective(config_of("structxlip"))
     late = objective.at(TrainProgress(9, 1, 10))(e)
     torch.testing.assert_close(late["chunks"], 0.4 * objective(e)["chunks"])
-
-
-def test_structxlips_official_chunk_scale_has_no_gradient_at_its_limit():
-    e, _ = make_embeddings("structxlip")
-    objective = build_objective(config_of("structxlip", "official"))
-    for s, moves in ((6.0, True), (8.0, False)):  # 7 / 0.07 is 100
-        scale = torch.tensor(s, dtype=torch.float64, requires_grad=True)
-        term = objective(replace(e, scale=scale))["chunks"]
-        assert bool(gradients(term, {"scale": scale})["scale"].any()) == moves
-
-
-def test_facts_of_the_released_code():
-    assert len(word_list("structxlip_colours")) == 56
-    assert principal_note(33) is not None
-    assert principal_note(34) is None  # PCA_32 has something to leave out
-
-
-def test_a_third_crop_is_reached_by_configuration():
-    assert build_objective(config_of("structxlip", crops=3)).image_views[-1] == "edge_crop_3"
-    for wrong in ({"method": "structxlip", "crops": 4}, {"method": "goal", "crops": 3}):
-        with pytest.raises(ValueError, match="crops"):
-            ObjectiveConfig(token_weight=0.0, global_loss="infonce", **wrong)
 
 
 # Through data, encoder and gradient caching
@@ -219,28 +153,17 @@ def make_batch(model, config):
     return objective, data.batch(range(len(records)))
 
 
-@pytest.mark.parametrize("fidelity", FIDELITIES)
 @pytest.mark.parametrize("method", METHODS)
-def test_scenes_reach_all_terms_and_all_weights(small, method, fidelity):
-    objective, batch = make_batch(small, config_of(method, fidelity))
-    assert {PARTS[part].view for part in objective.parts} <= set(objective.readouts(small))
-    terms = objective(small(batch, tokens=objective.tokens))
-    assert list(terms) == ["global", *TWINS[method]]
-    assert all(term > 0 for term in terms.values())
-    sum(terms.values()).backward()
-    assert [name for name, weight in small.named_parameters() if weight.grad is None] == []
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_gradient_caching_is_the_whole_batch(small, method):
+def test_scenes_reach_all_terms_and_all_weights_with_and_without_gradient_caching(small, method):
     objective, batch = make_batch(small, config_of(method, global_loss="hn"))
+    assert {PARTS[part].view for part in objective.parts} <= set(objective.readouts(small))
     found = []
     for negatives, chunk in (("micro", 8), ("batch", 3)):
         small.zero_grad()
-        result = backward(small, batch, objective, OptimConfig(micro_batch=chunk, negatives=negatives))
-        found.append((result.terms, {name: weight.grad.clone() for name, weight in small.named_parameters()}))
+        terms = backward(small, batch, objective, OptimConfig(micro_batch=chunk, negatives=negatives)).terms
+        assert list(terms) == ["global", *TWINS[method]]
+        assert all(term > 0 for term in terms.values())
+        found.append((terms, {name: weight.grad.clone() for name, weight in small.named_parameters()}))
     (terms, whole), (cached_terms, cached) = found
-    for name in terms:
-        torch.testing.assert_close(cached_terms[name], terms[name], rtol=1e-4, atol=1e-6)
-    for name in whole:
-        torch.testing.assert_close(cached[name], whole[name], rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(cached_terms, terms, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(cached, whole, rtol=1e-3, atol=2e-5)

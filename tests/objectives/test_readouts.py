@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,9 +10,8 @@ from hnclip.core import Batch
 from hnclip.data.batching import pad_texts
 from hnclip.models.load import load
 from hnclip.models.readout import TowerOutput
-from hnclip.objectives.finelip import Aggregator, TokenAggregation, kept_tokens
+from hnclip.objectives.finelip import TokenAggregation
 from hnclip.objectives.goal import PoolParts
-from hnclip.objectives.smartclip import CaptionMask, head_count, straight_through
 from hnclip.objectives.structxlip import PoolChunks
 
 TEXT = "a small red ball lies under a tall green tree and two brown dogs sleep in the shade of a white house"
@@ -143,65 +139,3 @@ def test_finelips_token_sets(text):
         mixtures = torch.softmax(logits.T * readout.aggregate.scale, dim=1) @ own
         rows.append(torch.cat([mixtures, vector[None]] if text else [vector[None], mixtures]))
     assert_equal_in_gradient(tokens, F.normalize(torch.stack(rows), dim=2), [tower.hidden, *readout.parameters()])
-
-
-def test_a_text_of_one_token_has_only_its_end_token():
-    tower = make_tower(8, (1, 2), torch.float32)
-    tokens, mask = TokenAggregation(8, 2, text=True)(tower)
-    assert mask.tolist() == [[False, False, True], [True, True, True]]
-    tokens[mask].sum().backward()
-    assert tower.hidden.grad.isfinite().all()
-
-
-def test_published_sizes():
-    assert [kept_tokens(patches) for patches in (196, 256)] == [39, 51]
-    shapes = {name: tuple(weight.shape) for name, weight in Aggregator(768, 39).named_parameters()}
-    assert (shapes["weigh.1.weight"], shapes["weigh.3.weight"], shapes["scale"]) == ((153, 768), (39, 153), (1,))
-    assert [head_count(width) for width in (512, 768, 32)] == [8, 12, 1]
-
-
-def attend(attention, query, tokens):
-    """Multi-head attention of one query to the tokens of one caption, head by head."""
-    weights, biases = attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3)
-    q, k, v = (x @ w.T + b for x, w, b in zip((query, tokens, tokens), weights, biases))
-    heads = []
-    for part in torch.arange(attention.embed_dim).chunk(attention.num_heads):
-        heads.append(torch.softmax(k[:, part] @ q[part] / math.sqrt(len(part)), dim=0) @ v[:, part])
-    return torch.cat(heads) @ attention.out_proj.weight.T + attention.out_proj.bias
-
-
-@pytest.mark.parametrize("width", [16, 128])
-def test_smartclips_mask_equals_a_literal_twin(width):
-    torch.manual_seed(1)
-    readout, tower = CaptionMask(width).double(), make_tower(width)
-    with torch.no_grad():
-        for parameter in readout.parameters():
-            parameter.normal_(0, 0.5)  # about half the dimensions are open
-    rows = []
-    for hidden, inside in zip(tower.hidden, tower.inside):
-        tokens = 2 * hidden[inside]
-        normed = readout.block.norm1(tokens)
-        tokens = tokens + torch.stack([attend(readout.block.self_attn, token, normed) for token in normed])
-        inner = F.gelu(readout.block.linear1(readout.block.norm2(tokens)))
-        tokens = readout.norm(tokens + readout.block.linear2(inner))
-        rows.append(torch.sigmoid(attend(readout.pool, readout.query, tokens)))
-    soft = torch.stack(rows)  # [B, D]
-    found, mask = readout(tower)
-    assert mask.all()
-    assert torch.equal(found[:, 0], (soft > 0.5).double())
-    assert 0.2 < found.mean() < 0.8
-    # The gradient is that of the soft mask.
-    assert_equal_in_gradient(
-        found[:, 0] - found[:, 0].detach() + soft.detach(), soft, [tower.hidden, *readout.parameters()]
-    )
-
-
-def test_a_new_mask_is_open_and_thresholds_in_float32():
-    assert CaptionMask(16)(make_tower(dtype=torch.float32))[0].mean() > 0.9
-    logits = torch.tensor([1e-3], dtype=torch.bfloat16)  # its sigmoid rounds to 0.5 in bfloat16
-    assert straight_through(logits).item() == 1.0
-
-
-def test_a_readout_without_its_parts_is_an_error():
-    with pytest.raises(ValueError, match="parts"):
-        PoolParts(text=True)(replace(make_tower(), parts=None))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, get_args
 
@@ -16,7 +14,6 @@ from hnclip.cli.train import Train
 from hnclip.config import (
     AdaptConfig,
     Fidelity,
-    GlobalLoss,
     Method,
     ObjectiveConfig,
     OptimConfig,
@@ -25,7 +22,6 @@ from hnclip.config import (
     to_json,
     train_command,
 )
-from hnclip.losses import GLOBAL_LOSSES
 from hnclip.objectives.registry import (
     METHOD_CHOICES,
     METHODS,
@@ -35,26 +31,16 @@ from hnclip.objectives.registry import (
     with_fidelity,
 )
 
-FIDELITIES: tuple[Fidelity, ...] = get_args(Fidelity)
+FIDELITIES = get_args(Fidelity)
 ADAPTERS = ("lora", "dora")
 # A run without defaults in the settings that methods change.
+OPTIM = {"accumulate": 5, "negatives": "batch", "lr": 1e-3, "scale_lr": 1e-4, "readout_lr": 1e-2, "decay": "all"}
 UNUSUAL = TrainConfig(
     context=200,
     data="pairs.csv",
     limit=100,
-    seed=7,
     objective=ObjectiveConfig(gamma=0.3, token_weight=0.7),
-    optim=OptimConfig(
-        accumulate=5,
-        negatives="batch",
-        lr=1e-3,
-        scale_lr=1e-4,
-        readout_lr=1e-2,
-        decay="all",
-        schedule="wrapped",
-        lr_floor=0.1,
-        scale_max=50.0,
-    ),
+    optim=OptimConfig(**OPTIM, schedule="wrapped", lr_floor=0.1, scale_max=50.0),
     adapt=AdaptConfig(method="lora", rank=4, alpha=8.0, dropout=0.1, towers="text", projections=True),
 )
 
@@ -91,83 +77,39 @@ def with_global(config: TrainConfig, name: str) -> TrainConfig:
 def test_every_method_is_described_once():
     assert set(METHODS) == set(get_args(Method))
     assert set(METHOD_CHOICES) == {*METHODS, *ADAPTERS}
-    assert {*GLOBAL_LOSSES, "none"} == set(get_args(GlobalLoss))
-    assert len({spec.title for spec in METHODS.values()}) == len(METHODS)
     for choice in METHOD_CHOICES:
         for fidelity in FIDELITIES:
             build_objective(as_method(recipes.demo(), choice, fidelity).objective)
-
-
-def test_no_heavy_import():
-    code = "import sys, hnclip.objectives.registry; assert not {'torch', 'numpy', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_weights_of_the_configuration_come_before_the_methods_own():
     goal = ObjectiveConfig(method="goal", token_weight=0.0, weights={"patch": 0.0, "local": 0.25})
     assert term_weights(goal) == {"local": 0.25, "patch": 0.0, "text": 1.0}
     assert term_weights(replace(goal, weights={})) == dict(METHODS["goal"].weights)
-
-
-@pytest.mark.parametrize(
-    ("change", "refused"),
-    [
-        ({"weights": {"local": 1.0}}, "weights"),
-        ({"global_loss": "none"}, "global_loss none"),
-        ({"method": "goal", "token_weight": 1.0}, "token_weight"),
-        ({"method": "goal", "fidelity": "oficial"}, "fidelity"),
-        ({"global_loss": "nonsense"}, "global_loss"),
-        ({"method": "blip"}, "method"),
-        ({"method": "goal", "weights": {"local": -1.0}}, r"weights\.local"),
-        ({"method": "goal", "weights": {"local": float("nan")}}, r"weights\.local"),
-        ({"method": "goal", "weights": {"locl": 1.0}}, "local, patch, text"),
-        ({"global_loss": "hn_nce", "parameters": {"gamma": 1.0}}, "alpha, beta"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(change, refused):
-    with pytest.raises(ValueError, match=refused):
-        build_objective(ObjectiveConfig(**{"token_weight": 0.0, **change}))
+    with pytest.raises(ValueError, match="local, patch, text"):
+        build_objective(replace(goal, weights={"locl": 1.0}))
 
 
 @pytest.mark.parametrize("fidelity", FIDELITIES)
 @pytest.mark.parametrize("choice", METHOD_CHOICES)
-def test_a_method_leaves_all_other_settings_alone(choice, fidelity):
+def test_a_method_brings_its_terms_and_leaves_all_other_settings_alone(choice, fidelity):
     after = as_method(UNUSUAL, choice, fidelity)
+    objective = after.objective
     if choice in ADAPTERS:
         own = {"optim.scale_lr"} | ({"adapt.method"} if choice != "lora" else set())
         assert (after.optim.scale_lr, after.adapt.method) == (0.0, choice)
+        assert (objective.method, objective.global_loss, objective.token_weight) == ("hn_clip", "infonce", 0.0)
     else:
         # Of the settings above, an official wrapped schedule is the only one that is usual to a method.
         optim = METHODS[choice].optim.get(fidelity, {})
         own = {f"optim.{name}" for name, value in optim.items() if getattr(UNUSUAL.optim, name) != value}
         assert all(getattr(after.optim, name) == value for name, value in optim.items())
+        if choice == "hn_clip":
+            assert (objective.global_loss, objective.token_weight) == ("hn", 1.0)
+        else:
+            assert term_weights(objective) == dict(METHODS[choice].weights)
+            assert (objective.global_loss, objective.token_weight) == (METHODS[choice].own_global[fidelity], 0.0)
     assert {name for name in changed(UNUSUAL, after) if not name.startswith("objective.")} == own
-
-
-@pytest.mark.parametrize("fidelity", FIDELITIES)
-@pytest.mark.parametrize("choice", METHOD_CHOICES)
-def test_a_method_brings_its_terms_and_its_own_global_term(choice, fidelity):
-    objective = as_method(UNUSUAL, choice, fidelity).objective
-    method = "hn_clip" if choice in ADAPTERS else choice
-    assert (objective.method, objective.weights) == (method, {})
-    if method != "hn_clip":
-        assert term_weights(objective) == dict(METHODS[method].weights)
-    if choice == "hn_clip":
-        assert (objective.global_loss, objective.token_weight) == ("hn", 1.0)
-        return
-    own = "infonce" if choice in ADAPTERS else METHODS[choice].own_global[fidelity]
-    assert (objective.global_loss, objective.token_weight) == (own, 0.0)
-    assert objective.gamma == UNUSUAL.objective.gamma  # for --global-loss hn
-
-
-@pytest.mark.parametrize("choice", ADAPTERS)
-def test_adapters_replace_full_or_frozen_weights(choice):
-    """Existing settings of adapters stay; from the paper's recipe, rate and global loss are all that differs."""
-    for method in (AdaptConfig(), AdaptConfig(freeze_image="all")):
-        assert apply_method(replace(UNUSUAL, adapt=method), choice).adapt == AdaptConfig(method=choice)
-    assert apply_method(UNUSUAL, choice).adapt == replace(UNUSUAL.adapt, method=choice)
-    recipe = recipes.RECIPES[choice]()
-    assert changed(apply_method(recipes.paper(), choice), recipe) == {"optim.lr", "objective.global_loss"}
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "hn_clip"])
@@ -180,24 +122,10 @@ def test_fidelity_can_be_changed_afterwards(name):
     assert chosen == with_global(official, "hn")
 
 
-@pytest.mark.parametrize("name", ["long_clip", "goal", "smartclip", "structxlip"])
-def test_a_corrected_recipe_ends_its_cosine_at_the_last_step(name):
-    recipe = recipes.RECIPES[name]()
-    assert recipe.optim.schedule == "open_cosine"
-    corrected = with_fidelity(recipe, "corrected")
-    assert corrected.optim.schedule == "cosine"
-    assert apply_method(recipe, name, "corrected") == corrected
-    assert changed(recipe, corrected) - {"optim.scale_max"} == {"objective.fidelity", "optim.schedule"}
-
-
 ROUND_TRIPS = {
     **{f"{choice} with hn": with_global(apply_method(recipes.paper(), choice), "hn") for choice in METHOD_CHOICES},
     **{f"recipe {name}": recipe() for name, recipe in recipes.RECIPES.items()},
     "unusual": UNUSUAL,
-    "weights": TrainConfig(
-        objective=ObjectiveConfig(method="goal", token_weight=0.0, weights={"local": 0.25, "text": 0.0})
-    ),
-    "no clamp": TrainConfig(optim=OptimConfig(scale_max=None, readout_lr=1e-3)),
 }
 
 
@@ -205,10 +133,3 @@ ROUND_TRIPS = {
 def test_configurations_survive_a_file_and_the_command_line(name):
     config = ROUND_TRIPS[name]
     assert from_json(TrainConfig, to_json(config)) == parsed(config) == config
-
-
-@pytest.mark.parametrize("method", ["finelip", "structxlip"])
-def test_a_method_is_never_applied_on_top_of_another(method):
-    with pytest.raises(ValueError, match="goal"):
-        apply_method(recipes.goal(), method)
-    assert apply_method(recipes.goal(), "goal") == recipes.goal()

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import photo_towers
 import pytest
 import torch
@@ -10,8 +7,6 @@ from transformers import EfficientNetConfig, EfficientNetModel
 
 import hnclip
 from small_families import write_bert
-
-LICENCES = {photo_towers.IMAGE: "UNKNOWN", photo_towers.TEXT: "MIT"}
 
 
 @pytest.fixture(scope="module")
@@ -36,51 +31,8 @@ def weights() -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.fixture
-def packages(tmp_path, weights) -> Path:
-    """Packages as pip lays them out, with a small text tower."""
-    home = tmp_path / "packages"
-    for name, licence in LICENCES.items():
-        about = home / f"{name}-0.1.0.dist-info"
-        about.mkdir(parents=True)
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\nLicense: {licence}\n")
-        (about / "LICENSE").write_text("Apache Software License 2.0\n\nCopyright (c)\n")
-        files = [f"{about.name}/LICENSE", *[f"{name}/model/README.md"] * (name == photo_towers.TEXT)]
-        (about / "RECORD").write_text("".join(f"{file},,\n" for file in files))
-    (home / photo_towers.IMAGE / "models").mkdir(parents=True)
-    torch.save(weights, home / photo_towers.IMAGE / "models" / "lite0.pth")
-    model = home / photo_towers.TEXT / "model"
-    model.mkdir(parents=True)
-    write_bert(model)
-    (model / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\n")
-    (model / ".gitattributes").write_text("*.bin\n")
-    return home
-
-
-def test_it_writes_two_towers_that_hnclip_joins(packages, tmp_path, capsys) -> None:
-    photo_towers.main(tmp_path / "towers", packages)
-    assert "model card: apache-2.0" in capsys.readouterr().out
-    model = hnclip.load(f"{tmp_path / 'towers' / 'image'}+{tmp_path / 'towers' / 'text'}")
-    assert model.image_size == 224
-    assert model.image_mean.flatten().tolist() == pytest.approx([127 / 255] * 3)
-    assert not (tmp_path / "towers" / "text" / ".gitattributes").exists()
-
-
-def test_weights_of_another_network_raise(weights) -> None:
-    for other in (
-        {name: tensor for name, tensor in weights.items() if name != "_conv_stem.weight"},
-        {**weights, "_extra.weight": torch.zeros(1)},
-    ):
-        with pytest.raises(ValueError, match="EfficientNet-Lite0"):
-            photo_towers.convert(other)
-    model = photo_towers.convert(weights)
-    model.encoder.blocks[3].squeeze_excite.expand.bias.data.fill_(2.0)
-    with pytest.raises(ValueError, match="block 3"):
-        photo_towers.check_gates(model)
-
-
 class Original:
-    """Features of the converted tower itself, some of them moved."""
+    """Features of the converted tower itself, all of them moved."""
 
     def __init__(self, model, moved: float) -> None:
         self.model, self.moved = model, moved
@@ -90,24 +42,34 @@ class Original:
 
 
 @torch.no_grad()
-def test_a_converted_tower_is_compared_with_the_original(packages, weights, tmp_path, monkeypatch) -> None:
-    about = packages / f"{photo_towers.ORIGINAL}-0.1.0.dist-info"
-    shutil.copytree(packages / f"{photo_towers.TEXT}-0.1.0.dist-info", about)
-    text = (about / "METADATA").read_text().replace(photo_towers.TEXT, photo_towers.ORIGINAL)
-    (about / "METADATA").write_text(text)
+def test_weights_are_converted_and_compared_with_the_original(weights) -> None:
     model = photo_towers.convert(weights)
-    monkeypatch.setattr(photo_towers, "open_original", lambda *_: Original(model, 0.0))
-    photo_towers.main(tmp_path / "towers", packages)
-    monkeypatch.setattr(photo_towers, "open_original", lambda *_: Original(model, 0.01))
-    with pytest.raises(ValueError, match="differ from the original's"):
-        photo_towers.main(tmp_path / "towers", packages)
+    photo_towers.check_gates(model)
+    assert photo_towers.difference(model, Original(model, 0.0)) < photo_towers.TOLERANCE
+    assert photo_towers.difference(model, Original(model, 0.01)) > photo_towers.TOLERANCE
+    with pytest.raises(ValueError, match="EfficientNet-Lite0"):
+        photo_towers.convert({**weights, "_extra.weight": torch.zeros(1)})
+    model.encoder.blocks[3].squeeze_excite.expand.bias.fill_(2.0)
+    with pytest.raises(ValueError, match="block 3"):
+        photo_towers.check_gates(model)
 
 
-def test_missing_packages_and_unknown_licences_raise(packages, tmp_path) -> None:
-    with pytest.raises(ValueError, match=f"{photo_towers.IMAGE}, {photo_towers.TEXT} not found in"):
-        photo_towers.main(tmp_path / "towers", tmp_path)
-    about = packages / f"{photo_towers.IMAGE}-0.1.0.dist-info"
-    (about / "LICENSE").write_text("All rights reserved: no use permitted\n")
-    package = photo_towers.find_package(photo_towers.IMAGE, packages)
+def test_hnclip_joins_the_towers_of_packages_with_a_known_licence(tmp_path, weights) -> None:
+    for name, licence in ((photo_towers.IMAGE, "UNKNOWN"), (photo_towers.TEXT, "MIT")):
+        about = tmp_path / f"{name}-0.1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Name: {name}\nVersion: 0.1.0\nLicense: {licence}\n")
+        (about / "RECORD").write_text(f"{about.name}/LICENSE,,\n")
+        (about / "LICENSE").write_text("All rights reserved\n")
+    models, model = tmp_path / photo_towers.IMAGE / "models", tmp_path / photo_towers.TEXT / "model"
+    models.mkdir(parents=True)
+    model.mkdir(parents=True)
+    torch.save(weights, models / "lite0.pth")
+    write_bert(model)
     with pytest.raises(ValueError, match="licence"):
-        photo_towers.check_licence(package)
+        photo_towers.main(tmp_path / "towers", tmp_path)
+    (tmp_path / f"{photo_towers.IMAGE}-0.1.0.dist-info" / "LICENSE").write_text("Apache Software License 2.0\n")
+    photo_towers.main(tmp_path / "towers", tmp_path)
+    joined = hnclip.load(f"{tmp_path / 'towers' / 'image'}+{tmp_path / 'towers' / 'text'}")
+    assert joined.image_size == 224
+    assert joined.image_mean.flatten().tolist() == pytest.approx([127 / 255] * 3)

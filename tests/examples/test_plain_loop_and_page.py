@@ -3,7 +3,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import plain_loop
 import pytest
+
+from hnclip.data.scenes import scene_records
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "integrations.md").read_text(encoding="utf-8")
@@ -22,3 +25,10 @@ def test_snippets_are_parts_of_the_examples(snippet):
 
 def test_every_example_is_on_the_page():
     assert all(f"examples/{file.name}" in PAGE for file in EXAMPLES)
+
+
+def test_the_plain_loop_runs(monkeypatch, capsys):
+    monkeypatch.setattr(plain_loop, "scene_records", lambda *args, **_: scene_records(*args, families=4, members=4))
+    plain_loop.main(steps=2, batch=8)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed] == ["R@1 before", "step  0", "step  1", "R@1 after"]
