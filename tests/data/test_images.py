@@ -21,17 +21,9 @@ MODELS = {
     "DINOv2": (ImageTransform(32, 37), "BitImageProcessorPil", {"size": {"shortest_edge": 37}, "crop_size": SQUARE}),
     "SigLIP": (ImageTransform(32, squash=True), "SiglipImageProcessorPil", {"size": SQUARE}),
     "ViT": (ImageTransform(32, squash=True, resample="bilinear"), "ViTImageProcessorPil", {"size": SQUARE}),
-    "DeiT": (
-        ImageTransform(32, 37, squash=True),
-        "DeiTImageProcessorPil",
-        {"size": {"height": 37, "width": 37}, "crop_size": SQUARE},
-    ),
 }
-SIZES = [
-    *[(200, 150), (149, 203), (117, 64), (640, 97), (1500, 1000)],  # shrink a lot
-    *[(37, 64), (33, 32), (97, 31), (32, 32), (40, 200)],  # shrink little, or are tall
-    *[(5, 3), (1, 9), (1, 1), (1000, 3), (3, 1000)],  # grow
-]
+# That shrink a lot, shrink little or are tall, and grow.
+SIZES = [(200, 150), (149, 203), (640, 97), (1500, 1000), (33, 32), (97, 31), (32, 32), (5, 3), (1, 9), (1, 1)]
 
 
 def hugging_face(image: Image.Image, name: str = "CLIP") -> torch.Tensor:
@@ -73,12 +65,12 @@ MODES = ["RGB", "L", "1", "P", "CMYK", "YCbCr", "HSV", "RGBX", "I", "F", "RGBA",
 
 
 @pytest.mark.parametrize("mode", [*MODES, "P transparent", "L transparent", "RGB transparent"])
-def test_equals_transformers_in_every_mode(mode):
-    for size in ((150, 110), (40, 35), (9, 20)):
-        image = make(mode, *size)
+def test_equals_transformers_in_every_mode_and_the_image_is_not_modified(mode):
+    for size in ((150, 110), (9, 20)):
+        image, before = make(mode, *size), make(mode, *size)
         assert torch.equal(preprocess_image(image, CLIP), hugging_face(image).to(torch.uint8))
-        squashed = ImageTransform(32, squash=True)
-        assert torch.equal(preprocess_image(image, squashed), preprocess_image(to_rgb(image), squashed))
+        to_rgb(image).paste((1, 2, 3), (0, 0, 9, 9))
+        assert (image.mode, image.info, image.tobytes()) == (before.mode, before.info, before.tobytes())
 
 
 @settings(max_examples=100)
@@ -95,7 +87,6 @@ def test_equals_pillow_step_by_step(width, height, size, margin, squash, resampl
     transform, image = ImageTransform(size, size + margin, squash, resample), make("RGB", width, height)
     short = min(width, height)
     columns, rows = (size + margin if squash else (size + margin) * side // short for side in (width, height))
-    assert transform.resized(width, height) == (columns, rows)
     resized = image.resize((columns, rows), Image.Resampling[resample.upper()])
     left, top = (columns - size) // 2, (rows - size) // 2
     expected = np.asarray(resized)[top : top + size, left : left + size]
@@ -107,29 +98,17 @@ def test_equals_pillow_step_by_step(width, height, size, margin, squash, resampl
 # What transformers rejects, ignores or clips
 
 
-def test_premultiplied_transparency_and_alpha_of_a_palette_are_on_white():
+def test_premultiplied_transparency_is_on_white_and_sixteen_bits_are_scaled_to_eight():
     for premultiplied, straight in (("La", "LA"), ("RGBa", "RGBA")):
         image = make(premultiplied, 50, 40)
         assert torch.equal(preprocess_image(image, CLIP), preprocess_image(image.convert(straight), CLIP))
     palette = Image.new("P", (8, 8), 1)
     palette.putpalette([0, 0, 0, 255, 9, 9, 9, 0], "RGBA")
     assert preprocess_image(palette, CLIP).min() == 255
-
-
-def test_sixteen_bits_are_scaled_to_eight(tmp_path):
     ramp = np.linspace(0, 65535, 96)[None].repeat(64, axis=0).astype(np.uint16)
     expected = preprocess_image(Image.fromarray((ramp >> 8).astype(np.uint8)), CLIP)
     for kind in ("<u2", ">u2"):
         assert torch.equal(preprocess_image(Image.fromarray(ramp.astype(kind)), CLIP), expected)
-    Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(tmp_path / "clear.png", transparency=1000)
-    with Image.open(tmp_path / "clear.png") as clear:
-        assert preprocess_image(clear, CLIP).min() == 255
-
-
-@pytest.mark.parametrize(("mode", "value"), [("I", 256), ("I", -1), ("F", 255.5), ("F", float("nan"))])
-def test_values_without_a_known_range_are_rejected(mode, value):
-    with pytest.raises(ValueError, match="8 bits"):
-        preprocess_image(Image.new(mode, (8, 8), value), CLIP)
 
 
 _TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_90 TRANSVERSE ROTATE_270"
@@ -137,59 +116,34 @@ TURNS = dict(enumerate(_TURNS.split(), 2))
 
 
 @pytest.mark.parametrize("orientation", TURNS)
-@pytest.mark.parametrize("kind", ["png", "tiff", "webp"])
-def test_exif_orientation_is_applied(orientation, kind):
+def test_exif_orientation_is_applied(orientation):
     upright, exif, file = make("RGB", 90, 61), Image.Exif(), io.BytesIO()
     exif[0x0112] = orientation
     turned = upright.transpose(Image.Transpose[TURNS[orientation]])  # which the orientation undoes
-    turned.save(file, kind, exif=exif, **({"lossless": True} if kind == "webp" else {}))
+    turned.save(file, "png", exif=exif)
     with Image.open(file) as reopened:
         assert torch.equal(preprocess_image(reopened, CLIP), preprocess_image(upright, CLIP))
 
 
-@pytest.mark.parametrize("exif", [b"Exif\x00\x00rubbish", b"Exif\x00\x00II*\x00\x08" + bytes(9), b"", None])
+@pytest.mark.parametrize("exif", [b"Exif\x00\x00rubbish", b"Exif\x00\x00II*\x00\x08" + bytes(9)])
 def test_invalid_exif_is_ignored(exif):
     image, file = make("RGB", 60, 41), io.BytesIO()
-    image.save(file, "png", exif=exif or b"")
+    image.save(file, "png", exif=exif)
     with Image.open(file) as reopened:
-        if exif is None:
-            reopened.info["Raw profile type exif"] = "\nexif\n 4\nnothex"
         assert torch.equal(preprocess_image(reopened, CLIP), preprocess_image(image, CLIP))
 
 
-def test_empty_huge_and_truncated_images_are_errors():
-    for size in ((0, 5), (5, 0)):
-        with pytest.raises(ValueError, match="no pixels"):
-            preprocess_image(Image.new("RGB", size), CLIP)
-    thin = Image.new("L", (1, 200_000))
-    with pytest.raises(ValueError, match="too thin"):
-        preprocess_image(thin, CLIP)
-    assert preprocess_image(thin, ImageTransform(32, squash=True)).shape == (3, 32, 32)
+def test_images_and_transforms_without_a_defined_result_are_errors():
+    cases = [(Image.new("RGB", (0, 5)), "no pixels"), (Image.new("L", (1, 200_000)), "too thin")]
+    cases += [(Image.new(*case), "8 bits") for case in (("I", (8, 8), 256), ("I", (8, 8), -1), ("F", (8, 8), 255.5))]
+    for image, keyword in cases:
+        with pytest.raises(ValueError, match=keyword):
+            preprocess_image(image, CLIP)
     file = io.BytesIO()
     make("RGB", 64, 64).save(file, "jpeg")
     file.truncate(len(file.getvalue()) * 2 // 3)
     with Image.open(file) as cut, pytest.raises(OSError, match="truncated"):
         preprocess_image(cut, CLIP)
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P transparent"])
-def test_images_are_not_modified_and_to_rgb_is_upright_and_on_white(mode):
-    image = make(mode, 32, 32)
-    before = image.copy()
-    preprocess_image(image, CLIP).zero_()
-    to_rgb(image).paste((1, 2, 3), (0, 0, 9, 9))
-    assert (image.mode, image.info, image.tobytes()) == (before.mode, before.info, before.tobytes())
-    clear = Image.new("RGBA", (4, 2), (255, 0, 0, 0))
-    clear.getexif()[0x0112] = 6
-    flat = to_rgb(clear)
-    assert (flat.mode, flat.size, flat.getpixel((0, 0))) == ("RGB", (2, 4), (255, 255, 255))
-
-
-def test_invalid_transforms_are_rejected():
-    assert ImageTransform(32, shortest=32) == CLIP != ImageTransform(32, shortest=33)
-    nan = float("nan")
-    for wrong in ({"size": 0}, {"shortest": 31}, {"resample": "cubic"}, {"mean": (0.5,)}, {"std": (0.5, 0.5, nan)}):
+    for wrong in ({"size": 0}, {"shortest": 31}, {"resample": "cubic"}, {"mean": (0.5,)}, {"std": (0.5, 0.0, 0.5)}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ImageTransform(**{"size": 32, **wrong})
-    with pytest.raises(ValueError, match="std"):
-        ImageTransform(32, std=(0.5, 0.0, 0.5))

@@ -8,16 +8,15 @@ import subprocess
 import sys
 from collections import defaultdict
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.scenes import FAMILIES, MEMBERS, SMALL, STREAM_SHARE, scene_records, stream_records
+from hnclip.data.scenes import FAMILIES, MEMBERS, SMALL, scene_records, stream_records
 from hnclip.data.scenes.draw import SIDE, draw_scene
 from hnclip.data.scenes.world import DOMAINS, PATTERNS, STREAM, TABLES, Scene
-from hnclip.data.sources import open_data, open_records
+from hnclip.data.sources import open_records
 
 # What each detail may be called, written down apart from the wording it checks.
 SIZE_WORDS = {
@@ -36,15 +35,6 @@ COLUMN_WORDS = {
 ROW_WORDS = {
     "park": dict(enumerate(["high up|upper", "halfway|mid-height|very centre|heart", "foreground|lower"])),
     "shelf": dict(enumerate(["highest|first", "second|next", "lowest|last"])),
-}
-HOURS = {"morning": "morning", "midday": "midday|middle of the day", "sunset": "sunset|sun sets", "night": "night"}
-BACKDROP_WORDS = {
-    "ground": {"desert": "desert", "snowfield": "snow|snowfield", "heath": "heath"},
-    "hour": HOURS,
-    "sky": {"clear": "without a cloud|cloudless", "one cloud": "(one|single) cloud", "three clouds": "three clouds"},
-    "wall": {"mint": "mint", "lilac": "lilac", "peach": "peach"},
-    "wood": {"oak": "oak", "walnut": "walnut", "painted white": "painted white"},
-    "edge": {"a fringed cloth": "fringed cloth", "a row of hooks": "hooks", "nothing": "nothing hangs|bare"},
 }
 VISIBLE = 24  # grey levels in some channel by which a pixel must change for a visible difference
 
@@ -100,8 +90,6 @@ def test_splits_have_the_documented_sizes_and_share_nothing(splits, records):
     for unique in zip(*((r.id, r.image.scene, r.image.key, r.captions[0]) for r in records)):
         assert len(set(unique)) == len(records)
     assert len({record.group for record in records}) == len(DOMAINS) * sum(FAMILIES.values())
-    others = scene_records("park", "test", families=3, seed=1)
-    assert {r.image.scene for r in records}.isdisjoint(r.image.scene for r in others)
     for wrong in (("city", "train"), ("park", "dev")):
         with pytest.raises(ValueError, match="must be one of"):
             scene_records(*wrong)
@@ -110,16 +98,12 @@ def test_splits_have_the_documented_sizes_and_share_nothing(splits, records):
 def test_variants_are_one_to_three_details_from_their_base(records):
     families = defaultdict(list)
     for record in records:
-        things = record.image.scene.things
-        assert 3 <= len(things) <= 5
-        assert len({thing.cell for thing in things}) == len({thing.kind for thing in things}) == len(things)
         families[record.group].append(record.image.scene)
     counts = {1: 0, 2: 0, 3: 0}
     for base, *variants in families.values():
         assert len({base, *variants}) == 1 + len(variants)
         for variant in variants:
-            apart = len(set(base.backdrop) - set(variant.backdrop)) + len(set(base.things) - set(variant.things))
-            counts[apart] += 1
+            counts[len({*base.backdrop} - {*variant.backdrop}) + len({*base.things} - {*variant.things})] += 1
     assert min(counts.values()) > 0.1 * sum(counts.values())
 
 
@@ -142,8 +126,6 @@ def test_every_detail_is_described_in_captions_of_the_documented_length(records)
                 (ROW_WORDS[style.name], thing.row),
             ):
                 assert named(words, region.sentence.lower()) == [value], region.sentence
-        for aspect, value in scene.backdrop:
-            assert named(BACKDROP_WORDS[aspect], text.lower()) == [value], text
         for article, word in re.findall(r"\b(an?) (\w+)", f"{text} {record.short}", flags=re.IGNORECASE):
             assert (article.lower() == "an") == (word[0].lower() in "aeiou"), text
 
@@ -151,21 +133,12 @@ def test_every_detail_is_described_in_captions_of_the_documented_length(records)
 def test_the_stream_is_broad_but_lacks_what_is_special_to_a_domain(records):
     stream = [r for step in range(40) for r in stream_records(f"test/{step}", 96, members=2, long=step % 2 == 0)]
     assert {r.image.scene for r in records}.isdisjoint(r.image.scene for r in stream)
-    assert {r.captions[0] for r in records}.isdisjoint(r.captions[0] for r in stream)
-    things = [thing for record in stream for thing in record.image.scene.things]
-    backdrops = {aspect for record in stream for aspect in record.image.scene.backdrop}
+    kinds = {thing.kind for record in stream for thing in record.image.scene.things}
     for name, domain in DOMAINS.items():
-        assert {thing.kind for thing in things} == {*STREAM[name].kinds}
-        assert {thing.colour for thing in things} == {*STREAM[name].colours}
-        unseen = {*domain.kinds} - {*STREAM[name].kinds}
+        assert kinds == {*STREAM[name].kinds}
+        unseen = {*domain.kinds} - kinds
         assert unseen == {*TABLES[name]["unseen_kinds"]}
-        assert len(unseen) == 2
-        aspect = "ground" if name == "park" else "wall"
-        assert backdrops.isdisjoint((aspect, value) for value in domain.backdrop[aspect])
         assert not any(named({kind: kind for kind in unseen}, record.captions[0]) for record in stream)
-    sizes = {name: "|".join(words.values()) for name, words in SIZE_WORDS.items()}
-    worded = [re.search(rf"\b({sizes[r.image.scene.style]})\b", r.captions[0].lower()) is not None for r in stream]
-    assert np.mean(worded) == pytest.approx(STREAM_SHARE, abs=0.02)
 
 
 def test_regions_hold_all_pixels_of_their_thing(splits):
@@ -185,10 +158,8 @@ def test_members_of_a_family_look_different(splits, style):
     members = MEMBERS["test"]
     scenes = [record.image.scene for record in splits[style, "test"][: 80 * members]]
     for start in range(0, len(scenes), members):
-        family = scenes[start : start + members]
-        for side, least in ((SIDE, 30), (96, 8)):
-            for one, other in combinations([pixels(scene, side) for scene in family], 2):
-                assert (np.abs(one - other).max(axis=0) > VISIBLE).sum() >= least, (side, family)
+        family = [pixels(scene, 96) for scene in scenes[start : start + members]]
+        assert all((np.abs(one - other).max(axis=0) > VISIBLE).sum() >= 8 for one, other in combinations(family, 2))
 
 
 @pytest.mark.parametrize("style", DOMAINS)
@@ -206,12 +177,3 @@ def test_small_scenes_and_doubles_are_the_first_families(style, splits):
             assert doubled[first : first + 3] == small[first : first + 3]
             copied, source = doubled[first + 3], small[first + 2]
             assert (copied.captions, copied.short, copied.regions) == (source.captions, source.short, ())
-
-
-def test_a_folder_with_the_name_of_generated_scenes_is_pointed_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "scenes/shelf").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    open_data("scenes/shelf", splits={"validation"})
-    assert "./scenes/shelf" in caplog.text

@@ -22,18 +22,17 @@ CAPTIONS = [
     "dog",
     "the dog on the grass with the red house and a tree and a tree and a tree",
 ]
-WORDS = sorted({word for caption in CAPTIONS for word in caption.lower().split()})
 EDGES = {"clip": (1, 1), "bert": (1, 1), "siglip": (0, 1), "bare": (0, 0)}
 
 
-def bare_tokenizer(**special):
+def bare_tokenizer():
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    symbols = ["[UNK]", "[END]", *WORDS]
+    symbols = ["[UNK]", *sorted({word for caption in CAPTIONS for word in caption.lower().split()})]
     words = Tokenizer(models.WordLevel({symbol: index for index, symbol in enumerate(symbols)}, unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +41,7 @@ def tokenizers(tmp_path_factory):
         "clip": train_tokenizer(CAPTIONS, 600),
         "bert": bert_tokenizer(),
         "siglip": sentencepiece_tokenizer(tmp_path_factory.mktemp("siglip")),
-        "bare": bare_tokenizer(unk_token="[UNK]"),
+        "bare": bare_tokenizer(),
     }
 
 
@@ -51,7 +50,7 @@ def kind(request) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("context", [3, 4, 5, 8, 17, 20, 22, 1000])
+@pytest.mark.parametrize("context", [3, 4, 8, 17, 20, 1000])
 def test_truncation_removes_the_last_words_and_keeps_special_tokens(tokenizers, kind, context):
     """Against one text at a time, and the last word removed until the rest fits."""
     tokenizer, transform = tokenizers[kind], TextTransform(tokenizers[kind], context)
@@ -64,27 +63,17 @@ def test_truncation_removes_the_last_words_and_keeps_special_tokens(tokenizers, 
     found = transform(CAPTIONS)
     assert [row.tolist() for row in found] == expected
     assert (found.truncated, found.lengths.tolist()) == (truncated, [len(row) for row in expected])
+    assert (found.tokens.dtype, found.tokens.size) == (np.int32, found.lengths.sum())  # four bytes for each token
 
 
-def test_chunks_of_many_texts_are_joined_in_order(tokenizers, kind):
-    transform = TextTransform(tokenizers[kind], 12)
+def test_chunks_of_many_texts_are_joined_in_order(tokenizers):
+    transform = TextTransform(tokenizers["bare"], 12)
     texts = [CAPTIONS[index % 4] + " tree" * (index % 3) for index in range(2 * CHUNK + 5)]
     found = transform(texts)
     for index in (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 4, -1):
         assert found[index].tolist() == transform([texts[index]])[0].tolist()
     assert (len(found), found.truncated) == (len(texts), sum(transform([text]).truncated for text in texts[:12]) * 683)
-    offsets = list(transform.offsets(texts if kind != "siglip" else texts[-9:]))
-    assert offsets[-2] == next(transform.offsets(texts[-2:]))
-
-
-def test_tokens_are_held_in_four_bytes_each(tokenizers):
-    found = TextTransform(tokenizers["clip"], 77)(CAPTIONS)
-    assert (found.tokens.dtype, found.tokens.size) == (np.int32, found.lengths.sum())
-    assert found[3].base is found.tokens  # a view
-    assert [len(row) for row in found[1:3]] == found.lengths[1:3].tolist()
-    with pytest.raises(IndexError):
-        found[4]
-    assert len(TextTransform(tokenizers["clip"], 77)([])) == 0
+    assert list(transform.offsets(texts))[-2] == next(transform.offsets(texts[-2:]))
 
 
 def test_offsets_are_the_characters_of_each_token(tokenizers, kind):
@@ -102,8 +91,7 @@ def test_offsets_are_the_characters_of_each_token(tokenizers, kind):
 
 
 # Texts without words; [UNK] is no word, and BERT knows no word of more than 100 letters.
-UNREADABLE = ["", " \n", None, 7, "dog \ud83d", "<|endoftext|>", "!!!", "🦜"]
-UNREADABLE += ["zzz" * 50, "&nbsp;", "\ufeff", "zzz " * 9]
+UNREADABLE = ["", " \n", None, 7, "dog \ud83d", "<|endoftext|>", "!!!", "🦜", "zzz" * 50, "&nbsp;", "\ufeff", "zzz " * 9]
 
 
 @pytest.mark.parametrize("clean", [str, clean_caption])
@@ -118,26 +106,19 @@ def test_validate_agrees_with_tokenising(tokenizers, kind, clean):
                 transform(["dog", "a dog", text])
 
 
-def test_wrong_calls_are_errors(tokenizers, kind):
-    room = sum(EDGES[kind])
-    with pytest.raises(ValueError, match="context"):
-        TextTransform(tokenizers[kind], room)(["dog"])
-    with pytest.raises(ValueError, match="single string"):
-        TextTransform(tokenizers[kind], 77)("a dog")
-    assert TextTransform(tokenizers[kind], room + 1)(["a dog"]).truncated == 1
-
-
-def test_padding_and_truncation_of_the_tokenizer_are_not_used():
+def test_padding_and_truncation_of_the_tokenizer_are_not_used_and_wrong_calls_are_errors(tokenizers):
     tokenizer = train_tokenizer(CAPTIONS, 600)
     expected = TextTransform(tokenizer, 10)(CAPTIONS).tokens.tolist()
     tokenizer.backend_tokenizer.enable_padding(length=30)
     tokenizer.backend_tokenizer.enable_truncation(5)
     transform = pickle.loads(pickle.dumps(TextTransform(tokenizer, 10)))
     assert transform(CAPTIONS).tokens.tolist() == expected
-    assert transform.pad == tokenizer.pad_token_id
-    assert TextTransform(bare_tokenizer(eos_token="[END]"), 64).pad == 1
+    with pytest.raises(ValueError, match="context"):
+        TextTransform(tokenizer, 2)(["dog"])
+    with pytest.raises(ValueError, match="single string"):
+        transform("a dog")
     with pytest.raises(ValueError, match="pad_token"):
-        _ = TextTransform(bare_tokenizer(unk_token="[UNK]"), 64).pad
+        _ = TextTransform(tokenizers["bare"], 64).pad
 
 
 # Cleaning
@@ -154,16 +135,13 @@ SEQUENCES = ["\x1b[31m", "\r\n", "&amp;", "&amp;lt;", "&#38;", "&#28;", "<br>", 
 
 @given(st.lists(st.sampled_from(ASCII + SEQUENCES)).map("".join) | st.text(st.characters()))
 @example("a\x1fb\x0bc\x1cb\fc\td\re")  # white space to Python, control characters to ftfy
-@example("\x1b[31mred\x1b[0m")
 @example("<b> caf&amp;eacute;")  # ftfy does not decode entities next to a "<"
 @example("schÃ¶n, itâ€™s “curly” ﬁne &amp;eacute; e\u0301")
+@example("&Sigma;ΑΣ.")
 def test_cleaning_equals_openais(text):
+    """A final sigma makes the caption lower case."""
     expected = literal_clean(text)
     assert clean_caption(text) == (expected.lower() if "Σ" in expected else expected)
-
-
-def test_a_final_sigma_makes_the_caption_lower_case():
-    assert [clean_caption(text) for text in ("ΟΔΟΣ  5", "&Sigma;ΑΣ.", "ΟΔ 5")] == ["οδος 5", "σας.", "ΟΔ 5"]
 
 
 # Sentences, separated by bars here; two bars where there is no space
@@ -177,14 +155,11 @@ SENTENCES = [
     "Opened at 9 a.m. on Monday.|Closed at 5 p.m.|It is empty.",
     "A wall 6 ft. high.|A rope of 6 ft.|The end.",
     "It goes on... and on.|It stops...|Then it goes on…|Really.|It ends . . .|Next.",
-    'It reads "No parking." in red.|It reads "Stop."|A car stops.',
-    "A dog (it is old.)|A cat (young!) sleeps.",
+    'It reads "No parking." in red.|It reads "Stop."|A dog (it is old.)|A cat (young!) sleeps.',
     "What is this?|A cat!|The Yahoo! sign glows.|Why?!|Because.",
-    "A line\nthat was wrapped.|Another one",
-    "First paragraph|\n\n|second paragraph",
+    "A line\nthat was wrapped.|First paragraph|\n\n|second paragraph",
     "1. A dog.|2. A cat.|John F. Kennedy waves in the U.S. Capitol.",
-    "the dog sits.|it is small.|a street they live in.|no stop at the end",
-    "一只狗。||一只猫！||树",
+    "the dog sits.|it is small.|一只狗。||一只猫！||树",
     "The files www.example.Museum, photo.final.jpg and docs/readme.Text are shown.",
 ]
 
@@ -205,15 +180,13 @@ def test_sentences_are_stripped_and_keep_every_character(text):
     assert text.strip().replace("\n", " ").startswith(first_sentence(text))
 
 
-@pytest.mark.parametrize("unit", ["word. ", ". ", ".", "A.", " ", "\n", '."', "1. ", "...a", "e.g. ", "! ?", " \n"])
+@pytest.mark.parametrize("unit", ["word. ", ".", " ", "\n", '."', "1. ", "e.g. ", "! ?"])
 def test_sentences_of_long_captions_take_linear_time(unit):
     text = "x" + unit * (100_000 // len(unit)) + "x"  # in quadratic time this would take minutes
     assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
 
 
-def test_first_sentence_and_unknown_splitting():
+def test_first_sentences():
     texts = {"A pole of 3.5 m by Mr. Lee.\nIt is red.": "A pole of 3.5 m by Mr"}  # as Long-CLIP does
     texts |= {"One.\nTwo. Three": "One", "no stop": "no stop", ". A": ". A"}
     assert {text: first_sentence(text) for text in texts} == texts
-    with pytest.raises(ValueError, match="careful"):
-        split_sentences("A dog.", "lines")

@@ -20,10 +20,10 @@ FILES = {"top.png": 1, "a/one.png": 2, "a/two.png": 3, "b/two.png": 4, "b/c/deep
 
 @pytest.mark.parametrize("kind", ["directory", "tar"])
 def test_images_by_path_and_by_name(tmp_path: Path, kind: str) -> None:
+    root = tmp_path / "all"
     if kind == "tar":
         root = write_tar(tmp_path / "all.tar", {name: png(value) for name, value in FILES.items()})
     else:
-        root = tmp_path / "all"
         for name, value in FILES.items():
             write_png(root / name, value)
     finder = ImageFinder(root, ReadLog())
@@ -33,14 +33,13 @@ def test_images_by_path_and_by_name(tmp_path: Path, kind: str) -> None:
         assert image is not None
         assert shade(image) == expected
         assert finder.find(f"{finder.root}/{name}") == image
-    for name in ("one.png", "b/one.png", "/elsewhere/a/one.png", "c/deep.png", "a", ".."):
+    for name in ("one.png", "b/one.png", "/elsewhere/a/one.png", "a", ".."):
         assert finder.find(name) is None
         with pytest.raises(InvalidImage) as caught:
             finder.at(name).read()
         assert caught.value.kind == "missing image"
-    names = {"one.png": 2, "/home/me/deep.png": 5, "/home/me/b/two.png": 4, "x/café.png": 8}
-    for name, expected in names.items():  # the path that ends most like it
-        image = finder.find_by_name(name)
+    for name, expected in {"one.png": 2, "/home/me/b/two.png": 4, "x/café.png": 8}.items():
+        image = finder.find_by_name(name)  # the path that ends most like it
         assert image is not None
         assert shade(image) == expected
     assert finder.find_by_name("nowhere.png") is None
@@ -48,20 +47,14 @@ def test_images_by_path_and_by_name(tmp_path: Path, kind: str) -> None:
         finder.find_by_name("/elsewhere/z/two.png")
 
 
-def test_absolute_paths_and_paths_above_the_root(tmp_path: Path) -> None:
+def test_absolute_paths_and_links_but_not_in_circles(tmp_path: Path) -> None:
     there = write_png(tmp_path / "elsewhere" / "1.png", 9)
-    (tmp_path / "root").mkdir()
-    finder = ImageFinder(tmp_path / "root", ReadLog())
-    for name in (str(there), "../elsewhere/1.png"):
-        assert finder.find(name) == finder.at(name) == FileImage(there)
-        assert finder.at(name).key == str(there)
-
-
-def test_files_below_follow_links_but_not_in_circles(tmp_path: Path) -> None:
-    write_png(tmp_path / "store" / "1.png", 7)
     root = tmp_path / "root"
     root.mkdir()
-    (root / "linked").symlink_to(tmp_path / "store")
+    finder = ImageFinder(root, ReadLog())
+    for name in (str(there), "../elsewhere/1.png"):
+        assert finder.find(name) == finder.at(name) == FileImage(there)
+    (root / "linked").symlink_to(there.parent)
     (root / "circle").symlink_to(root)
     write_png(root / ".trash" / "1.png")
     assert list(files_below(root)) == ["linked/1.png"]

@@ -40,14 +40,14 @@ def test_a_bad_line_is_the_only_one_lost(tmp_path: Path, bad: str) -> None:
     assert [(problem.kind, problem.where) for problem in log.problems] == [("unreadable row", f"{tmp_path}/t.csv:3")]
 
 
-@pytest.mark.parametrize("after", ["", "\n2.png,x\n", '\n2.png,"fine"\n3.png,fine\n', "\n2.png,x" * 1500])
+@pytest.mark.parametrize("after", ["", '\n2.png,"fine"\n3.png,fine\n', "\n2.png,x" * 1500])
 def test_an_open_quote_ends_the_reading_at_its_line(tmp_path: Path, after: str) -> None:
     with pytest.raises(ValueError, match=r"line 3: .*quote"):
         rows_of(tmp_path / "t.csv", 'image,caption\n0.png,first\n1.png,"open' + after)
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.json"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252", "latin-1", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "cp1252", "utf-16"])
 def test_other_encodings_are_read_with_a_warning(tmp_path: Path, name: str, encoding: str) -> None:
     line = '{"image": "1.png", "caption": "Straße am Café"}'
     content = {"t.csv": "image,caption\n1.png,Straße am Café", "t.jsonl": f"{line}\n", "t.json": f"[{line}]"}[name]
@@ -56,17 +56,14 @@ def test_other_encodings_are_read_with_a_warning(tmp_path: Path, name: str, enco
     assert [warning.kind for warning in log.warnings] == ([] if "utf-8" in encoding else ["other encoding"])
 
 
-def test_in_a_utf_8_file_other_bytes_spoil_only_their_cell(tmp_path: Path) -> None:
-    rows, log = rows_of(tmp_path / "t.csv", b"image,caption\n1.png,caf\xe9\n2.png,caf\xc3\xa9\n")
-    assert ([row["caption"] for _, row in rows], log.warnings) == (["caf\udce9", "café"], [])
-
-
-def test_json_lines(tmp_path: Path) -> None:
+def test_json_lines_and_cells_with_other_bytes(tmp_path: Path) -> None:
     content = b'\xef\xbb\xbf{"a": 1}\n\n  \n{"a": \n[1]\n{"a": "\xc3\xa9"}\r\n' + b"[" * 100_000 + b'\n{"a": 2}'
     for name in ("t.jsonl", "t.json"):  # lines, whatever the file is called
         rows, log = rows_of(tmp_path / name, content)
         assert rows == [("1", {"a": 1}), ("6", {"a": "é"}), ("8", {"a": 2})]
         assert [problem.where for problem in log.problems] == [f"{tmp_path}/{name}:{line}" for line in (4, 5, 7)]
+    rows, log = rows_of(tmp_path / "t.csv", b"image,caption\n1.png,caf\xe9\n2.png,caf\xc3\xa9\n")
+    assert ([row["caption"] for _, row in rows], log.warnings) == (["caf\udce9", "café"], [])
 
 
 JSON = st.recursive(
@@ -99,17 +96,12 @@ def test_karpathy_splits_and_coco_captions(tmp_path: Path) -> None:
     image = {"filepath": "val2014", "filename": "1.png", "split": "val", "sentences": [{"raw": "a"}]}
     rows, _ = rows_of(tmp_path / "k.json", json.dumps({"images": [image, "x"], "dataset": "coco"}))
     assert rows == [("images[0]", {"filename": "val2014/1.png", "split": "val", "sentences": [{"raw": "a"}]})]
-    coco = {
-        "info": {},
-        "images": [{"id": 1, "file_name": "1.png"}, {"id": 2, "file_name": "2.png"}],
-        "annotations": [{"id": 9, "image_id": 2, "caption": "a"}, {"id": 8, "image_id": 7, "caption": "b"}, None],
-    }
-    rows, log = rows_of(tmp_path / "c.json", json.dumps(coco))
+    images = [{"id": 1, "file_name": "1.png"}, {"id": 2, "file_name": "2.png"}]
+    annotations = [{"id": 9, "image_id": 2, "caption": "a"}, {"id": 8, "image_id": 7, "caption": "b"}, None]
+    rows, log = rows_of(tmp_path / "c.json", json.dumps({"images": images, "annotations": annotations}))
     assert rows == [
         ("annotations[0]", {"id": 2, "image_id": 2, "caption": "a", "file_name": "2.png"}),
         ("annotations[1]", {"id": 8, "image_id": 7, "caption": "b"}),
         ("images[0]", {"id": 1, "file_name": "1.png"}),
     ]
     assert [problem.where for problem in log.problems] == [f"{tmp_path}/c.json:annotations[2]"]
-    rows, _ = rows_of(tmp_path / "o.json", json.dumps({"version": 1, "annotations": [{"image": "1.png"}]}))
-    assert rows == [("annotations[0]", {"image": "1.png"})]
