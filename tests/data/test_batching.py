@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from hnclip.core import Record, Region, TextBatch
-from hnclip.data.batching import PairData, join_texts, pad_texts, prepare
+from hnclip.data.batching import PairData, join_texts, prepare
 from hnclip.data.image_sources import CellImage, CropImage
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.parts import PARTS, Part
@@ -63,19 +63,12 @@ def test_batches_hold_the_declared_views_and_equal_contents_share_an_id(data, re
     assert all(len(set(column.tolist())) == 5 for column in data.all_different().ids.T)
 
 
-def test_padding_joining_and_slicing_texts():
-    texts = pad_texts([(5, 6), (5, 7, 8, 6), (6,), (5, 4, 6)], pad=9)
-    assert texts.ids.tolist() == [[5, 6, 9, 9], [5, 7, 8, 6], [6, 9, 9, 9], [5, 4, 6, 9]]
-    assert texts[2:].ids.tolist() == [[6, 9, 9], [5, 4, 6]]
-    joined = join_texts([texts[:1], texts[1:2], texts[2:]], pad=9)
-    for name in ("ids", "lengths", "positions"):
-        assert torch.equal(getattr(joined, name), getattr(texts, name))
-
-
 @pytest.mark.parametrize("size", [1, 3])
 def test_slices_cover_a_batch_once_and_in_order_and_every_tensor_moves_to_a_device(data, size):
     batch = data.with_margin_text(torch.arange(20.0).view(10, 2)).batch(range(5))
     chunks, moved = [batch[start : start + size] for start in range(0, 5, size)], batch.to(torch.device("meta"))
+    joined = join_texts([chunk.texts["caption"] for chunk in chunks], data.pad)
+    assert torch.equal(joined.ids, batch.texts["caption"].ids)
     for tensor in (lambda b: b.ids, lambda b: b.images["full"], lambda b: b.margin_text, lambda b: b.text_ids["short"]):
         assert torch.equal(torch.cat([tensor(chunk) for chunk in chunks]), tensor(batch))
         assert tensor(moved).is_meta
@@ -103,18 +96,12 @@ def test_captions_of_an_epoch_come_with_their_tokens_ids_and_vectors(data, recor
     assert [len(rows) for rows in used] == [2, 2, 2, 0, 2]
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "keyword"),
-    [
-        (None, {}, "empty"),
-        ({"captions": (" ",)}, {}, r"texts\[0\]"),
-        ({"filtered": ("one", "two", "three")}, {"text_views": ("filtered",)}, "filtered"),
-        ({"image": CropImage(grey(1), (50, 50, 60, 60))}, {}, "missing image"),
-    ],
-)
-def test_invalid_records_are_errors(records, text_transform, change, options, keyword):
-    with pytest.raises(ValueError, match=keyword):
-        prepare([] if change is None else [replace(records[0], **change)], text_transform, SMALL, **options)
+def test_invalid_records_are_errors(records, text_transform):
+    changes = {r"texts\[0\]": {"captions": (" ",)}, "filtered": {"filtered": ("one", "two", "three")}}
+    changes |= {"missing image": {"image": CropImage(grey(1), (50, 50, 60, 60))}}
+    for keyword, change in changes.items():
+        with pytest.raises(ValueError, match=keyword):
+            prepare([replace(records[0], **change)], text_transform, SMALL, text_views=("caption", "filtered"))
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +119,8 @@ def scenes() -> list[Record]:
     ]
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_views_without_a_region_outside_the_image_or_without_a_word_are_absent(
-    scenes, text_transform, tmp_path, cached
-):
-    options = {"image_views": ("full", "crop"), "text_views": TEXT_VIEWS, "cache": tmp_path if cached else None}
-    data = prepare(scenes, text_transform, SMALL, **options)
+def test_views_without_a_region_outside_the_image_or_without_a_word_are_absent(scenes, text_transform):
+    data = prepare(scenes, text_transform, SMALL, image_views=("full", "crop"), text_views=TEXT_VIEWS)
     assert {view: present.tolist() for view, present in data.present.items()} == {
         "crop": [True, False, False, True],
         "sentence": [False, False, True, True],

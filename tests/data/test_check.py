@@ -118,22 +118,10 @@ def test_lengths_are_those_of_the_model_and_sizes_of_upright_images(tmp_path: Pa
     assert found.total["small"] == 2  # 40 pixels are enough for the crop, not for the resize
 
 
-def test_control_characters_of_the_data_are_not_printed() -> None:
-    text = f"a \x1b[31mdog {'very ' * 50}big \ud83d"
-    records = (Record(f"r{n}\x1b[31m\udce9", FileImage(Path(f"no{n}.png")), (f"{n} {text}",), None) for n in range(7))
-    text = check_report(check_data(DataSet("na\x1bme", tuple(records))), 5).to_text()
-    text.encode()
-    assert "\x1b" not in text
-
-
 def test_too_large_a_share_of_problems_is_an_error_with_examples(tmp_path: Path) -> None:
     problems = [Problem("missing image", f"ü{i}", "gone\n") for i in range(7)]
     check_share(7, 700, problems, what="records", largest=0.01, name="my.csv")
-    check_share(0, 0, problems, what="records", largest=0.0, name="my.csv")
-    with pytest.raises(ValueError, match=r"hnclip data check my\.csv") as caught:
-        check_share(7, 699, problems, what="records", largest=0.01, name="my.csv")
-    assert "ü4" in str(caught.value)
-    with pytest.raises(ValueError, match="7 of 7"):
+    with pytest.raises(ValueError, match=r"hnclip data check my\.csv"):
         check_rows(DataSet("my.csv", (), tuple(problems)), largest=0.5)
     write_problems(tmp_path / "problems.jsonl", problems)
     lines = (tmp_path / "problems.jsonl").read_text(encoding="utf-8").splitlines()
@@ -172,14 +160,6 @@ def test_similar_captions_are_those_of_comparing_all_pairs(texts: list[str], thr
     assert near_duplicate_captions(texts, threshold) == (components(len(texts), similar), True)
 
 
-def test_captions_without_spaces_are_compared_and_too_many_pairs_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert near_duplicate_captions([LONG, LONG.upper().replace(" ", ", "), "a dog"])[0] == [[0, 1]]
-    chinese = "一只棕色的狗在绿色的草地上奔跑追逐一个红色的球而孩子们在旁边笑着看着它"
-    assert near_duplicate_captions([chinese, chinese.replace("红", "蓝"), chinese[::-1]])[0] == [[0, 1]]
-    monkeypatch.setattr(duplicates, "MOST_CAPTION_PAIRS", 0)
-    assert near_duplicate_captions([LONG, NEARLY]) == ([], False)
-
-
 @pytest.mark.parametrize(("bits", "correlation"), [(0, -1.0), (1, 0.9), (4, -1.0), (15, 0.9)])
 def test_similar_images_are_those_of_comparing_all_pairs(
     monkeypatch: pytest.MonkeyPatch, bits: int, correlation: float
@@ -200,22 +180,14 @@ def test_similar_images_are_those_of_comparing_all_pairs(
     assert near_duplicate_images([row.tobytes() for row in waves], bits, correlation) == (components(80, similar), True)
 
 
-@pytest.mark.parametrize(
-    ("change", "near"),
-    [
-        (lambda image: image.resize((200, 110), Image.Resampling.BICUBIC), True),
-        (lambda image: ImageEnhance.Contrast(image).enhance(0.8), True),
-        (ImageOps.mirror, False),
-        (lambda image: blobs(99), False),
-    ],
-)
-def test_near_duplicates_by_fingerprint(change: Callable[[Image.Image], Image.Image], near: bool) -> None:
+def test_near_duplicates_by_fingerprint() -> None:
     def fingerprint(image: Image.Image) -> bytes | None:
         return image_fingerprint(preprocess_image(image, THUMBNAIL).numpy())
 
     for seed in range(20):
-        prints = [fingerprint(image) for image in (blobs(seed), change(blobs(seed)))]
-        assert near_duplicate_images(prints)[0] == ([[0, 1]] if near else [])
+        image = blobs(seed)
+        near, far = [image.resize((200, 110)), ImageEnhance.Contrast(image).enhance(0.8)], ImageOps.mirror(image)
+        assert near_duplicate_images([*map(fingerprint, [image, *near, far])])[0] == [[0, 1, 2]]
     assert fingerprint(Image.new("RGB", (50, 50), "red")) is None
 
 

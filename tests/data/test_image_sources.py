@@ -58,7 +58,7 @@ def family(file: ImageSource) -> list[ImageSource]:
     return [file, crop, edges, *others, CropImage(edges, BOX), EdgeImage(crop), CropImage(crop, BOX)]
 
 
-def test_all_sources_give_the_same_bytes_and_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_sources_give_the_same_bytes_and_pixels(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded())
     with tarfile.open(tmp_path / "all.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         tar.add(tmp_path / "a.png")
@@ -72,17 +72,13 @@ def test_all_sources_give_the_same_bytes_and_pixels(tmp_path: Path, monkeypatch:
         before = source.stamp()
         os.utime(tmp_path / name, (1, 1))
         assert source.stamp() != before
-    monkeypatch.chdir(tmp_path)
-    assert len({FileImage("a.png"), sources[0], FileImage("a.png", str(tmp_path))}) == 1
 
 
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
-        (b"this is not an image", "corrupt image"),
         (encoded("EPS"), "corrupt image"),  # Pillow would start Ghostscript
         (encoded("JPEG")[:-400], "truncated image"),
-        (encoded("PNG")[:-900], "truncated image"),
         (bomb(13_378, 13_378), "oversized image"),  # more than 178,956,970 pixels
         (bomb(12_000, 12_000)[:33], "corrupt image"),  # large, allowed, and nothing after the header
     ],
@@ -96,7 +92,7 @@ def test_damage_is_reported_with_its_place(content: bytes, kind: str) -> None:
 def test_missing_files_directories_and_pipes_are_missing_images(tmp_path: Path) -> None:
     """A pipe is not opened: that would wait until something is written to it."""
     os.mkfifo(tmp_path / "pipe.png")
-    sources = [source for name in ("no.png", "pipe.png", "", "a\0.png") for source in family(FileImage(tmp_path / name))]
+    sources = [source for name in ("no.png", "pipe.png", "a\0.png") for source in family(FileImage(tmp_path / name))]
     for source in [*sources, TarImage(tmp_path / "no.tar", "a", 0, 1)]:
         for action in (source.stamp, source.read):
             with pytest.raises(InvalidImage) as caught:
@@ -108,23 +104,17 @@ def test_missing_files_directories_and_pipes_are_missing_images(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("turn", "suffix"), [(1, "png"), (5, "png"), (6, "jpg")])
-def test_boxes_and_maps_are_of_the_upright_image(tmp_path: Path, turn: int, suffix: str) -> None:
+def test_boxes_and_maps_are_of_the_upright_image_and_clipped_to_it(tmp_path: Path, turn: int, suffix: str) -> None:
     file = save(tmp_path / f"a.{suffix}", PAINTING, turn)
     upright = ImageOps.exif_transpose(file.load())
     edges = EdgeImage(file).load()
-    assert np.array_equal(array(CropImage(file, BOX).load()), array(upright)[3:17, 5:25])
+    for box, inside in {BOX: BOX, (-5, -6, 10, 12): (0, 0, 10, 12), (20, 20, 99, 99): (20, 20, *upright.size)}.items():
+        assert np.array_equal(array(CropImage(file, box).load()), array(upright.crop(inside)))
+    for box in ((5, 5, 5, 9), (9, 5, 5, 9), (40, 0, 50, 10), (0, -9, 10, 0)):
+        with pytest.raises(InvalidImage, match=file.path.name):
+            CropImage(file, box).load()
     assert (edges.size, edges.mode) == (upright.size, "L")
     assert np.array_equal(array(edges), array(EdgeImage(save(tmp_path / "b.png", upright.convert("RGB"))).load()))
-
-
-def test_boxes_are_clipped_to_the_image_and_invalid_without_area(tmp_path: Path) -> None:
-    file = save(tmp_path / "a.png", NOISE)
-    clipped = {(-5, -6, 10, 12): (0, 0, 10, 12), (30, 20, 100, 99): (30, 20, 40, 30), (-1, 5, 41, 6): (0, 5, 40, 6)}
-    for box, inside in clipped.items():
-        assert np.array_equal(array(CropImage(file, box).load()), array(NOISE.crop(inside)))
-    for box in ((5, 5, 5, 9), (9, 5, 5, 9), (40, 0, 50, 10), (0, -9, 10, 0)):
-        with pytest.raises(InvalidImage, match=r"a\.png"):
-            CropImage(file, box).load()
 
 
 def test_keys_and_bytes_tell_derived_images_apart(tmp_path: Path) -> None:
@@ -139,32 +129,14 @@ def test_keys_and_bytes_tell_derived_images_apart(tmp_path: Path) -> None:
         assert np.array_equal(array(copy.load()), array(source.load()))
 
 
-def test_edges_are_where_colours_change_by_the_threshold() -> None:
-    def edges_of(image: Image.Image, high: float = 200) -> np.ndarray:
-        return np.asarray(EdgeImage(FileImage("unused"), 100, high).apply(image))
-
-    colours = Image.new("RGB", (40, 30), (200, 0, 0))
-    assert not edges_of(colours).any()
-    colours.paste((0, 102, 0), (20, 0, 40, 30))  # of the same brightness
-    assert np.isin(np.nonzero(edges_of(colours))[1], range(18, 22)).all()
-    # Sobel's gradient at a vertical step of h levels is 4·h.
-    assert [edges_of(colours, high).any() for high in (799, 801)] == [True, False]
-
-
 def test_views() -> None:
     image = CellImage("a", "1", bytes)
     first, second = Region((0, 0, 5, 5), "One."), Region((1, 1, 6, 6), "Two.")
     record = Record("a", image, ("A dog. It runs.", "A cat"), None, regions=(first, second), filtered=("a", "b"))
-    assert {name: view(record) for name, view in IMAGE_VIEWS.items()} == {
-        "full": image,
-        "crop": CropImage(image, first.box),
-        "edge": EdgeImage(image),
-        "edge_crop_1": CropImage(EdgeImage(image), first.box),
-        "edge_crop_2": CropImage(EdgeImage(image), second.box),
-        "edge_crop_3": None,
-    }
+    edges, crop = EdgeImage(image), CropImage(image, first.box)
+    views = [image, crop, edges, CropImage(edges, first.box), CropImage(edges, second.box), None]
+    assert [view(record) for view in IMAGE_VIEWS.values()] == views
     texts = {"caption": [*record.captions], "short": ["A dog", "A cat"], "sentence": ["One."], "filtered": ["a", "b"]}
     assert {name: list(view.texts(record)) for name, view in TEXT_VIEWS.items()} == texts
     bare = replace(record, regions=(), filtered=(), short="short")
-    found = [list(TEXT_VIEWS[name].texts(bare)) for name in ("short", "sentence", "filtered")]
-    assert found == [["short", "short"], [None], [None, None]]
+    assert [list(view.texts(bare)) for view in TEXT_VIEWS.values()][1:] == [["short"] * 2, [None], [None] * 2]

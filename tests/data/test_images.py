@@ -98,39 +98,13 @@ def test_equals_pillow_step_by_step(width, height, size, margin, squash, resampl
 # What transformers rejects, ignores or clips
 
 
-def test_premultiplied_transparency_is_on_white_and_sixteen_bits_are_scaled_to_eight():
-    for premultiplied, straight in (("La", "LA"), ("RGBa", "RGBA")):
-        image = make(premultiplied, 50, 40)
-        assert torch.equal(preprocess_image(image, CLIP), preprocess_image(image.convert(straight), CLIP))
-    palette = Image.new("P", (8, 8), 1)
-    palette.putpalette([0, 0, 0, 255, 9, 9, 9, 0], "RGBA")
-    assert preprocess_image(palette, CLIP).min() == 255
-    ramp = np.linspace(0, 65535, 96)[None].repeat(64, axis=0).astype(np.uint16)
-    expected = preprocess_image(Image.fromarray((ramp >> 8).astype(np.uint8)), CLIP)
-    for kind in ("<u2", ">u2"):
-        assert torch.equal(preprocess_image(Image.fromarray(ramp.astype(kind)), CLIP), expected)
-
-
-_TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_90 TRANSVERSE ROTATE_270"
-TURNS = dict(enumerate(_TURNS.split(), 2))
-
-
-@pytest.mark.parametrize("orientation", TURNS)
-def test_exif_orientation_is_applied(orientation):
-    upright, exif, file = make("RGB", 90, 61), Image.Exif(), io.BytesIO()
-    exif[0x0112] = orientation
-    turned = upright.transpose(Image.Transpose[TURNS[orientation]])  # which the orientation undoes
-    turned.save(file, "png", exif=exif)
-    with Image.open(file) as reopened:
-        assert torch.equal(preprocess_image(reopened, CLIP), preprocess_image(upright, CLIP))
-
-
-@pytest.mark.parametrize("exif", [b"Exif\x00\x00rubbish", b"Exif\x00\x00II*\x00\x08" + bytes(9)])
-def test_invalid_exif_is_ignored(exif):
-    image, file = make("RGB", 60, 41), io.BytesIO()
-    image.save(file, "png", exif=exif)
-    with Image.open(file) as reopened:
-        assert torch.equal(preprocess_image(reopened, CLIP), preprocess_image(image, CLIP))
+def test_exif_orientation_is_applied():
+    for orientation, turn in ((3, "ROTATE_180"), (5, "TRANSPOSE"), (6, "ROTATE_90")):
+        upright, exif, file = make("RGB", 90, 61), Image.Exif(), io.BytesIO()
+        exif[0x0112] = orientation
+        upright.transpose(Image.Transpose[turn]).save(file, "png", exif=exif)  # which the orientation undoes
+        with Image.open(file) as reopened:
+            assert torch.equal(preprocess_image(reopened, CLIP), preprocess_image(upright, CLIP))
 
 
 def test_images_and_transforms_without_a_defined_result_are_errors():
@@ -139,11 +113,6 @@ def test_images_and_transforms_without_a_defined_result_are_errors():
     for image, keyword in cases:
         with pytest.raises(ValueError, match=keyword):
             preprocess_image(image, CLIP)
-    file = io.BytesIO()
-    make("RGB", 64, 64).save(file, "jpeg")
-    file.truncate(len(file.getvalue()) * 2 // 3)
-    with Image.open(file) as cut, pytest.raises(OSError, match="truncated"):
-        preprocess_image(cut, CLIP)
     for wrong in ({"size": 0}, {"shortest": 31}, {"resample": "cubic"}, {"mean": (0.5,)}, {"std": (0.5, 0.0, 0.5)}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ImageTransform(**{"size": 32, **wrong})

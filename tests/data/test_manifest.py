@@ -15,10 +15,9 @@ import pytest
 from PIL import Image
 
 from hnclip.cli import main
-from hnclip.config import ReadConfig
 from hnclip.core import Record, Region
 from hnclip.data.image_sources import FileImage
-from hnclip.data.manifest import KINDS, Kind, Manifest, apply_manifest, manifest_path, read_manifest, record_mark
+from hnclip.data.manifest import KINDS, Kind, Manifest, apply_manifest, read_manifest, record_mark
 from hnclip.data.manifest import write_manifest as open_manifest
 from hnclip.data.scenes import scene_records
 
@@ -45,13 +44,9 @@ def records() -> list[Record]:
 def test_records_get_what_was_prepared(tmp_path: Path, records: list[Record]) -> None:
     bare = [replace(record, regions=()) for record in records]
     write(tmp_path / "regions.jsonl", bare[1:], "regions")
-    write(tmp_path / "text.jsonl", records[:2])
     found, applied, changed = apply_manifest(bare, read_manifest(tmp_path / "regions.jsonl", "regions"))
     assert (found[0], applied, changed) == (bare[0], len(records) - 1, 0)
     assert found[1].regions == (Region((1, 2, 30, 40), "a tree", 3.5),)
-    found, applied, _ = apply_manifest(records, read_manifest(tmp_path / "text.jsonl", "text"))
-    assert (applied, found[0]) == (2, replace(records[0], filtered=(f"short {records[0].id}",)))
-    assert read_manifest(tmp_path / "none.jsonl", "text") == Manifest(tmp_path / "none.jsonl", "text")
 
 
 def test_changed_images_and_captions_do_not_count(tmp_path: Path) -> None:
@@ -65,9 +60,6 @@ def test_changed_images_and_captions_do_not_count(tmp_path: Path) -> None:
         other = replace(record, captions=("one", "2"))
         assert apply_manifest([other], manifest) == ([other], 0, 1)
     regions = read_manifest(tmp_path / "regions.jsonl", "regions")
-    (tmp_path / "elsewhere").mkdir()
-    os.rename(image, moved := tmp_path / "elsewhere" / "a.png")  # keeps its time
-    assert regions.current(replace(record, image=FileImage(moved))) is not None
     Image.new("RGB", (9, 9)).save(image)
     assert regions.current(record) is None
     assert read_manifest(tmp_path / "text.jsonl", "text").current(record) is not None
@@ -100,17 +92,6 @@ def test_an_incomplete_line_is_cut_off_and_a_damaged_one_is_an_error(tmp_path: P
         path.write_bytes(content + b"\n")
         with pytest.raises(ValueError, match=f"line {line}"):
             read_manifest(path, "text")
-
-
-def test_every_source_has_its_own_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my.csv").touch()
-    monkeypatch.chdir(tmp_path)
-    sources = ["scenes/park", "scenes/park/small", "scenes/park/doubles", "my.csv", "docci=my", "docci", "*.tar"]
-    paths = [manifest_path(ReadConfig(), source, kind) for source in sources for kind in KINDS]
-    assert len(set(paths)) == len(paths)
-    monkeypatch.chdir("/")
-    absolute = [str(tmp_path / "my.csv"), f"docci={tmp_path / 'my'}", str(tmp_path / "*.tar")]
-    assert {manifest_path(ReadConfig(), source, "text") for source in absolute} <= set(paths)
 
 
 FILTER = """

@@ -231,12 +231,3 @@ def test_chunks_spell_their_windows_and_truncated_ones_are_dropped(kind, context
         assert [letters(tokenizer, ids[start:stop]) for start, stop in spans] == windows[: len(spans)]
         assert (len(spans) == len(windows)) == (transform([text]).truncated == 0)
         assert all(stop <= context - transform.edges[1] for _, stop in spans)
-
-
-def test_official_chunks_are_spans_of_filtered_captions_in_whole_ones(tokenizers):
-    captions, filtered = ("a red dog stands near the bench", "the cat"), ("a dog stands near the bench", "the cat")
-    records = [record(captions=captions, filtered=filtered), record(captions=("a tree",))]
-    options = {"records": records, "owner": [0, 0, 1], "tokenizer": tokenizers["clip"]}
-    right = parts_of("chunk_spans", texts=[*filtered, None], **options)
-    wrong = parts_of("chunk_spans_official", texts=[*captions, "a tree"], **options)
-    assert torch.equal(right, wrong)

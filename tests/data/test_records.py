@@ -69,13 +69,6 @@ def test_smaller_fractions_lie_inside_larger_ones(count: int, low: float, high: 
     assert set(ids(fraction_of(renewed, low))) == set(ids(smaller))
 
 
-def test_a_fraction_is_another_choice_than_the_held_out_records() -> None:
-    data = data_of([None] * 60)
-    chosen, held_out = set(ids(fraction_of(data.records, 0.3))), set(ids(data.part("validation", validation_share=0.3)))
-    assert chosen != held_out
-    assert held_out & chosen
-
-
 def test_splits_and_fractions_that_do_not_exist_are_errors() -> None:
     cases: list[tuple[list[str | None], str, str]] = [
         ([None] * 9, "test", "it has none"),

@@ -1,10 +1,9 @@
-"""Captions into tokens, for tokenizers of every kind: CLIP's, BERT's, SigLIP's, and one without special tokens."""
+"""Captions into tokens, for tokenizers of every kind: CLIP's, BERT's and SigLIP's."""
 
 from __future__ import annotations
 
 import html
 import pickle
-from dataclasses import replace
 
 import ftfy
 import numpy as np
@@ -22,17 +21,7 @@ CAPTIONS = [
     "dog",
     "the dog on the grass with the red house and a tree and a tree and a tree",
 ]
-EDGES = {"clip": (1, 1), "bert": (1, 1), "siglip": (0, 1), "bare": (0, 0)}
-
-
-def bare_tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    symbols = ["[UNK]", *sorted({word for caption in CAPTIONS for word in caption.lower().split()})]
-    words = Tokenizer(models.WordLevel({symbol: index for index, symbol in enumerate(symbols)}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+EDGES = {"clip": (1, 1), "bert": (1, 1), "siglip": (0, 1)}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +30,6 @@ def tokenizers(tmp_path_factory):
         "clip": train_tokenizer(CAPTIONS, 600),
         "bert": bert_tokenizer(),
         "siglip": sentencepiece_tokenizer(tmp_path_factory.mktemp("siglip")),
-        "bare": bare_tokenizer(),
     }
 
 
@@ -67,7 +55,7 @@ def test_truncation_removes_the_last_words_and_keeps_special_tokens(tokenizers, 
 
 
 def test_chunks_of_many_texts_are_joined_in_order(tokenizers):
-    transform = TextTransform(tokenizers["bare"], 12)
+    transform = TextTransform(tokenizers["bert"], 12)
     texts = [CAPTIONS[index % 4] + " tree" * (index % 3) for index in range(2 * CHUNK + 5)]
     found = transform(texts)
     for index in (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 4, -1):
@@ -76,22 +64,21 @@ def test_chunks_of_many_texts_are_joined_in_order(tokenizers):
     assert list(transform.offsets(texts))[-2] == next(transform.offsets(texts[-2:]))
 
 
-def test_offsets_are_the_characters_of_each_token(tokenizers, kind):
-    transform = TextTransform(tokenizers[kind], 64)
-    texts = ["a red house. the dog, on the grass", "dog", "a   dog's tree"]
-    for text, offsets, ids in zip(texts, transform.offsets(texts), transform(texts), strict=True):
-        before, after = transform.edges
-        tokens = transform.tokenizer.convert_ids_to_tokens(ids[before : len(ids) - after].tolist())
-        assert len(offsets) == len(tokens)
-        for token, (start, stop) in zip(tokens, offsets):
-            assert token.replace("</w>", "").strip("#▁") in text[start:stop] or token in ("[UNK]", "<unk>")
-    assert len(next(replace(transform, context=4).offsets(CAPTIONS[1:2]))) > 4  # not truncated
-    cleaning = replace(transform, clean=clean_caption)
-    assert list(cleaning.offsets(["a   red\n house"])) == list(transform.offsets(["a red house"]))
-
-
 # Texts without words; [UNK] is no word, and BERT knows no word of more than 100 letters.
-UNREADABLE = ["", " \n", None, 7, "dog \ud83d", "<|endoftext|>", "!!!", "🦜", "zzz" * 50, "&nbsp;", "\ufeff", "zzz " * 9]
+UNREADABLE = [
+    "",
+    " \n",
+    None,
+    7,
+    "dog \ud83d",
+    "<|endoftext|>",
+    "!!!",
+    "🦜",
+    "zzz" * 50,
+    "&nbsp;",
+    "\ufeff",
+    "zzz " * 9,
+]
 
 
 @pytest.mark.parametrize("clean", [str, clean_caption])
@@ -106,7 +93,7 @@ def test_validate_agrees_with_tokenising(tokenizers, kind, clean):
                 transform(["dog", "a dog", text])
 
 
-def test_padding_and_truncation_of_the_tokenizer_are_not_used_and_wrong_calls_are_errors(tokenizers):
+def test_padding_and_truncation_of_the_tokenizer_are_not_used_and_wrong_calls_are_errors():
     tokenizer = train_tokenizer(CAPTIONS, 600)
     expected = TextTransform(tokenizer, 10)(CAPTIONS).tokens.tolist()
     tokenizer.backend_tokenizer.enable_padding(length=30)
@@ -117,8 +104,6 @@ def test_padding_and_truncation_of_the_tokenizer_are_not_used_and_wrong_calls_ar
         TextTransform(tokenizer, 2)(["dog"])
     with pytest.raises(ValueError, match="single string"):
         transform("a dog")
-    with pytest.raises(ValueError, match="pad_token"):
-        _ = TextTransform(tokenizers["bare"], 64).pad
 
 
 # Cleaning
@@ -150,15 +135,9 @@ SENTENCES = [
     "A pole of 3.5 m stands here.|It costs $1.50.",
     "Mr. Smith and Dr. Lee of St. Louis wave.|They smile.",
     "Fruit, e.g. apples, i.e. red ones, lie approx. 2 m away.|Good.",
-    "Car No. 5 leads.|Car No. 6 follows.|She answers no.|Then she leaves.",
-    "Cats vs. dogs, birds, etc. play.|Cars, buses, etc.|Trees stand behind.",
-    "Opened at 9 a.m. on Monday.|Closed at 5 p.m.|It is empty.",
-    "A wall 6 ft. high.|A rope of 6 ft.|The end.",
     "It goes on... and on.|It stops...|Then it goes on…|Really.|It ends . . .|Next.",
     'It reads "No parking." in red.|It reads "Stop."|A dog (it is old.)|A cat (young!) sleeps.',
-    "What is this?|A cat!|The Yahoo! sign glows.|Why?!|Because.",
     "A line\nthat was wrapped.|First paragraph|\n\n|second paragraph",
-    "1. A dog.|2. A cat.|John F. Kennedy waves in the U.S. Capitol.",
     "the dog sits.|it is small.|一只狗。||一只猫！||树",
     "The files www.example.Museum, photo.final.jpg and docs/readme.Text are shown.",
 ]
@@ -178,15 +157,3 @@ def test_sentences_are_stripped_and_keep_every_character(text):
     # GOAL's released code
     assert split_sentences(text, "dots") == [part.strip() for part in text.split(".") if part.strip()]
     assert text.strip().replace("\n", " ").startswith(first_sentence(text))
-
-
-@pytest.mark.parametrize("unit", ["word. ", ".", " ", "\n", '."', "1. ", "e.g. ", "! ?"])
-def test_sentences_of_long_captions_take_linear_time(unit):
-    text = "x" + unit * (100_000 // len(unit)) + "x"  # in quadratic time this would take minutes
-    assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
-
-
-def test_first_sentences():
-    texts = {"A pole of 3.5 m by Mr. Lee.\nIt is red.": "A pole of 3.5 m by Mr"}  # as Long-CLIP does
-    texts |= {"One.\nTwo. Three": "One", "no stop": "no stop", ". A": ". A"}
-    assert {text: first_sentence(text) for text in texts} == texts

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hnclip.util import tables, text
 from hnclip.util.tables import LATEX, latex_escape, latex_table, markdown_table, text_table
 
 HEADERS, ROWS = ["model", "T→I R@1"], [["a", "9.50"], ["my_run", "10.00"], [], ["paper", "–"]]
@@ -69,16 +66,3 @@ def test_escaped_text_prints_as_itself(text):
     escaped = latex_escape(text)
     assert read_latex(escaped) == " ".join(text.split())
     assert not re.match(r"[\[*]", escaped)  # it would belong to the line break of the row before
-
-
-@pytest.mark.parametrize("module", [tables, text])
-def test_docstring_examples(module):
-    result = doctest.testmod(module)
-    assert (result.attempted > 0, result.failed) == (True, 0)
-
-
-def test_wide_cells_sentences_and_bars():
-    assert text_table(["m", "long header"], [["wide name", "1"]]).split("\n")[2] == "wide name            1"
-    assert text_table(["a", "bb"], []) == "a  bb\n-  --"
-    assert markdown_table(["m", "why"], [["x", "a sentence " * 5]]).split("\n")[1] == "| :--- | :--- |"
-    assert markdown_table(["a|b"], [["c|d"]]) == "| a\\|b |\n| :--- |\n| c\\|d |"

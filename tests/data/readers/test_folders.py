@@ -48,24 +48,16 @@ def test_images_with_text_files(tmp_path: Path, kind: str) -> None:
     assert pickle.loads(pickle.dumps(data.records)) == data.records  # for the processes that decode
 
 
-def test_folders_at_the_top_are_splits(tmp_path: Path) -> None:
-    pack(tmp_path, "folder", {"1.png": png(1), "1.txt": b"A cat."})
-    for folder in ("train/x", "val", "Test", "other/test"):
+def test_folders_at_the_top_are_splits_and_a_table_wins_over_a_stray_text_file(tmp_path: Path) -> None:
+    for folder in ("data/train/x", "data/val", "data/Test", "data/other"):
         pack(tmp_path / folder, "folder", {"1.png": png(0), "1.txt": b"x"})
-    data = read(tmp_path)
+    data = read(tmp_path / "data")
     splits = {("train/x/1", "train"), ("val/1", "validation"), ("Test/1", "test")}
     assert {(record.id, record.split) for record in data.records} == splits
     assert {problem for problem, _ in problems(data)} == {"unreadable row"}  # outside of them
-
-
-def test_a_table_wins_over_a_stray_text_file(tmp_path: Path) -> None:
-    pack(tmp_path, "folder", {f"{number}.png": png(number) for number in range(6)} | {"3.txt": b"a note"})
-    (tmp_path / "captions.csv").write_text("image,caption\n" + "".join(f"{n}.png,caption {n}\n" for n in range(6)))
-    assert len(read(tmp_path).records) == 6
-    pack(tmp_path, "folder", {f"{number}.txt": b"one of two captions" for number in range(6)})
-    data = read(tmp_path)
-    assert {record.captions for record in data.records} == {("one of two captions",)}
-    assert [warning.kind for warning in data.warnings] == ["unread table"]
+    table = "image,caption\n" + "".join(f"{n}.png,caption {n}\n" for n in range(6))
+    pack(tmp_path / "t", "folder", {"captions.csv": table.encode(), "0.png": png(0), "1.png": png(1), "1.txt": b"note"})
+    assert len(read(tmp_path / "t").records) == 6
 
 
 def test_samples_with_objects(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 from small_images import png, shade, write_png, write_tar
 
 from hnclip.core import InvalidImage
-from hnclip.data.image_sources import FileImage
-from hnclip.data.readers.locate import ImageFinder, files_below, index_tar
+from hnclip.data.readers.locate import ImageFinder, index_tar
 from hnclip.data.records import ReadLog, RowError
 
 FILES = {"top.png": 1, "a/one.png": 2, "a/two.png": 3, "b/two.png": 4, "b/c/deep.png": 5, "cafe\u0301.png": 8}
@@ -45,19 +44,6 @@ def test_images_by_path_and_by_name(tmp_path: Path, kind: str) -> None:
     assert finder.find_by_name("nowhere.png") is None
     with pytest.raises(RowError, match="several images"):
         finder.find_by_name("/elsewhere/z/two.png")
-
-
-def test_absolute_paths_and_links_but_not_in_circles(tmp_path: Path) -> None:
-    there = write_png(tmp_path / "elsewhere" / "1.png", 9)
-    root = tmp_path / "root"
-    root.mkdir()
-    finder = ImageFinder(root, ReadLog())
-    for name in (str(there), "../elsewhere/1.png"):
-        assert finder.find(name) == finder.at(name) == FileImage(there)
-    (root / "linked").symlink_to(there.parent)
-    (root / "circle").symlink_to(root)
-    write_png(root / ".trash" / "1.png")
-    assert list(files_below(root)) == ["linked/1.png"]
 
 
 def test_members_of_a_tar(tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from small_images import found, png, read, write_png, write_tar
 
-from hnclip.config import ReadConfig
 from hnclip.data import sources
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import FAMILIES, scene_records
-from hnclip.data.sources import open_data, open_records, splits_of_paths
+from hnclip.data.sources import open_data, splits_of_paths
 
 
 def table(*names: str) -> str:
@@ -29,31 +28,6 @@ def test_of_scenes_only_the_wanted_splits_are_drawn(monkeypatch: pytest.MonkeyPa
     assert some.records == (*data.part("train"), *data.part("validation"))
     with pytest.raises(ValueError, match="not read"):
         some.part("test")
-
-
-def test_a_benchmark_is_read_from_the_folder_behind_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[Any] = []
-    monkeypatch.setattr(
-        sources, "open_benchmark", lambda *args, splits: found.append((*args, splits)) or DataSet("x", ())
-    )
-    open_data("docci/official=/data/docci", ReadConfig(images="images.tar"))
-    open_data("docci=a=b", splits={"test"})
-    assert found == [
-        ("docci/official", Path("/data/docci"), Path("images.tar"), None),
-        ("docci", Path("a=b"), None, {"test"}),
-    ]
-
-
-def test_records_of_a_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(40):
-        write_png(tmp_path / "folder" / f"{number}.png", number)
-        (tmp_path / "folder" / f"{number}.txt").write_text(f"caption {number}")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    train, validation, every = (
-        open_records("~/folder", split, ReadConfig(validation_share=0.25)) for split in ("train", "validation", "all")
-    )
-    assert (len(train), len(validation)) == (30, 10)
-    assert {record.id for record in [*train, *validation]} == {record.id for record in every}
 
 
 def test_hugging_faces_image_folder(tmp_path: Path) -> None:
