@@ -16,7 +16,6 @@ from hnclip.cli import main
 from hnclip.config import ReadConfig
 from hnclip.core import Box
 from hnclip.data.batching import pad_texts
-from hnclip.data.image_sources import FileImage
 from hnclip.data.images import preprocess_image
 from hnclip.data.manifest import apply_manifest, manifest_path, read_manifest
 from hnclip.data.records import DataSet
@@ -68,7 +67,7 @@ def literal_matches(
     return sorted(entries, key=lambda entry: -entry[2])
 
 
-@pytest.mark.parametrize("batch", [1, 3, 128])
+@pytest.mark.parametrize("batch", [3, 128])
 def test_matches_are_those_of_the_literal_steps(model: DualEncoder, batch: int) -> None:
     matched = dropped = shared = 0
     for number, record in enumerate(scene_records("park", "train", families=2, members=4)[:5]):
@@ -90,11 +89,8 @@ def test_of_equal_candidates_the_whole_image_wins_and_thin_crops_are_dropped(mod
     boxes, pixels = crop_candidates(Image.new("RGB", (64, 64), "green"), [(0, 0, 64, 64)], model.image_transform)
     assert torch.equal(pixels[0], pixels[1])
     assert match_sentences(model, boxes, pixels, ["a small tree", "a car"]) == []
-    wide = speckled(Image.new("RGB", (80_000, 64)), 0)  # one row would be resized to 80,000 · 48 pixels
-    square = (10, 2, 70, 60)
-    boxes, pixels = crop_candidates(wide, [(0, 0, 80_000, 1), square], model.image_transform)
-    assert boxes == [square]
-    assert torch.equal(pixels[1], preprocess_image(wide.crop(square), model.image_transform))
+    wide, square = Image.new("RGB", (80_000, 64)), (10, 2, 70, 60)  # one row would be resized to 80,000 · 48 pixels
+    assert crop_candidates(wide, [(0, 0, 80_000, 1), square], model.image_transform)[0] == [square]
 
 
 @pytest.fixture
@@ -153,41 +149,20 @@ def test_only_changed_records_are_made_again(
         assert run(capsys, *words, *other, "--replace")["made"] == IMAGES
 
 
-def test_unusable_records_are_listed_and_skipped(
-    folder: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]
+def test_unusable_records_are_listed_and_own_regions_are_kept_unless_a_proposer_is_named(
+    folder: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "0.png").write_bytes(b"not an image")
-    (folder / "1.png").write_bytes((folder / "1.png").read_bytes()[:100])
-    words = regions(folder, model_directory, "--proposer", "grid")
-    found = run(capsys, *words)
-    kinds = {problem["where"]: problem["kind"] for problem in found["problems"]}
-    assert (kinds, found["made"]) == ({"0": "corrupt image", "1": "truncated image"}, IMAGES - 2)
-    assert main(["prepare", *words]) == 0
-    assert "2 skipped" in capsys.readouterr().out
-    for image in folder.glob("*.png"):
-        image.write_bytes(b"")
-    assert main(["prepare", *words]) == 1
-    assert "nothing" in capsys.readouterr().err
-
-
-def test_own_regions_are_kept_unless_a_proposer_is_named(
-    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    found = run(capsys, *regions(folder, model_directory, "--proposer", "grid"))
+    kinds = [(problem["where"], problem["kind"]) for problem in found["problems"]]
+    assert (kinds, found["made"]) == ([("0", "corrupt image")], IMAGES - 1)
     own = scene_records("park", "train", families=1, members=4)
     own[0] = replace(own[0], regions=())
     monkeypatch.setattr(prepare_run, "open_data", lambda source, read, splits: DataSet(source, tuple(own)))
-    words = regions("some.json", model_directory, "--out", str(tmp_path / "a"))
-    assert (found := run(capsys, *words))["own"] == 3
-    assert found["made"] == 1
-    named = run(capsys, *words, "--proposer", "grid", "--out", str(tmp_path / "b"))
-    assert (named["own"], named["made"]) == (0, 4)
-    own[0] = replace(own[0], image=FileImage(tmp_path / "missing.png"))
-    skipped = run(capsys, *words, "--out", str(tmp_path / "d"))
-    assert (skipped["own"], len(skipped["problems"])) == (3, 1)
-    own[:1] = []
-    nothing = run(capsys, *words, "--out", str(tmp_path / "c"))
-    assert (nothing["own"], nothing["made"]) == (3, 0)
-    assert not (tmp_path / "c").exists()
+    words = regions("some.json", model_directory, "--out", str(folder / "a"))
+    for more, numbers in (([], (3, 1)), (["--proposer", "grid", "--replace"], (0, 4))):
+        found = run(capsys, *words, *more)
+        assert (found["own"], found["made"]) == numbers
 
 
 def test_captions_are_filtered_and_a_failing_filter_keeps_earlier_results(
@@ -196,15 +171,10 @@ def test_captions_are_filtered_and_a_failing_filter_keeps_earlier_results(
     """The shipped one, and one of the user's that fails once: what was done before is kept."""
     shipped = run(capsys, "text", str(folder), "--out", str(tmp_path / "a"))
     assert shipped["counts"] == {"captions": IMAGES, "changed": IMAGES}
-    assert shipped["next"].endswith(f"--data {folder} --read.prepared {tmp_path / 'a'}")
     assert run(capsys, "text", str(folder), "--read.prepared", str(tmp_path / "a"))["kept"] == IMAGES
-    with monkeypatch.context() as patch:
-        patch.setattr("hnclip.data.lexicon.FORMAT", 99)  # the shipped filter gives other results
-        assert main(["prepare", "text", str(folder), "--out", str(tmp_path / "a")]) == 1
-        assert "--replace" in capsys.readouterr().err
     code = "calls = []\ndef strict(caption):\n    calls.append(caption)\n"
     code += "    if len(calls) == 4: raise RuntimeError('busy')\n    return caption.upper()\n"
-    (tmp_path / "own_filters.py").write_text(f"{code}def wrong(caption): return 3\n")
+    (tmp_path / "own_filters.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["prepare", "text", str(folder), "--filter", "own_filters:strict"]) == 1
     assert "busy" in capsys.readouterr().err
@@ -212,19 +182,3 @@ def test_captions_are_filtered_and_a_failing_filter_keeps_earlier_results(
     assert (found["made"], found["kept"], found["counts"]["changed"]) == (IMAGES - 3, 3, IMAGES)
     made, _, _ = apply_manifest(open_data(str(folder)).records, read_manifest(Path(found["manifest"]), "text"))
     assert made[0].filtered == (made[0].captions[0].upper(),)
-    assert main(["prepare", "text", str(folder), "--filter", "own_filters:wrong", "--replace"]) == 1
-    assert "wrong" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "keyword"),
-    [
-        ("regions scenes/park --proposer none", "felzenszwalb"),
-        ("text scenes/park --filter nothing", "nothing"),
-        ("text scenes/park --split nothing", "nothing"),
-        ("text scenes/park/small --out /dev/null", "/dev/null"),
-    ],
-)
-def test_wrong_calls_are_errors(words: str, keyword: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prepare", *words.split()]) == 1
-    assert keyword in capsys.readouterr().err
