@@ -96,14 +96,6 @@ def test_captions_of_an_epoch_come_with_their_tokens_ids_and_vectors(data, recor
     assert [len(rows) for rows in used] == [2, 2, 2, 0, 2]
 
 
-def test_invalid_records_are_errors(records, text_transform):
-    changes = {r"texts\[0\]": {"captions": (" ",)}, "filtered": {"filtered": ("one", "two", "three")}}
-    changes |= {"missing image": {"image": CropImage(grey(1), (50, 50, 60, 60))}}
-    for keyword, change in changes.items():
-        with pytest.raises(ValueError, match=keyword):
-            prepare([replace(records[0], **change)], text_transform, SMALL, text_views=("caption", "filtered"))
-
-
 @pytest.fixture(scope="module")
 def scenes() -> list[Record]:
     """One whose best region has no sentence, one without regions, one whose best region is outside the image and whose

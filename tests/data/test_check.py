@@ -100,24 +100,6 @@ def test_every_problem_is_found_once_and_in_order(broken: DataSet, transform: Te
     assert all(part in text for part in ("missing image", ADVICE["missing image"], "Not ready"))
 
 
-def test_lengths_are_those_of_the_model_and_sizes_of_upright_images(tmp_path: Path, transform: TextTransform) -> None:
-    texts = ["a dog", "a red dog", "a red dog runs", "zebras are cut off here"]
-    transform, exif = replace(transform, context=12), Image.Exif()
-    exif[0x0112] = 6
-    turned = save(tmp_path / "turned.jpg", 1, 40, 30, exif=exif)
-    images = [turned, save(tmp_path / "b.png", 2, 100, 45), save(tmp_path / "c.png", 3, 200, 1000), turned]
-    data = DataSet("x", tuple(Record(str(n), image, (texts[n],), None) for n, image in enumerate(images)))
-    found = check_data(data, text_transform=transform, image_transform=ImageTransform(40, shortest=50))
-    assert (found.errors, found.left_out) == ({}, 0)
-    tokens = [len(transform.tokenizer(text)["input_ids"]) for text in texts]
-    expected = [np.mean(tokens), *np.percentile(tokens, [0, 5, 50, 95, 100])]
-    assert list(found.lengths["tokens"].values()) == pytest.approx(expected)
-    for name, sizes in {"width": [30, 100, 200], "height": [40, 45, 1000]}.items():
-        assert [found.lengths[name][statistic] for statistic in ("least", "50 %", "most")] == sizes
-    assert found.total["cut"] == sum(length > 12 for length in tokens) == transform(texts).truncated == 1
-    assert found.total["small"] == 2  # 40 pixels are enough for the crop, not for the resize
-
-
 def test_too_large_a_share_of_problems_is_an_error_with_examples(tmp_path: Path) -> None:
     problems = [Problem("missing image", f"ü{i}", "gone\n") for i in range(7)]
     check_share(7, 700, problems, what="records", largest=0.01, name="my.csv")

@@ -80,19 +80,6 @@ def test_memory_and_disk_hold_the_preprocessed_images(tmp_path):
         assert len(set(loaded.pixels.rows)) == 75
 
 
-def test_one_decode_and_one_canny_for_all_views_of_a_file(tmp_path, monkeypatch, work):
-    cv2 = pytest.importorskip("cv2")
-    found, canny = [], cv2.Canny
-    monkeypatch.setattr(cv2, "Canny", lambda *arguments: found.append(1) or canny(*arguments))
-    images = files(tmp_path / "images", 4)
-    edges = [EdgeImage(image) for image in images]
-    crops = [CropImage(edge, (n, n, 6 + n, 6 + n)) for edge in edges for n in range(3)]
-    for cache in (None, tmp_path):
-        load_images([*crops, *images, *edges], SMALL, cache=cache)
-        assert (len(work["read"]), len(work["decoded"]), len(found)) == (4, 4, 4)
-        work["read"].clear(), work["decoded"].clear(), found.clear()
-
-
 def test_what_is_cached_is_not_read_again_and_a_changed_file_is(tmp_path, work):
     images = files(tmp_path / "images", 5)
     steps: list[range] = []

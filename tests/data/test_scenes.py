@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -14,27 +13,8 @@ import pytest
 from hnclip.data.images import ImageTransform, preprocess_image
 from hnclip.data.scenes import FAMILIES, MEMBERS, SMALL, scene_records
 from hnclip.data.scenes.draw import SIDE, draw_scene
-from hnclip.data.scenes.world import DOMAINS, PATTERNS, Scene
+from hnclip.data.scenes.world import DOMAINS, Scene
 from hnclip.data.sources import open_records
-
-# What each detail may be called, written down apart from the wording it checks.
-SIZE_WORDS = {
-    "park": {"small": "little", "medium": "mid-sized", "large": "big"},
-    "shelf": {"small": "tiny", "medium": "average", "large": "huge"},
-}
-_PARK_PATTERNS = ["unpatterned|no pattern", "pinstriped|stripes", "spotted|spots", "chequered|chequers"]
-PATTERN_WORDS = {
-    "park": dict(zip(PATTERNS, _PARK_PATTERNS)),
-    "shelf": dict(zip(PATTERNS, ["unadorned|no decoration", "banded|bands", "speckled|speckles", "tiled|tiles"])),
-}
-COLUMN_WORDS = {
-    "park": dict(enumerate(["left", "centre|heart", "right"])),
-    "shelf": dict(enumerate(["left", "midway|between the ends", "right"])),
-}
-ROW_WORDS = {
-    "park": dict(enumerate(["high up|upper", "halfway|mid-height|very centre|heart", "foreground|lower"])),
-    "shelf": dict(enumerate(["highest|first", "second|next", "lowest|last"])),
-}
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +25,6 @@ def splits():
 @pytest.fixture(scope="module")
 def records(splits):
     return [record for split in splits.values() for record in split]
-
-
-def named(words, text):
-    """The options whose words appear in the text."""
-    return [option for option, pattern in words.items() if re.search(rf"\b({pattern})\b", text)]
 
 
 def pixels(scene, side=SIDE):
@@ -105,29 +80,6 @@ def test_variants_are_one_to_three_details_from_their_base(records):
     assert min(counts.values()) > 0.1 * sum(counts.values())
 
 
-def test_every_detail_is_described_in_captions_of_the_documented_length(records):
-    for record in records[::3]:
-        text, scene = record.captions[0], record.image.scene
-        style = DOMAINS[scene.style]
-        assert 80 <= len(text.split()) <= 150
-        # Fifty words leave room for the 77 tokens of an unstretched model.
-        assert (record.short.count("."), 5 <= len(record.short.split()) <= 50) == (1, True)
-        assert len(record.regions) == len(scene.things)
-        for thing, region in zip(scene.things, record.regions):
-            assert region.sentence in text
-            for words, value in (
-                (dict(zip(style.kinds, style.kinds)), thing.kind),
-                (dict(zip(style.colours, style.colours)), thing.colour),
-                (SIZE_WORDS[style.name], thing.size),
-                (PATTERN_WORDS[style.name], thing.pattern),
-                (COLUMN_WORDS[style.name], thing.column),
-                (ROW_WORDS[style.name], thing.row),
-            ):
-                assert named(words, region.sentence.lower()) == [value], region.sentence
-        for article, word in re.findall(r"\b(an?) (\w+)", f"{text} {record.short}", flags=re.IGNORECASE):
-            assert (article.lower() == "an") == (word[0].lower() in "aeiou"), text
-
-
 def test_regions_hold_all_pixels_of_their_thing(splits):
     for style in DOMAINS:
         for record in splits[style, "test"][: 160 : MEMBERS["test"]]:
@@ -143,15 +95,11 @@ def test_regions_hold_all_pixels_of_their_thing(splits):
 @pytest.mark.parametrize("style", DOMAINS)
 def test_small_scenes_and_doubles_are_the_first_families(style, splits):
     """Of doubles, every second family of training records has one caption."""
-    for split in FAMILIES:
-        whole, small = splits[style, split], open_records(f"scenes/{style}/small", split)
-        assert small == whole[: SMALL.get(split, len(whole)) * MEMBERS[split]]
-        doubled = open_records(f"scenes/{style}/doubles", split)
-        assert [(record.image, record.id) for record in small] == [(record.image, record.id) for record in doubled]
-        if split != "train":
-            assert small == doubled
-            continue
-        for first in range(0, len(small), 4):
-            assert doubled[first : first + 3] == small[first : first + 3]
-            copied, source = doubled[first + 3], small[first + 2]
-            assert (copied.captions, copied.short, copied.regions) == (source.captions, source.short, ())
+    whole, small = splits[style, "train"], open_records(f"scenes/{style}/small", "train")
+    assert small == whole[: SMALL["train"] * MEMBERS["train"]]
+    doubled = open_records(f"scenes/{style}/doubles", "train")
+    assert [(record.image, record.id) for record in small] == [(record.image, record.id) for record in doubled]
+    for first in range(0, len(small), 4):
+        copied, source = doubled[first + 3], small[first + 2]
+        assert doubled[first : first + 3] == small[first : first + 3]
+        assert (copied.captions, copied.short, copied.regions) == (source.captions, source.short, ())

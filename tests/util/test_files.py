@@ -1,14 +1,17 @@
-"""Files and directories that appear whole or not at all, and locks."""
+"""Files and directories that appear whole or not at all, locks, and imports of optional packages."""
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
 from hnclip.util.files import exclusive_lock, read_json, recover_directory, replace_directory, replace_file
+from hnclip.util.optional import import_extra, large_import
 
 
 @pytest.fixture(params=[0o022, 0o077], ids=oct)
@@ -148,3 +151,20 @@ def test_only_json_objects_are_read(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.json"):
         read_json(tmp_path / "a.json")
+
+
+def test_a_missing_package_is_an_error_with_its_extra():
+    with pytest.raises(ValueError, match=r"no_such_package.*hnclip\[data\]"):
+        import_extra("no_such_package.part", "Parquet files", "data")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_paused_during_large_imports_and_restored_after_errors(enabled):
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with suppress(ImportError), large_import():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()

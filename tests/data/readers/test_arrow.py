@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import huggingface_hub
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -116,11 +115,3 @@ def test_a_dataset_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     data = read("owner-of/name:small")
     assert calls == [("owner-of/name", "small")]
     assert found(data) == [("test:1", ("caption 5", "again"), "test", 5)]
-
-    def info(self: Any, name: str, timeout: float) -> Any:
-        raise OSError("no connection\nand much more")
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
-    with pytest.raises(ValueError, match=r"on the hub: no connection$"):
-        read("owner/name")
