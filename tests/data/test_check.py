@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageEnhance, ImageOps
+from PIL import Image
 
 from hnclip.core import Problem, Record
 from hnclip.data import duplicates
 from hnclip.data.check import check_data
-from hnclip.data.duplicates import THUMBNAIL, image_fingerprint, near_duplicate_captions, near_duplicate_images
+from hnclip.data.duplicates import near_duplicate_captions, near_duplicate_images
 from hnclip.data.image_sources import FileImage
-from hnclip.data.images import ImageTransform, preprocess_image
+from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
-from hnclip.data.validate import ADVICE, check_rows, check_share, drop_invalid, write_problems
+from hnclip.data.validate import ADVICE, drop_invalid
 from hnclip.models.preprocessing import train_tokenizer
 from hnclip.report.data_check import check_report
 
@@ -100,16 +100,6 @@ def test_every_problem_is_found_once_and_in_order(broken: DataSet, transform: Te
     assert all(part in text for part in ("missing image", ADVICE["missing image"], "Not ready"))
 
 
-def test_too_large_a_share_of_problems_is_an_error_with_examples(tmp_path: Path) -> None:
-    problems = [Problem("missing image", f"ü{i}", "gone\n") for i in range(7)]
-    check_share(7, 700, problems, what="records", largest=0.01, name="my.csv")
-    with pytest.raises(ValueError, match=r"hnclip data check my\.csv"):
-        check_rows(DataSet("my.csv", (), tuple(problems)), largest=0.5)
-    write_problems(tmp_path / "problems.jsonl", problems)
-    lines = (tmp_path / "problems.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [Problem(**json.loads(line)) for line in lines] == problems
-
-
 # Near-duplicates
 
 
@@ -160,17 +150,6 @@ def test_similar_images_are_those_of_comparing_all_pairs(
         return correlates and sum((a > 0) != (b > 0) for a, b in zip(first, second)) <= bits
 
     assert near_duplicate_images([row.tobytes() for row in waves], bits, correlation) == (components(80, similar), True)
-
-
-def test_near_duplicates_by_fingerprint() -> None:
-    def fingerprint(image: Image.Image) -> bytes | None:
-        return image_fingerprint(preprocess_image(image, THUMBNAIL).numpy())
-
-    for seed in range(20):
-        image = blobs(seed)
-        near, far = [image.resize((200, 110)), ImageEnhance.Contrast(image).enhance(0.8)], ImageOps.mirror(image)
-        assert near_duplicate_images([*map(fingerprint, [image, *near, far])])[0] == [[0, 1, 2]]
-    assert fingerprint(Image.new("RGB", (50, 50), "red")) is None
 
 
 def groups(*records: Record, images: bool = True) -> list[tuple[str, str, tuple[str, ...]]]:

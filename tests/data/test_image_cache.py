@@ -98,23 +98,6 @@ def test_what_is_cached_is_not_read_again_and_a_changed_file_is(tmp_path, work):
     assert len(list_caches(tmp_path)) == 4  # colours are not part of the geometry
 
 
-@pytest.mark.parametrize("cached", [True, False])
-def test_invalid_images_are_listed_and_the_others_kept_in_order(tmp_path, cached):
-    good = files(tmp_path / "images", 4)
-    bad: list[tuple[str, ImageSource]] = [
-        ("corrupt image", CellImage("empty", "1", bytes)),
-        ("missing image", FileImage(tmp_path / "none.png")),
-        ("missing image", CropImage(good[0], (50, 50, 60, 60))),
-    ]
-    images = [good[0], *(image for pair in zip((image for _, image in bad), good[1:]) for image in pair)]
-    for _ in range(2):
-        loaded = load_images(images, SMALL, cache=tmp_path / "cache" if cached else None)
-        assert loaded.kept == tuple(range(0, 7, 2))
-        assert torch.equal(loaded.pixels[:], literal(good))
-        found = [(problem.kind, problem.where) for problem in loaded.problems.values()]
-        assert found == [(kind, image.key) for kind, image in bad]
-
-
 CHILD = """
 import os, signal, sys
 from itertools import count

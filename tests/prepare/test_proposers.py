@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +18,8 @@ from PIL import Image
 
 from hnclip.models.preprocessing import silence_transformers
 from hnclip.prepare import sam
-from hnclip.prepare.proposers import SAME, felzenszwalb, grid_cells, is_region, open_proposer, overlap, union
-from hnclip.prepare.sam import Mask, Sam, open_sam, select_masks, weights_hash
+from hnclip.prepare.proposers import SAME, felzenszwalb, grid_cells, is_region, overlap, union
+from hnclip.prepare.sam import Mask, Sam, open_sam, select_masks
 
 SIDE = 64
 
@@ -115,21 +114,6 @@ def test_of_overlapping_boxes_the_best_are_kept() -> None:
         assert select_masks(masks, most) == kept
 
 
-def test_weights_are_known_by_their_content(weights: Path, tmp_path: Path) -> None:
-    with open_proposer("sam", weights=weights, device="cpu") as (_, settings):
-        assert settings["sam"]["weights"] == weights_hash(weights)
-    copy = shutil.copytree(weights, tmp_path / "copy")
-    assert weights_hash(copy) == weights_hash(weights)
-    file = copy / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"\x3f")
-    assert weights_hash(copy) != weights_hash(weights)
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="cannot be read"):
-        open_sam(copy, "cpu")
-    with pytest.raises(ValueError, match="SAM"):
-        open_sam(tmp_path / "none", "cpu")
-
-
 BOTH = union(felzenszwalb, grid_cells)
 boxes = st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 9), st.integers(1, 9)).map(
     lambda box: (box[0], box[1], box[0] + box[2], box[1] + box[3])
@@ -153,21 +137,6 @@ def test_small_large_thin_and_nearly_equal_boxes_are_dropped() -> None:
     assert union(lambda _: [whole, close, *thin], lambda _: [apart, whole])(noise(20, 20)) == [whole, apart]
 
 
-def test_cells_cover_each_pixel_once_and_segments_are_found_in_pixels_of_the_image() -> None:
-    cells = grid_cells(noise(41, 29))
-    for part in (cells[:4], cells[4:]):
-        cover = np.zeros((29, 41), dtype=int)
-        for left, top, right, bottom in part:
-            cover[top:bottom, left:right] += 1
-        assert (cover == 1).all()
-    places = [(200, 100, 800, 500), (1200, 700, 1800, 1300), (400, 800, 900, 1400)]
-    image = Image.new("RGB", (2003, 1501), "grey")
-    for colour, place in zip(("red", "green", "blue"), places):
-        image.paste(colour, place)
-    found = union(felzenszwalb)(image)
-    assert all(max(overlap(place, box) for box in found) > 0.85 for place in places)
-
-
 @pytest.mark.parametrize("size", [(1, 1), (1, 300), (3, 2), (97, 31), (4000, 3)])
 def test_every_box_can_be_cropped(size: tuple[int, int]) -> None:
     for image in (noise(*size), noise(*size).convert("L"), Image.new("RGB", size, (9, 90, 200))):
@@ -177,15 +146,6 @@ def test_every_box_can_be_cropped(size: tuple[int, int]) -> None:
             assert 0 <= left <= right - 2 <= size[0] - 2
             assert 0 <= top <= bottom - 2 <= size[1] - 2
         assert not [box for box in found for other in found if box != other and overlap(box, other) >= SAME]
-
-
-def test_proposers_by_name() -> None:
-    with open_proposer("felzenszwalb+grid") as (find_boxes, settings):
-        assert list(settings) == ["felzenszwalb", "grid"]
-        assert find_boxes(noise(60, 40)) == BOTH(noise(60, 40))
-    for name, word in (("yolo", "yolo"), ("sam", "weights")):
-        with pytest.raises(ValueError, match=word), open_proposer(name):
-            pass
 
 
 KILLED = """

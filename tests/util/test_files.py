@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
-from contextlib import suppress
 
 import pytest
 
 from hnclip.util.files import exclusive_lock, read_json, recover_directory, replace_directory, replace_file
-from hnclip.util.optional import import_extra, large_import
-
-
-@pytest.fixture(params=[0o022, 0o077], ids=oct)
-def umask(request):
-    before = os.umask(request.param)
-    yield request.param
-    os.umask(before)
+from hnclip.util.optional import import_extra
 
 
 def names(directory):
@@ -112,18 +103,6 @@ def test_a_killed_swap_is_recovered(tmp_path, name, call, there, expected):
     assert names(tmp_path) == sorted([name, *others])  # nothing of other directories is deleted
 
 
-def test_permissions_are_those_of_any_new_file(tmp_path, umask):
-    with replace_file(tmp_path / "a.txt") as partial:
-        partial.unlink()
-        os.close(os.open(partial, os.O_CREAT, 0o600))  # a writer that creates a private file of its own
-    with replace_directory(tmp_path / "run") as partial:
-        (partial / "a.txt").touch(mode=0o600)
-    with exclusive_lock(tmp_path / "lock", "busy"):
-        pass
-    for name, mode in {"a.txt": 0o666, "run": 0o777, "run/a.txt": 0o666, "lock": 0o666}.items():
-        assert (tmp_path / name).stat().st_mode & 0o777 == mode & ~umask
-
-
 def test_behind_a_link_the_linked_directory_is_replaced_and_a_file_in_the_way_is_refused(tmp_path):
     write(tmp_path / "real", "old")
     (tmp_path / "link").symlink_to("real")
@@ -156,15 +135,3 @@ def test_only_json_objects_are_read(tmp_path, content):
 def test_a_missing_package_is_an_error_with_its_extra():
     with pytest.raises(ValueError, match=r"no_such_package.*hnclip\[data\]"):
         import_extra("no_such_package.part", "Parquet files", "data")
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_is_paused_during_large_imports_and_restored_after_errors(enabled):
-    (gc.enable if enabled else gc.disable)()
-    try:
-        with suppress(ImportError), large_import():
-            assert not gc.isenabled()
-            raise ImportError
-        assert gc.isenabled() == enabled
-    finally:
-        gc.enable()

@@ -16,38 +16,12 @@ MARKS = {(1, 1): "best", (0, 1): "second"}
 
 
 def test_marks_rules_and_titles_over_columns():
-    assert text_table(HEADERS, ROWS, marks=MARKS).split("\n") == [
-        "model   T→I R@1",
-        "------  -------",
-        "a         9.50+",  # digits stay under each other
-        "my_run   10.00*",
-        "------  -------",
-        "paper        –",
-    ]
     markdown = markdown_table(HEADERS, ROWS, marks=MARKS).split("\n")
     assert markdown[2:] == ["| a | *9.50* |", "| my_run | **10.00** |", "|  |  |", "| paper | – |"]
-    spans, options = [("DOCCI & more", 1)], {"caption": "100 % of it.", "label": "tab:it"}
-    assert latex_table(HEADERS, ROWS, marks=MARKS, spans=spans, **options).split("\n") == [
-        r"\begin{table}",
-        r"\centering",
-        r"\caption{100 \% of it.}",
-        r"\label{tab:it}",
-        r"\begin{tabular}{lr}",
-        r"\toprule",
-        r"& \multicolumn{1}{c}{DOCCI \& more} \\",
-        r"\cmidrule(lr){2-2}",
-        r"model & T$\rightarrow$I R@1 \\",
-        r"\midrule",
-        r"a & \underline{9.50} \\",
-        r"my\_run & \textbf{10.00} \\",
-        r"\midrule",
-        r"paper & \textendash{} \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\end{table}",
-    ]
-    wide = latex_table(["model", *"abc"], [], spans=[("x", 2), ("y", 1)], **options)
-    assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-4}" in wide
+    table = latex_table(HEADERS, ROWS, marks=MARKS, spans=[("DOCCI & more", 1)], caption="100 % of it.", label="tab:it")
+    for part in (r"\caption{100 \% of it.}", r"& \multicolumn{1}{c}{DOCCI \& more} \\", r"my\_run & \textbf{10.00} \\"):
+        assert part in table
+    assert text_table(["m", "long header"], [["wide name", "1"]]).split("\n")[2] == "wide name            1"
 
 
 COMMANDS = {escaped: plain for plain, escaped in LATEX.items()} | {"-{}": "-", "{[}": "[", "{*}": "*"}

@@ -197,9 +197,6 @@ def test_captions_of_the_other_benchmarks_and_bad_rows(tmp_path: Path) -> None:
         write_benchmark(name, tmp_path / name)
         (record,) = (record for record in opened(name, tmp_path / name).records if record.id == id)
         assert (record.captions, record.short) == (captions, short)
-    write(tmp_path / "vg-paragraphs" / "test_split.json", [301, 302, 303])
-    problems = opened("vg-paragraphs", tmp_path / "vg-paragraphs", splits={"test"}).problems
-    assert [(problem.kind, "303" in problem.detail) for problem in problems] == [("no caption", True)]
     text = json.dumps([share_row(number) for number in range(1000)])[:-1]
     (tmp_path / "sharegpt4v" / SHAREGPT4V).write_text(text + ", {damaged after the rows that are read")
     assert opened("sharegpt4v", tmp_path, splits={"validation"}).splits() == {"validation": 1000}
@@ -219,12 +216,5 @@ def test_folders_by_environment_and_only_the_files_of_the_wanted_splits_are_need
     (tmp_path / "dci" / "datasets" / f"DCI{SEGMENTS}").unlink()
     with pytest.raises(ValueError, match=f"no split 'train' here: .* lacks DCI{SEGMENTS}"):
         opened("dci", tmp_path / "dci").part("train")
-    write(tmp_path / "dci" / "other" / "DCI_test.json", [])
-    bad: list[tuple[str, Path, set[str] | None, str]] = [
-        ("dci", tmp_path / "dci", None, "more than once"),
-        ("dci", tmp_path / "nowhere", None, "not a directory"),
-        ("urban-1k", tmp_path, {"train"}, "vg-paragraphs"),
-    ]
-    for name, folder, splits, message in bad:
-        with pytest.raises(ValueError, match=message):
-            open_benchmark(name, folder, splits=splits)
+    with pytest.raises(ValueError, match="vg-paragraphs"):  # which has what it lacks
+        open_benchmark("urban-1k", tmp_path, splits={"train"})
