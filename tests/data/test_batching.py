@@ -1,5 +1,5 @@
-"""Records into batches: views, padding, captions of an epoch, ids of duplicates; and parts: boxes into patches, sentences
-and chunks into tokens, against pixels, decoded tokens and the released formulas."""
+"""Records into batches: views, padding, captions of an epoch, ids of duplicates; and parts: boxes into patches,
+sentences and chunks into tokens, against pixels, decoded tokens and the released formulas."""
 
 from __future__ import annotations
 
@@ -222,18 +222,6 @@ def test_patches_of_a_box_are_those_that_show_it(name, patch, options, corners):
     inner = (box[0] + margins[0], box[1] + margins[1], box[2] - margins[0], box[3] - margins[1])
     if inner[0] < inner[2] and inner[1] < inner[3]:
         assert not (mask(inner, shape, transform, patch) & ~shown).any()
-
-
-def test_regions_are_masks_and_absent_ones_are_empty():
-    """The model sees columns 100 to 200; the best region counts."""
-    boxes = [(100, 0, 150, 100), (0, 0, 99, 100), (0, 0, 126, 25), (120, 50, 120, 60), (120, 60, 150, 60)]
-    records = [*(record(region(box), region((0, 0, 300, 100))) for box in boxes), record()]
-    found = parts_of("region", records, shape=(300, 100), size=96, grid=4)
-    assert (found.shape, found.dtype, PARTS["region"].view) == ((6, 1, 16), torch.bool, "full")
-    expected = torch.zeros(6, 4, 4, dtype=torch.bool)
-    expected[0, :, :2] = True
-    expected[2, :1, :2] = True
-    assert torch.equal(found.view(6, 4, 4), expected)
 
 
 def released_patches(box, size, patch):

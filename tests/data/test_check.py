@@ -24,7 +24,7 @@ from hnclip.data.image_sources import FileImage
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
-from hnclip.data.validate import ADVICE, drop_invalid
+from hnclip.data.validate import ADVICE, check_rows, check_share, drop_invalid, write_problems
 from hnclip.models.preprocessing import train_tokenizer
 from hnclip.report.data_check import check_report
 
@@ -101,6 +101,16 @@ def test_every_problem_is_found_once_and_in_order(broken: DataSet, transform: Te
 
 
 # Near-duplicates
+
+
+def test_too_large_a_share_of_problems_is_an_error_and_problems_are_listed_in_a_file(tmp_path: Path) -> None:
+    problems = [Problem("missing image", f"ü{i}", "gone\n") for i in range(7)]
+    check_share(7, 700, problems, what="records", largest=0.01, name="my.csv")
+    with pytest.raises(ValueError, match=r"hnclip data check my\.csv"):
+        check_rows(DataSet("my.csv", (), tuple(problems)), largest=0.5)
+    write_problems(tmp_path / "problems.jsonl", problems)
+    lines = (tmp_path / "problems.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [Problem(**json.loads(line)) for line in lines] == problems
 
 
 def components(count: int, similar: Callable[[int, int], bool]) -> list[list[int]]:

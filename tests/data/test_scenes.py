@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from hnclip.data.images import ImageTransform, preprocess_image
-from hnclip.data.scenes import FAMILIES, MEMBERS, SMALL, scene_records
+from hnclip.data.scenes import FAMILIES, MEMBERS, scene_records
 from hnclip.data.scenes.draw import SIDE, draw_scene
 from hnclip.data.scenes.world import DOMAINS, Scene
-from hnclip.data.sources import open_records
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +76,3 @@ def test_regions_hold_all_pixels_of_their_thing(splits):
                 changed = (pixels(Scene(scene.style, scene.backdrop, others)) != pixels(scene)).any(axis=0)  # [H, W]
                 inside = changed[top:bottom, left:right].sum()
                 assert inside == changed.sum() > 0.25 * (right - left) * (bottom - top)
-
-
-@pytest.mark.parametrize("style", DOMAINS)
-def test_small_scenes_and_doubles_are_the_first_families(style, splits):
-    """Of doubles, every second family of training records has one caption."""
-    whole, small = splits[style, "train"], open_records(f"scenes/{style}/small", "train")
-    assert small == whole[: SMALL["train"] * MEMBERS["train"]]
-    doubled = open_records(f"scenes/{style}/doubles", "train")
-    assert [(record.image, record.id) for record in small] == [(record.image, record.id) for record in doubled]
-    for first in range(0, len(small), 4):
-        copied, source = doubled[first + 3], small[first + 2]
-        assert doubled[first : first + 3] == small[first : first + 3]
-        assert (copied.captions, copied.short, copied.regions) == (source.captions, source.short, ())

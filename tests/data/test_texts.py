@@ -194,15 +194,12 @@ def test_filters_add_no_word_and_leave_none_that_is_listed(text):
 
 
 def test_filters_by_name_and_functions_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "An orange wooden door near a gold statue"
-    expected = {
-        "lexicon": "A door near a statue",
-        "lexicon:colours": "A wooden door near a statue",
-        "blunt": "An door near a statue",
-        "blunt:materials": "An orange door near a gold statue",
-    }
+    expected = {"lexicon": "A door", "lexicon:colours": "A wooden door", "blunt:materials": "An orange door"}
     for name, filtered in expected.items():
-        assert pickle.loads(pickle.dumps(load_filter(name)))(text) == filtered
+        assert (
+            pickle.loads(pickle.dumps(load_filter(name)))("An orange wooden door stands here")
+            == f"{filtered} stands here"
+        )
     assert len({filter_version(name) for name in expected}) == len(expected)
     (tmp_path / "my_filters.py").write_text("def lower(text): return text.lower()\n")
     monkeypatch.syspath_prepend(tmp_path)

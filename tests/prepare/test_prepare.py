@@ -127,9 +127,7 @@ def test_only_changed_records_are_made_again(
 ) -> None:
     words = regions(folder, model_directory, "--proposer", "grid")
     first = run(capsys, *words)
-    content = Path(first["manifest"]).read_bytes()
     assert run(capsys, *words) == {**first, "made": 0, "kept": IMAGES}
-    assert Path(first["manifest"]).read_bytes() == content
     (folder / "1.txt").write_text("A car. A tree.\n", encoding="utf-8")
     Image.new("RGB", (60, 60), "red").save(folder / "2.png")
     assert run(capsys, *words)["made"] == 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hnclip.util import tables
+from hnclip.util import text as text_module
 from hnclip.util.tables import LATEX, latex_escape, latex_table, markdown_table, text_table
 from hnclip.util.text import Passage, highlight_different, highlight_shared, shorten
 
@@ -100,3 +103,8 @@ def test_long_texts_are_cut_between_words_and_unprintable_characters_are_spaces(
     text: str, limit: int, expected: str
 ) -> None:
     assert shorten(text, limit) == expected
+
+
+@pytest.mark.parametrize("module", [tables, text_module])
+def test_docstring_examples(module):
+    assert doctest.testmod(module).failed == 0

@@ -63,13 +63,6 @@ def test_images_in_cells_are_read_on_demand(tmp_path: Path, layout: str, monkeyp
         assert list(pool.map(lambda record: shade(record.image), records * 4)) == shades * 4
 
 
-def test_cells_of_one_name_are_one_image(tmp_path: Path) -> None:
-    """As in sets with a row for each caption."""
-    cells = {"image": [png(1), png(2), png(1)], "filename": ["a.jpg", "b.jpg", "a.jpg"], "text": ["one", "two", "uno"]}
-    records = read(write(tmp_path / "t.parquet", **cells)).records
-    assert [(record.id, record.captions) for record in records] == [("a.jpg", ("one", "uno")), ("b.jpg", ("two",))]
-
-
 def test_cells_without_bytes_and_text_that_is_not_utf_8(tmp_path: Path) -> None:
     write_png(tmp_path / "images" / "1.png", 7)
     cells = [{"bytes": None, "path": path} for path in ("images/1.png", None, "images/1.png")]
@@ -262,17 +255,7 @@ def test_the_image_that_the_table_names_or_none(read_lines: Read, tmp_path: Path
     for shade_, folder in enumerate(("cats", "more", "."), 2):
         write_png(tmp_path / folder / "0001.png", shade_)
     assert found(read_lines(rows)) == [("cats/0001.png", ("a cat",), None, 2)]
-
-
-def test_a_search_by_name_is_counted_and_an_image_in_two_splits_reported(read_lines: Read, tmp_path: Path) -> None:
-    write_png(tmp_path / "images" / "1.png", 1)
-    rows = [{"image": name, "caption": name, "split": "train"} for name in ("/there/1.png", "images\\1.png")]
-    data = read_lines([*rows, {**rows[1], "split": "test"}], match="name")
-    assert found(data) == [("/there/1.png", ("/there/1.png", "images\\1.png"), "train", 1)]
-    assert [(warning.kind, "1 rows" in warning.detail) for warning in data.warnings] == [("matched by name", True)]
-    assert kinds(data) == ["shared image"]
-    write_png(tmp_path / "others" / "1.png", 3)
-    assert kinds(read_lines(rows[:1] + rows[1:], match="name")) == ["missing image"]
+    assert kinds(read_lines([{**rows[0], "split": split} for split in ("train", "test")])) == ["shared image"]
 
 
 @given(st.binary())
@@ -345,11 +328,9 @@ def test_columns_are_guessed_from_common_names(row: Row, columns: str) -> None:
 
 def test_the_other_columns_are_guessed_or_named() -> None:
     row = {"image": "1.png", "caption": "x", "Image_ID": 1, "karpathy_split": "test", "a": 1, "b, c": 2}
-    row |= {"short_caption": "y", "cluster_id": 7, "width": 640}
-    others = {"split": "karpathy_split", "short": "short_caption", "group": "cluster_id"}
-    assert choose(row) == Columns(("caption",), "image", id="Image_ID", **others)
     named = ReadConfig(caption_column="b, c", id_column="a")
-    assert choose(row, named) == Columns(("b, c",), "image", id="a", **others)
+    assert choose(row) == Columns(("caption",), "image", id="Image_ID", split="karpathy_split")
+    assert choose(row, named) == Columns(("b, c",), "image", id="a", split="karpathy_split")
     for name, keyword in (("imgae", "'imgae'.*image-column.*'caption'"), (None, "--read.caption-column")):
         with pytest.raises(ValueError, match=keyword):
             choose({"image": "1.png", "caption" if name else "x": "y"}, ReadConfig(image_column=name))
