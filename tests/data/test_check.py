@@ -1,18 +1,25 @@
-"""`check_data`: every problem once, what training would skip, lengths and sizes; shares of problems."""
+"""`check_data`: every problem once, what training would skip, lengths and sizes, groups of duplicates; near-duplicates
+against comparing all pairs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from hnclip.core import Problem, Record
+from hnclip.data import duplicates
 from hnclip.data.check import check_data
+from hnclip.data.duplicates import near_duplicate_captions, near_duplicate_images
 from hnclip.data.image_sources import FileImage
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
@@ -22,6 +29,8 @@ from hnclip.models.preprocessing import train_tokenizer
 from hnclip.report.data_check import check_report
 
 SIDE = ImageTransform(48)
+LONG = " ".join(f"word{number}" for number in range(60))
+NEARLY = LONG.replace("word30", "other")
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +38,15 @@ def transform() -> TextTransform:
     return TextTransform(train_tokenizer(["a red dog runs"] * 3, 600), context=24)
 
 
-def save(path: Path, seed: int, width: int = 80, height: int = 60, **options: Any) -> FileImage:
+def blobs(seed: int, width: int = 80, height: int = 60) -> Image.Image:
+    """An image with a structure of its own: soft patches of colour."""
     noise = np.random.default_rng(seed).integers(0, 256, (7, 9, 3), dtype=np.uint8)
-    Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(path, **options)
+    return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def save(path: Path, seed: int, width: int = 80, height: int = 60, **options: Any) -> FileImage:
+    blobs(seed, width, height).save(path, **options)
     return FileImage(path)
-
-
-@pytest.fixture
-def valid(tmp_path: Path) -> DataSet:
-    """Six records of two splits without a problem."""
-    splits = ["train", "train", "train", "train", "test", "test"]
-    images = [save(tmp_path / f"valid{seed}.png", seed) for seed in range(6)]
-    records = [Record(f"r{n}", images[n], (f"dog {n}", f"cat {n}"), split) for n, split in enumerate(splits)]
-    return DataSet("small", tuple(records))
 
 
 @pytest.fixture
@@ -64,14 +69,6 @@ def broken(tmp_path: Path) -> DataSet:
     return DataSet("broken", tuple(records), (Problem("unreadable row", "broken.csv:7", "3 cells, not 4"),))
 
 
-def test_valid_data_are_ready(valid: DataSet, transform: TextTransform) -> None:
-    result = check_data(valid, text_transform=transform, image_transform=SIDE)
-    assert (result.errors, result.warnings, result.left_out, result.unread) == ({}, {}, 0, 0)
-    assert result.total == {"records": 6, "captions": 12, "images": 6, "cut": 0, "small": 0}
-    assert result.splits == {"train": 4, "test": 2}
-    assert drop_invalid(valid.records, transform, SIDE, cache=None) == (valid.records, ())
-
-
 def test_every_problem_is_found_once_and_in_order(broken: DataSet, transform: TextTransform) -> None:
     result = check_data(broken, text_transform=transform, image_transform=SIDE)
     found = json.loads(json.dumps(result.to_dict()))
@@ -92,8 +89,6 @@ def test_every_problem_is_found_once_and_in_order(broken: DataSet, transform: Te
         ("shared image", "good"),
     ]
     assert levels[1] == [("garbled caption", "garbled"), ("cut caption", "long"), ("small image", "tiny")]
-    group = {"kind": "shared image", "ids": ["good", "copy"], "splits": ["train", "test"], "example": None}
-    assert (found["groups"], found["unread"], found["total"]["cut"]) == ([group], 1, 1)
     valid = drop_invalid(broken.records, transform, SIDE, cache=None)
     assert result.left_out == len(broken.records) - len(valid.records) == 6  # what training skips
     skipped = {(problem.kind, problem.where) for problem in valid.problems}
@@ -101,60 +96,91 @@ def test_every_problem_is_found_once_and_in_order(broken: DataSet, transform: Te
     (partly,) = (record for record in valid.records if record.id == "partly")
     assert (partly.captions, partly.filtered) == (("a word",), ("2",))
     assert check_data(broken, images=False).left_out == 3  # mute, blank and torn
-
-
-def test_lengths_are_those_of_the_model_and_sizes_of_upright_images(tmp_path: Path, transform: TextTransform) -> None:
-    texts = ["a dog", "a red dog", "a red dog runs", "zebras are cut off here"]
-    transform, exif = replace(transform, context=12), Image.Exif()
-    exif[0x0112] = 6
-    turned = save(tmp_path / "turned.jpg", 1, 40, 30, exif=exif)
-    images = [turned, save(tmp_path / "b.png", 2, 100, 45), save(tmp_path / "c.png", 3, 200, 1000), turned]
-    data = DataSet("x", tuple(Record(str(n), image, (texts[n],), None) for n, image in enumerate(images)))
-    found = check_data(data, text_transform=transform, image_transform=ImageTransform(40, shortest=50))
-    tokens = [len(transform.tokenizer(text)["input_ids"]) for text in texts]
-    expected = [np.mean(tokens), *np.percentile(tokens, [0, 5, 50, 95, 100])]
-    assert list(found.lengths["tokens"].values()) == pytest.approx(expected)
-    assert found.lengths["words"]["mean"] == 3.5
-    for name, sizes in {"width": [30, 100, 200], "height": [40, 45, 1000]}.items():
-        assert [found.lengths[name][statistic] for statistic in ("least", "50 %", "most")] == sizes
-    assert found.lengths["megapixels"]["most"] == 0.2
-    assert found.total["cut"] == sum(length > 12 for length in tokens) == transform(texts).truncated == 1
-    assert found.total["small"] == 2  # 40 pixels are enough for the crop, not for the resize
-    assert list(check_data(data, images=False).lengths) == ["words"]
-
-
-def test_text_names_problems_advice_and_verdict(broken: DataSet, valid: DataSet) -> None:
     text = check_report(check_data(broken)).to_text()
-    for part in ("missing image", ADVICE["missing image"], "2 records in 1 group", "Not ready"):
-        assert part in text
-    warned = replace(valid, problems=(Problem("garbled caption", "x.png", "no row"),))
-    for data, verdict in ((valid, "Ready to train"), (warned, "warnings"), (DataSet("none", ()), "Nothing to train")):
-        assert verdict in check_report(check_data(data, images=False)).to_text()
+    assert all(part in text for part in ("missing image", ADVICE["missing image"], "Not ready"))
 
 
-@pytest.mark.parametrize("listed", [0, 5, 9])
-def test_lines_are_few_short_and_escaped(listed: int) -> None:
-    text = f"a \x1b[31mdog {'very ' * 50}big \ud83d"
-    records = (Record(f"r{n}\x1b[31m\udce9", FileImage(Path(f"no{n}.png")), (f"{n} {text}",), None) for n in range(7))
-    text = check_report(check_data(DataSet("na\x1bme", tuple(records))), listed).to_text()
-    text.encode()
-    assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 120
-    assert text.count("\n  r") == 2 * min(listed, 7)  # bad text and missing images
-    assert text.count(f"\n  and {7 - listed} more") == 2 * (listed < 7)
+# Near-duplicates
 
 
-def test_too_large_a_share_of_problems_is_an_error_with_examples(tmp_path: Path) -> None:
+def test_too_large_a_share_of_problems_is_an_error_and_problems_are_listed_in_a_file(tmp_path: Path) -> None:
     problems = [Problem("missing image", f"ü{i}", "gone\n") for i in range(7)]
-    for lost, total, largest in ((7, 700, 0.01), (0, 0, 0.0), (0, 10, 0.0)):
-        check_share(lost, total, problems, what="records", largest=largest, name="my.csv")
-    with pytest.raises(ValueError, match=r"hnclip data check my\.csv") as caught:
-        check_share(7, 699, problems, what="records", largest=0.01, name="my.csv")
-    assert ("ü4" in str(caught.value), "ü5" in str(caught.value)) == (True, False)
-    rows = DataSet("my.csv", (), tuple(problems))
-    check_rows(rows, largest=1.0)
-    with pytest.raises(ValueError, match="7 of 7"):
-        check_rows(rows, largest=0.5)
+    check_share(7, 700, problems, what="records", largest=0.01, name="my.csv")
+    with pytest.raises(ValueError, match=r"hnclip data check my\.csv"):
+        check_rows(DataSet("my.csv", (), tuple(problems)), largest=0.5)
     write_problems(tmp_path / "problems.jsonl", problems)
     lines = (tmp_path / "problems.jsonl").read_text(encoding="utf-8").splitlines()
     assert [Problem(**json.loads(line)) for line in lines] == problems
+
+
+def components(count: int, similar: Callable[[int, int], bool]) -> list[list[int]]:
+    """Groups of two and more by the definition: all pairs, joined until nothing changes."""
+    label = list(range(count))
+    pairs = [pair for pair in combinations(range(count), 2) if similar(*pair)]
+    for _ in range(count):
+        for one, other in pairs:
+            label[one] = label[other] = min(label[one], label[other])
+    groups = [[index for index in range(count) if label[index] == name] for name in range(count)]
+    return [members for members in groups if len(members) > 1]
+
+
+def runs(text: str) -> set[tuple[str, ...]]:
+    words = text.lower().split()
+    padded = ["", "", *words, "", ""]
+    return {tuple(padded[start : start + 3]) for start in range(len(words) + 2)} if words else set()
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcd"), max_size=9).map(" ".join), max_size=12),
+    st.sampled_from([0.2, 0.4, 0.5, 0.6, 0.75, 0.8, 1.0]),
+)
+def test_similar_captions_are_those_of_comparing_all_pairs(texts: list[str], threshold: float) -> None:
+    def similar(one: int, other: int) -> bool:
+        first, second = runs(texts[one]), runs(texts[other])
+        return bool(first) and bool(second) and len(first & second) / len(first | second) >= threshold
+
+    assert near_duplicate_captions(texts, threshold) == (components(len(texts), similar), True)
+
+
+@pytest.mark.parametrize(("bits", "correlation"), [(0, -1.0), (1, 0.9), (4, -1.0), (15, 0.9)])
+def test_similar_images_are_those_of_comparing_all_pairs(
+    monkeypatch: pytest.MonkeyPatch, bits: int, correlation: float
+) -> None:
+    monkeypatch.setattr(duplicates, "BLOCK", 7)
+    random = np.random.default_rng(0)
+    waves = (random.normal(size=(5, 64)) * 20)[random.integers(0, 5, 80)].astype(np.float16)
+    for row in waves:
+        row[random.choice(64, random.integers(0, 10), replace=False)] *= -1
+    speeds = np.array(sorted(across + down for across in range(32) for down in range(32))[1:65])
+
+    def similar(one: int, other: int) -> bool:
+        first, second = waves[one].astype(float), waves[other].astype(float)
+        strengths = [sum(speeds * vector * vector) for vector in (first, second)]
+        correlates = sum(speeds * first * second) / (strengths[0] * strengths[1]) ** 0.5 >= correlation
+        return correlates and sum((a > 0) != (b > 0) for a, b in zip(first, second)) <= bits
+
+    assert near_duplicate_images([row.tobytes() for row in waves], bits, correlation) == (components(80, similar), True)
+
+
+def groups(*records: Record, images: bool = True) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Kinds, ids as one word, and splits."""
+    found = check_data(DataSet("small", records), images=images).groups
+    return [(group.kind, "".join(group.ids), group.splits) for group in found]
+
+
+def test_groups_of_equal_and_similar_images_and_captions(tmp_path: Path) -> None:
+    one, copy, wide = save(tmp_path / "1.png", 1), save(tmp_path / "2.png", 1), save(tmp_path / "3.png", 1, width=96)
+    a, b = Record("a", one, ("x",), "train"), Record("b", one, ("y",), "train")
+    assert groups(a, b) == []  # captions of one image
+    assert groups(a, replace(b, image=copy)) == [("same image", "ab", ("train",))]
+    leak = [a, replace(b, image=copy, split="test")]
+    assert groups(*leak) == [("shared image", "ab", ("train", "test"))]
+    assert groups(*leak, images=False) == []  # only names are known
+    assert groups(a, replace(b, image=wide, split="test")) == [("similar image", "ab", ("train", "test"))]
+    assert groups(replace(a, group="g"), replace(b, image=wide, group="g")) == []
+    b = replace(b, image=save(tmp_path / "4.png", 2), captions=("X ",))
+    assert groups(a, b) == [("same caption", "ab", ("train",))]
+    assert groups(a, replace(b, split="test")) == [("shared caption", "ab", ("train", "test"))]
+    a, b = replace(a, captions=(LONG,)), replace(b, captions=(NEARLY,))
+    assert groups(a, b) == [("similar caption", "ab", ("train",))]
+    assert groups(replace(a, group="g"), replace(b, group="g")) == []

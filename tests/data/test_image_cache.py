@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from PIL import ExifTags, Image
 
-from hnclip.core import ImageSource, InvalidImage
+from hnclip.core import ImageSource
 from hnclip.data.decoding import AHEAD
-from hnclip.data.image_cache import CachedPixels, cache_directory, delete_cache, list_caches, load_images
+from hnclip.data.image_cache import list_caches, load_images
 from hnclip.data.image_sources import CellImage, CropImage, EdgeImage, FileImage
 from hnclip.data.images import ImageTransform, preprocess_image
 
@@ -45,6 +44,11 @@ def literal(images: list[ImageSource], transform: ImageTransform = SMALL) -> tor
     return torch.stack([preprocess_image(image.load(), transform) for image in images])
 
 
+def store(cache: Path) -> tuple[Path, Path]:
+    (info,) = list_caches(cache)
+    return info.path / "pixels.u8", info.path / "index.bin"
+
+
 @pytest.fixture
 def work(monkeypatch) -> dict[str, list[str]]:
     """The files that were read and decoded."""
@@ -57,27 +61,7 @@ def work(monkeypatch) -> dict[str, list[str]]:
     return done
 
 
-def test_directory_is_the_given_one_or_of_the_environment_or_at_home(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("HNCLIP_CACHE", "/from/environment")
-    assert (cache_directory("~/given"), cache_directory(None)) == (tmp_path / "given", Path("/from/environment"))
-    monkeypatch.setenv("HNCLIP_CACHE", "")
-    assert cache_directory(None) == tmp_path / ".cache" / "hnclip"
-
-
-def test_pixels_are_indexed_like_a_tensor():
-    rows = [4, 0, 5, 5, 1]
-    array = NOISE.integers(0, 256, (6, 3, 4, 4), dtype=np.uint8)
-    pixels, expected = CachedPixels(array, np.array(rows)), torch.from_numpy(array[rows])
-    assert pixels.shape == expected.shape
-    for chosen in ([3, -1, 0, 0], torch.tensor([2, 1]), slice(1, 4), slice(None), []):
-        assert torch.equal(pixels[chosen], expected[torch.tensor(chosen).long() if chosen == [] else chosen])
-    pixels[:].zero_()
-    assert torch.equal(pixels.select([4, 2])[:], expected[[4, 2]])
-
-
-@pytest.mark.parametrize("transform", [SMALL, ImageTransform(5, shortest=7), ImageTransform(9, squash=True)], ids=str)
-def test_memory_and_disk_hold_the_preprocessed_images(tmp_path, transform):
+def test_memory_and_disk_hold_the_preprocessed_images(tmp_path):
     """More than are decoded ahead, some of them duplicates or derived, with the sizes of the upright images."""
     turned = Image.Exif()
     turned[ExifTags.Base.Orientation] = 6
@@ -86,44 +70,14 @@ def test_memory_and_disk_hold_the_preprocessed_images(tmp_path, transform):
     images += [FileImage(tmp_path / "turned.jpg"), images[5]]
     images[-2].path.write_bytes(encoded((30, 20), "jpeg", exif=turned))
     images += [view for image in (images[1], images[-2]) for view in (CropImage(image, (2, 1, 9, 8)), EdgeImage(image))]
-    sizes = [(12, 9)] * 73 + [(20, 30), (12, 9), (7, 7), (12, 9), (7, 7), (20, 30)]
-    expected = literal(images, transform)
+    expected = literal(images)
     for cache in (None, tmp_path / "cache", tmp_path / "cache"):
-        loaded = load_images(images, transform, cache=cache, workers=3)
+        loaded = load_images(images, SMALL, cache=cache, workers=3)
         assert loaded.kept == tuple(range(len(images)))
         assert torch.equal(loaded.pixels[:], expected)
-        assert loaded.sizes.tolist() == [list(size) for size in sizes]
+        assert loaded.sizes[70:].tolist() == [[12, 9]] * 3 + [[20, 30], [12, 9], [7, 7], [12, 9], [7, 7], [20, 30]]
         assert loaded.pixels.rows[70:73].tolist() == loaded.pixels.rows[:3].tolist()
         assert len(set(loaded.pixels.rows)) == 75
-    empty = load_images([], transform, cache=tmp_path)
-    assert (empty.kept, empty.pixels[:].shape) == ((), (0, 3, transform.size, transform.size))
-
-
-def test_large_caches_are_mapped_and_not_held_in_memory(tmp_path):
-    """Half a terabyte, in a file of holes: the last image is far behind the others."""
-    images, transform = files(tmp_path / "images", 2), ImageTransform(224)
-    load_images(images[:1], transform, cache=tmp_path)
-    os.truncate(store(tmp_path)[0], 3 * 224 * 224 * 3_500_000)
-    loaded = load_images(images, transform, cache=tmp_path)
-    assert loaded.pixels.rows.tolist() == [0, 3_500_000]
-    assert torch.equal(loaded.pixels[:], literal(images, transform))
-
-
-def test_one_decode_and_one_canny_for_all_views_of_a_file(tmp_path, monkeypatch, work):
-    cv2 = pytest.importorskip("cv2")
-    found, canny = [], cv2.Canny
-    monkeypatch.setattr(cv2, "Canny", lambda *arguments: found.append(1) or canny(*arguments))
-    images = files(tmp_path / "images", 4)
-    edges = [EdgeImage(image) for image in images]
-    crops = [CropImage(edge, (n, n, 6 + n, 6 + n)) for edge in edges for n in range(3)]
-    for cache in (None, tmp_path):
-        load_images([*crops, *images, *edges], SMALL, cache=cache)
-        assert (len(work["read"]), len(work["decoded"]), len(found)) == (4, 4, 4)
-        for counted in (work["read"], work["decoded"], found):
-            counted.clear()
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    with pytest.raises(ValueError, match="pip install"):  # an error, not a missing view
-        load_images(edges, SMALL, cache=None)
 
 
 def test_what_is_cached_is_not_read_again_and_a_changed_file_is(tmp_path, work):
@@ -138,50 +92,10 @@ def test_what_is_cached_is_not_read_again_and_a_changed_file_is(tmp_path, work):
     loaded = load_images(images, SMALL, cache=tmp_path)
     assert (sorted(work["read"]), work["decoded"]) == (["001.png", "002.png"], ["001.png"])
     assert torch.equal(loaded.pixels[:], literal(images))
-    load_images(images, ImageTransform(8, mean=(0.5, 0.5, 0.5)), cache=tmp_path)  # colours are not part of the geometry
-    for other in ({"shortest": 9}, {"squash": True}, {"resample": "nearest"}):
+    for other in ({}, {"mean": (0.5, 0.5, 0.5)}, {"shortest": 9}, {"squash": True}, {"resample": "nearest"}):
         transform = ImageTransform(8, **other)
         assert torch.equal(load_images(images, transform, cache=tmp_path).pixels[:], literal(images, transform))
-    assert len({info.geometry for info in list_caches(tmp_path)}) == 4
-
-
-def raises(error: BaseException):
-    def get() -> bytes:
-        raise error
-
-    return get
-
-
-@pytest.mark.parametrize("cached", [True, False])
-def test_invalid_images_are_listed_and_the_others_kept_in_order(tmp_path, cached):
-    Image.fromarray(np.full((9, 9), 1e6, dtype=np.float32)).save(floats := io.BytesIO(), "tiff")
-    good = files(tmp_path / "images", 7)
-    bad: list[tuple[str, ImageSource]] = [
-        ("corrupt image", CellImage("empty", "1", bytes)),
-        ("truncated image", CellImage("half", "1", lambda: encoded((90, 90), "jpeg")[:900])),
-        ("unusual image", CellImage("floats", "1", floats.getvalue)),
-        ("missing image", FileImage(tmp_path / "none.png")),
-        ("missing image", CellImage("row 7", "1", raises(InvalidImage("missing image", "the table is gone")))),
-        ("missing image", CropImage(good[0], (50, 50, 60, 60))),
-    ]
-    images = [good[0], *(image for pair in zip((image for _, image in bad), good[1:]) for image in pair)]
-    for _ in range(2):
-        loaded = load_images(images, SMALL, cache=tmp_path / "cache" if cached else None)
-        assert loaded.kept == tuple(range(0, 13, 2))
-        assert torch.equal(loaded.pixels[:], literal(good))
-        found = [(problem.kind, problem.where) for problem in loaded.problems.values()]
-        assert found == [(kind, image.key) for kind, image in bad]
-    assert load_images([bad[0][1]], SMALL, cache=tmp_path if cached else None).pixels[:].shape == (0, 3, 8, 8)
-
-
-@pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize("error", [MemoryError(), KeyboardInterrupt(), OSError("the network is down")])
-def test_other_errors_pass_through_and_end_the_work(tmp_path, error, cached):
-    images = [CellImage("fails", "1", raises(error)), *files(tmp_path / "images", 3)]
-    with pytest.raises(type(error)) as caught:
-        load_images(images, SMALL, cache=tmp_path if cached else None)
-    assert caught.value is error
-    assert load_images(images[1:], SMALL, cache=tmp_path).kept == (0, 1, 2)
+    assert len(list_caches(tmp_path)) == 4  # colours are not part of the geometry
 
 
 CHILD = """
@@ -248,36 +162,10 @@ def test_two_processes_at_once_decode_every_image_once(tmp_path, work):
     assert torch.equal(found, literal(images))
 
 
-def store(cache: Path) -> tuple[Path, Path]:
-    (info,) = list_caches(cache)
-    return info.path / "pixels.u8", info.path / "index.bin"
-
-
-def test_every_prefix_of_what_a_writer_writes_is_a_valid_cache(tmp_path, caplog, work):
-    """A row, its entry, the next row, …"""
-    images = files(tmp_path / "images", 6)
-    expected = load_images(images, SMALL, cache=tmp_path).pixels[:]
-    pixels, index = store(tmp_path)
-    rows, entries = pixels.read_bytes(), index.read_bytes()
-    for cut in range(0, 6 * (ROW + ENTRY), 13):
-        whole, rest = divmod(cut, ROW + ENTRY)
-        pixels.write_bytes(rows[: whole * ROW + min(rest, ROW)])
-        index.write_bytes(entries[: whole * ENTRY + max(0, rest - ROW)])
-        work["decoded"].clear()
-        assert torch.equal(load_images(images, SMALL, cache=tmp_path).pixels[:], expected)
-        assert len(work["decoded"]) == 6 - whole
-    assert not caplog.records
-
-
 DAMAGES = {
     "truncated pixels": (lambda pixels: pixels[: 20 * ROW + 7], None, 20),
-    "lost pixels": (lambda pixels: b"", None, 0),
-    "zeroed rows": (lambda pixels: pixels[: 25 * ROW] + bytes(5 * ROW), None, 25),
     "changed byte": (lambda pixels: pixels[:200] + bytes([pixels[200] ^ 1]) + pixels[201:], None, 29),
-    "garbage index": (None, lambda index: b"text " * 400, 0),
     "changed entry": (None, lambda index: index[:90] + b"??" + index[92:], 29),
-    "zeroed entries": (None, lambda index: index[: 10 * ENTRY] + bytes(20 * ENTRY), 10),
-    "shifted index": (None, lambda index: index[1:], 0),
 }
 
 
@@ -296,11 +184,10 @@ def test_damage_is_a_warning_and_only_damaged_images_are_decoded_again(tmp_path,
         assert torch.equal(load_images(images, SMALL, cache=tmp_path).pixels[:], expected)
         assert len(work["decoded"]) == warned * (30 - DAMAGES[damage][2])
         assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
-        assert "damaged" in caplog.text or not warned
     assert torch.equal(used[:], expected)
 
 
-def test_a_full_or_unwritable_disk_is_an_error_that_names_the_option_and_the_cache_stays_usable(tmp_path, work):
+def test_a_full_disk_is_an_error_that_names_the_option_and_the_cache_stays_usable(tmp_path, work):
     images = files(tmp_path / "images", 30)
     load_images(images[:5], SMALL, cache=tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -310,32 +197,7 @@ def test_a_full_or_unwritable_disk_is_an_error_that_names_the_option_and_the_cac
             load_images(images, SMALL, cache=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    lock = store(tmp_path)[0].with_name("lock")
-    lock.unlink(missing_ok=True)
-    lock.mkdir()
     work["decoded"].clear()
     assert load_images(images[:12], SMALL, cache=tmp_path).kept == tuple(range(12))
     assert not work["decoded"]
-    with pytest.raises(OSError, match=r"--read\.cache"):
-        load_images(images, SMALL, cache=tmp_path)
-    lock.rmdir()
     assert torch.equal(load_images(images, SMALL, cache=tmp_path).pixels[:], literal(images))
-
-
-def test_caches_are_listed_and_deleted_unless_they_are_being_filled(tmp_path):
-    load_images(files(tmp_path / "data", 3), SMALL, cache=tmp_path)
-    old = tmp_path / "images" / "0123456789abcdef"
-    other = tmp_path / "images" / "holiday"
-    for directory, name in ((old, "index.sqlite"), (old, "pixels.u8"), (other, "photo.png")):
-        directory.mkdir(exist_ok=True)
-        (directory / name).write_bytes(bytes(1000))
-    infos = {info.path: info for info in list_caches(tmp_path)}
-    assert set(infos) == {old, *(info.path for info in infos.values() if info.geometry)}
-    assert (infos[old].geometry, infos[old].images, infos[old].bytes) == ("", 0, 2000)
-    (current,) = (info for info in infos.values() if info.geometry)
-    assert (current.geometry, current.images, current.bytes) == ("8px, bicubic", 3, 3 * (ROW + ENTRY))
-    with FileLock(current.path / "lock"), pytest.raises(ValueError, match="in use"):
-        delete_cache(current)
-    for info in infos.values():
-        delete_cache(info)
-    assert (list_caches(tmp_path), other.exists(), list_caches(tmp_path / "none")) == ([], True, [])

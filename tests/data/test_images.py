@@ -1,16 +1,23 @@
-"""Preprocessing equals transformers' to the bit; what transformers rejects or ignores has a defined meaning."""
+"""Images from files, tars and cells, crops and edge maps of them; preprocessing equals transformers' to the bit."""
 
 from __future__ import annotations
 
 import io
+import os
+import struct
+import tarfile
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
+from hnclip.core import ImageSource, InvalidImage
+from hnclip.data.image_sources import CellImage, CropImage, EdgeImage, FileImage, TarImage, decode_image
 from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
 
 SQUARE = {"height": 32, "width": 32}
@@ -21,17 +28,9 @@ MODELS = {
     "DINOv2": (ImageTransform(32, 37), "BitImageProcessorPil", {"size": {"shortest_edge": 37}, "crop_size": SQUARE}),
     "SigLIP": (ImageTransform(32, squash=True), "SiglipImageProcessorPil", {"size": SQUARE}),
     "ViT": (ImageTransform(32, squash=True, resample="bilinear"), "ViTImageProcessorPil", {"size": SQUARE}),
-    "DeiT": (
-        ImageTransform(32, 37, squash=True),
-        "DeiTImageProcessorPil",
-        {"size": {"height": 37, "width": 37}, "crop_size": SQUARE},
-    ),
 }
-SIZES = [
-    *[(200, 150), (149, 203), (117, 64), (640, 97), (1500, 1000)],  # shrink a lot
-    *[(37, 64), (33, 32), (97, 31), (32, 32), (40, 200)],  # shrink little, or are tall
-    *[(5, 3), (1, 9), (1, 1), (1000, 3), (3, 1000)],  # grow
-]
+# That shrink a lot, shrink little or are tall, and grow.
+SIZES = [(200, 150), (149, 203), (640, 97), (1500, 1000), (33, 32), (97, 31), (32, 32), (5, 3), (1, 9), (1, 1)]
 
 
 def hugging_face(image: Image.Image, name: str = "CLIP") -> torch.Tensor:
@@ -73,12 +72,12 @@ MODES = ["RGB", "L", "1", "P", "CMYK", "YCbCr", "HSV", "RGBX", "I", "F", "RGBA",
 
 
 @pytest.mark.parametrize("mode", [*MODES, "P transparent", "L transparent", "RGB transparent"])
-def test_equals_transformers_in_every_mode(mode):
-    for size in ((150, 110), (40, 35), (9, 20)):
-        image = make(mode, *size)
+def test_equals_transformers_in_every_mode_and_the_image_is_not_modified(mode):
+    for size in ((150, 110), (9, 20)):
+        image, before = make(mode, *size), make(mode, *size)
         assert torch.equal(preprocess_image(image, CLIP), hugging_face(image).to(torch.uint8))
-        squashed = ImageTransform(32, squash=True)
-        assert torch.equal(preprocess_image(image, squashed), preprocess_image(to_rgb(image), squashed))
+        to_rgb(image).paste((1, 2, 3), (0, 0, 9, 9))
+        assert (image.mode, image.info, image.tobytes()) == (before.mode, before.info, before.tobytes())
 
 
 @settings(max_examples=100)
@@ -95,7 +94,6 @@ def test_equals_pillow_step_by_step(width, height, size, margin, squash, resampl
     transform, image = ImageTransform(size, size + margin, squash, resample), make("RGB", width, height)
     short = min(width, height)
     columns, rows = (size + margin if squash else (size + margin) * side // short for side in (width, height))
-    assert transform.resized(width, height) == (columns, rows)
     resized = image.resize((columns, rows), Image.Resampling[resample.upper()])
     left, top = (columns - size) // 2, (rows - size) // 2
     expected = np.asarray(resized)[top : top + size, left : left + size]
@@ -107,89 +105,106 @@ def test_equals_pillow_step_by_step(width, height, size, margin, squash, resampl
 # What transformers rejects, ignores or clips
 
 
-def test_premultiplied_transparency_and_alpha_of_a_palette_are_on_white():
-    for premultiplied, straight in (("La", "LA"), ("RGBa", "RGBA")):
-        image = make(premultiplied, 50, 40)
-        assert torch.equal(preprocess_image(image, CLIP), preprocess_image(image.convert(straight), CLIP))
-    palette = Image.new("P", (8, 8), 1)
-    palette.putpalette([0, 0, 0, 255, 9, 9, 9, 0], "RGBA")
-    assert preprocess_image(palette, CLIP).min() == 255
+BOX = (5, 3, 25, 17)
+NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8))
+# Large areas of one colour, so that there are lines.
+PAINTING = NOISE.crop((0, 0, 5, 4)).resize((40, 30), Image.Resampling.NEAREST)
 
 
-def test_sixteen_bits_are_scaled_to_eight(tmp_path):
-    ramp = np.linspace(0, 65535, 96)[None].repeat(64, axis=0).astype(np.uint16)
-    expected = preprocess_image(Image.fromarray((ramp >> 8).astype(np.uint8)), CLIP)
-    for kind in ("<u2", ">u2"):
-        assert torch.equal(preprocess_image(Image.fromarray(ramp.astype(kind)), CLIP), expected)
-    Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(tmp_path / "clear.png", transparency=1000)
-    with Image.open(tmp_path / "clear.png") as clear:
-        assert preprocess_image(clear, CLIP).min() == 255
+def encoded(kind: str = "PNG") -> bytes:
+    NOISE.save(file := io.BytesIO(), kind)
+    return file.getvalue()
 
 
-@pytest.mark.parametrize(("mode", "value"), [("I", 256), ("I", -1), ("F", 255.5), ("F", float("nan"))])
-def test_values_without_a_known_range_are_rejected(mode, value):
-    with pytest.raises(ValueError, match="8 bits"):
-        preprocess_image(Image.new(mode, (8, 8), value), CLIP)
+def save(path: Path, image: Image.Image, turn: int = 1) -> FileImage:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = turn
+    image.save(path, exif=exif)
+    return FileImage(path)
 
 
-_TURNS = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_90 TRANSVERSE ROTATE_270"
-TURNS = dict(enumerate(_TURNS.split(), 2))
+def array(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.convert("RGB"))
 
 
-@pytest.mark.parametrize("orientation", TURNS)
-@pytest.mark.parametrize("kind", ["png", "tiff", "webp"])
-def test_exif_orientation_is_applied(orientation, kind):
-    upright, exif, file = make("RGB", 90, 61), Image.Exif(), io.BytesIO()
-    exif[0x0112] = orientation
-    turned = upright.transpose(Image.Transpose[TURNS[orientation]])  # which the orientation undoes
-    turned.save(file, kind, exif=exif, **({"lossless": True} if kind == "webp" else {}))
-    with Image.open(file) as reopened:
-        assert torch.equal(preprocess_image(reopened, CLIP), preprocess_image(upright, CLIP))
+def bomb(width: int, height: int) -> bytes:
+    """A small PNG that claims to be huge."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100))
 
 
-@pytest.mark.parametrize("exif", [b"Exif\x00\x00rubbish", b"Exif\x00\x00II*\x00\x08" + bytes(9), b"", None])
-def test_invalid_exif_is_ignored(exif):
-    image, file = make("RGB", 60, 41), io.BytesIO()
-    image.save(file, "png", exif=exif or b"")
-    with Image.open(file) as reopened:
-        if exif is None:
-            reopened.info["Raw profile type exif"] = "\nexif\n 4\nnothex"
-        assert torch.equal(preprocess_image(reopened, CLIP), preprocess_image(image, CLIP))
+def family(file: ImageSource) -> list[ImageSource]:
+    """An image and different ones that are derived from it."""
+    crop, edges = CropImage(file, BOX), EdgeImage(file)
+    others = [CropImage(file, (0, 0, 20, 14)), EdgeImage(file, 400, 900)]
+    return [file, crop, edges, *others, CropImage(edges, BOX), EdgeImage(crop), CropImage(crop, BOX)]
 
 
-def test_empty_huge_and_truncated_images_are_errors():
-    for size in ((0, 5), (5, 0)):
-        with pytest.raises(ValueError, match="no pixels"):
-            preprocess_image(Image.new("RGB", size), CLIP)
-    thin = Image.new("L", (1, 200_000))
-    with pytest.raises(ValueError, match="too thin"):
-        preprocess_image(thin, CLIP)
-    assert preprocess_image(thin, ImageTransform(32, squash=True)).shape == (3, 32, 32)
-    file = io.BytesIO()
-    make("RGB", 64, 64).save(file, "jpeg")
-    file.truncate(len(file.getvalue()) * 2 // 3)
-    with Image.open(file) as cut, pytest.raises(OSError, match="truncated"):
-        preprocess_image(cut, CLIP)
+def test_images_without_a_defined_result_are_errors():
+    for case in (("I", (8, 8), 256), ("I", (8, 8), -1), ("F", (8, 8), 255.5), ("RGB", (0, 5)), ("L", (1, 200_000))):
+        with pytest.raises(ValueError, match=r"8 bits|no pixels|too thin"):
+            preprocess_image(Image.new(*case), CLIP)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P transparent"])
-def test_images_are_not_modified_and_to_rgb_is_upright_and_on_white(mode):
-    image = make(mode, 32, 32)
-    before = image.copy()
-    preprocess_image(image, CLIP).zero_()
-    to_rgb(image).paste((1, 2, 3), (0, 0, 9, 9))
-    assert (image.mode, image.info, image.tobytes()) == (before.mode, before.info, before.tobytes())
-    clear = Image.new("RGBA", (4, 2), (255, 0, 0, 0))
-    clear.getexif()[0x0112] = 6
-    flat = to_rgb(clear)
-    assert (flat.mode, flat.size, flat.getpixel((0, 0))) == ("RGB", (2, 4), (255, 255, 255))
+def test_all_sources_give_the_same_bytes_and_pixels(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(encoded())
+    with tarfile.open(tmp_path / "all.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        tar.add(tmp_path / "a.png")
+    tarred = TarImage(tmp_path / "all.tar", "a.png", tarfile.BLOCKSIZE, len(encoded()))
+    sources = [FileImage(tmp_path / "a.png"), tarred, CellImage("table.parquet:3", "v1", encoded)]
+    for source in sources:
+        assert source.read() == encoded()
+        assert np.array_equal(array(source.load()), array(NOISE))
+    assert len({source.key for source in sources}) == 3
+    for source, name in zip(sources, ("a.png", "all.tar")):
+        before = source.stamp()
+        os.utime(tmp_path / name, (1, 1))
+        assert source.stamp() != before
 
 
-def test_invalid_transforms_are_rejected():
-    assert ImageTransform(32, shortest=32) == CLIP != ImageTransform(32, shortest=33)
-    nan = float("nan")
-    for wrong in ({"size": 0}, {"shortest": 31}, {"resample": "cubic"}, {"mean": (0.5,)}, {"std": (0.5, 0.5, nan)}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            ImageTransform(**{"size": 32, **wrong})
-    with pytest.raises(ValueError, match="std"):
-        ImageTransform(32, std=(0.5, 0.0, 0.5))
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (encoded("EPS"), "corrupt image"),  # Pillow would start Ghostscript
+        (encoded("JPEG")[:-400], "truncated image"),
+        (bomb(13_378, 13_378), "oversized image"),  # more than 178,956,970 pixels
+        (bomb(12_000, 12_000)[:33], "corrupt image"),  # large, allowed, and nothing after the header
+    ],
+)
+def test_damage_is_reported_with_its_place(content: bytes, kind: str) -> None:
+    with pytest.raises(InvalidImage, match="image 7") as caught:
+        decode_image(content, "image 7")
+    assert caught.value.kind == kind
+
+
+def test_missing_files_directories_and_pipes_are_missing_images(tmp_path: Path) -> None:
+    """A pipe is not opened: that would wait until something is written to it."""
+    os.mkfifo(tmp_path / "pipe.png")
+    sources = [source for name in ("no.png", "pipe.png", "a\0.png") for source in family(FileImage(tmp_path / name))]
+    for source in [*sources, TarImage(tmp_path / "no.tar", "a", 0, 1)]:
+        for action in (source.stamp, source.read):
+            with pytest.raises(InvalidImage) as caught:
+                action()
+            assert caught.value.kind == "missing image"
+
+
+# Derived images
+
+
+@pytest.mark.parametrize(("turn", "suffix"), [(1, "png"), (2, "png"), (3, "tiff"), (5, "png"), (6, "jpg"), (7, "png")])
+def test_boxes_and_maps_are_of_the_upright_image_and_clipped_to_it(tmp_path: Path, turn: int, suffix: str) -> None:
+    file = save(tmp_path / f"a.{suffix}", PAINTING, turn)
+    upright = ImageOps.exif_transpose(file.load())
+    edges = EdgeImage(file).load()
+    assert torch.equal(preprocess_image(file.load(), CLIP), preprocess_image(upright, CLIP))
+    for box, inside in {BOX: BOX, (-5, -6, 10, 12): (0, 0, 10, 12), (20, 20, 99, 99): (20, 20, *upright.size)}.items():
+        assert np.array_equal(array(CropImage(file, box).load()), array(upright.crop(inside)))
+    for box in ((5, 5, 5, 9), (9, 5, 5, 9), (40, 0, 50, 10), (0, -9, 10, 0)):
+        with pytest.raises(InvalidImage, match=file.path.name):
+            CropImage(file, box).load()
+    assert (edges.size, edges.mode) == (upright.size, "L")
+    assert np.array_equal(array(edges), array(EdgeImage(save(tmp_path / "b.png", upright.convert("RGB"))).load()))

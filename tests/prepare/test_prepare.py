@@ -13,12 +13,10 @@ import torch
 from PIL import Image
 
 from hnclip.cli import main
-from hnclip.config import ReadConfig
 from hnclip.core import Box
 from hnclip.data.batching import pad_texts
-from hnclip.data.image_sources import FileImage
 from hnclip.data.images import preprocess_image
-from hnclip.data.manifest import apply_manifest, manifest_path, read_manifest
+from hnclip.data.manifest import apply_manifest, read_manifest
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 from hnclip.data.sources import open_data
@@ -68,7 +66,7 @@ def literal_matches(
     return sorted(entries, key=lambda entry: -entry[2])
 
 
-@pytest.mark.parametrize("batch", [1, 3, 128])
+@pytest.mark.parametrize("batch", [3, 128])
 def test_matches_are_those_of_the_literal_steps(model: DualEncoder, batch: int) -> None:
     matched = dropped = shared = 0
     for number, record in enumerate(scene_records("park", "train", families=2, members=4)[:5]):
@@ -84,17 +82,6 @@ def test_matches_are_those_of_the_literal_steps(model: DualEncoder, batch: int) 
         matched, dropped = matched + len(found), dropped + len(sentences) - len(found)
         shared += len(found) - len({each["box"] for each in found})
     assert min(matched, dropped, shared) > 0
-
-
-def test_of_equal_candidates_the_whole_image_wins_and_thin_crops_are_dropped(model: DualEncoder) -> None:
-    boxes, pixels = crop_candidates(Image.new("RGB", (64, 64), "green"), [(0, 0, 64, 64)], model.image_transform)
-    assert torch.equal(pixels[0], pixels[1])
-    assert match_sentences(model, boxes, pixels, ["a small tree", "a car"]) == []
-    wide = speckled(Image.new("RGB", (80_000, 64)), 0)  # one row would be resized to 80,000 · 48 pixels
-    square = (10, 2, 70, 60)
-    boxes, pixels = crop_candidates(wide, [(0, 0, 80_000, 1), square], model.image_transform)
-    assert boxes == [square]
-    assert torch.equal(pixels[1], preprocess_image(wide.crop(square), model.image_transform))
 
 
 @pytest.fixture
@@ -120,12 +107,9 @@ def regions(data: Path | str, model: Path, *more: str) -> list[str]:
 def test_regions_of_a_folder(folder: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(capsys, *regions(folder, model_directory))
     assert (found["records"], found["made"], found["kept"], found["problems"]) == (IMAGES, IMAGES, 0, [])
-    assert found["manifest"] == str(manifest_path(ReadConfig(), str(folder), "regions"))
-    manifest = read_manifest(Path(found["manifest"]), "regions")
-    assert "felzenszwalb+grid" in manifest.by
-    made, applied, _ = apply_manifest(open_data(str(folder)).records, manifest)
+    made, applied, _ = apply_manifest(open_data(str(folder)).records, read_manifest(Path(found["manifest"]), "regions"))
     assert applied == IMAGES
-    assert found["counts"]["regions"] == sum(len(record.regions) for record in made) > 0
+    assert any(record.regions for record in made)
     for record in made:
         width, height = record.image.load().size
         assert list(record.regions) == sorted(record.regions, key=lambda region: -(region.score or 0))
@@ -141,53 +125,29 @@ def test_only_changed_records_are_made_again(
 ) -> None:
     words = regions(folder, model_directory, "--proposer", "grid")
     first = run(capsys, *words)
-    content = Path(first["manifest"]).read_bytes()
     assert run(capsys, *words) == {**first, "made": 0, "kept": IMAGES}
-    assert Path(first["manifest"]).read_bytes() == content
     (folder / "1.txt").write_text("A car. A tree.\n", encoding="utf-8")
     Image.new("RGB", (60, 60), "red").save(folder / "2.png")
     assert run(capsys, *words)["made"] == 2
-    for other in (["--sentences", "dots"], ["--proposer", "felzenszwalb"]):
-        assert main(["prepare", *words, *other]) == 1
-        assert "--replace" in capsys.readouterr().err
-        assert run(capsys, *words, *other, "--replace")["made"] == IMAGES
 
 
-def test_unusable_records_are_listed_and_skipped(
-    folder: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]
+def test_unusable_records_are_listed_and_own_regions_are_kept_unless_a_proposer_is_named(
+    folder: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "0.png").write_bytes(b"not an image")
-    (folder / "1.png").write_bytes((folder / "1.png").read_bytes()[:100])
     words = regions(folder, model_directory, "--proposer", "grid")
     found = run(capsys, *words)
-    kinds = {problem["where"]: problem["kind"] for problem in found["problems"]}
-    assert (kinds, found["made"]) == ({"0": "corrupt image", "1": "truncated image"}, IMAGES - 2)
     assert main(["prepare", *words]) == 0
-    assert "2 skipped" in capsys.readouterr().out
-    for image in folder.glob("*.png"):
-        image.write_bytes(b"")
-    assert main(["prepare", *words]) == 1
-    assert "nothing" in capsys.readouterr().err
-
-
-def test_own_regions_are_kept_unless_a_proposer_is_named(
-    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    assert "1 skipped" in capsys.readouterr().out
+    kinds = [(problem["where"], problem["kind"]) for problem in found["problems"]]
+    assert (kinds, found["made"]) == ([("0", "corrupt image")], IMAGES - 1)
     own = scene_records("park", "train", families=1, members=4)
     own[0] = replace(own[0], regions=())
     monkeypatch.setattr(prepare_run, "open_data", lambda source, read, splits: DataSet(source, tuple(own)))
-    words = regions("some.json", model_directory, "--out", str(tmp_path / "a"))
-    assert (found := run(capsys, *words))["own"] == 3
-    assert found["made"] == 1
-    named = run(capsys, *words, "--proposer", "grid", "--out", str(tmp_path / "b"))
-    assert (named["own"], named["made"]) == (0, 4)
-    own[0] = replace(own[0], image=FileImage(tmp_path / "missing.png"))
-    skipped = run(capsys, *words, "--out", str(tmp_path / "d"))
-    assert (skipped["own"], len(skipped["problems"])) == (3, 1)
-    own[:1] = []
-    nothing = run(capsys, *words, "--out", str(tmp_path / "c"))
-    assert (nothing["own"], nothing["made"]) == (3, 0)
-    assert not (tmp_path / "c").exists()
+    words = regions("some.json", model_directory, "--out", str(folder / "a"))
+    for more, numbers in (([], (3, 1)), (["--proposer", "grid", "--replace"], (0, 4))):
+        found = run(capsys, *words, *more)
+        assert (found["own"], found["made"]) == numbers
 
 
 def test_captions_are_filtered_and_a_failing_filter_keeps_earlier_results(
@@ -196,35 +156,12 @@ def test_captions_are_filtered_and_a_failing_filter_keeps_earlier_results(
     """The shipped one, and one of the user's that fails once: what was done before is kept."""
     shipped = run(capsys, "text", str(folder), "--out", str(tmp_path / "a"))
     assert shipped["counts"] == {"captions": IMAGES, "changed": IMAGES}
-    assert shipped["next"].endswith(f"--data {folder} --read.prepared {tmp_path / 'a'}")
     assert run(capsys, "text", str(folder), "--read.prepared", str(tmp_path / "a"))["kept"] == IMAGES
-    with monkeypatch.context() as patch:
-        patch.setattr("hnclip.data.lexicon.FORMAT", 99)  # the shipped filter gives other results
-        assert main(["prepare", "text", str(folder), "--out", str(tmp_path / "a")]) == 1
-        assert "--replace" in capsys.readouterr().err
     code = "calls = []\ndef strict(caption):\n    calls.append(caption)\n"
     code += "    if len(calls) == 4: raise RuntimeError('busy')\n    return caption.upper()\n"
-    (tmp_path / "own_filters.py").write_text(f"{code}def wrong(caption): return 3\n")
+    (tmp_path / "own_filters.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["prepare", "text", str(folder), "--filter", "own_filters:strict"]) == 1
     assert "busy" in capsys.readouterr().err
     found = run(capsys, "text", str(folder), "--filter", "own_filters:strict", "--workers", "2")
     assert (found["made"], found["kept"], found["counts"]["changed"]) == (IMAGES - 3, 3, IMAGES)
-    made, _, _ = apply_manifest(open_data(str(folder)).records, read_manifest(Path(found["manifest"]), "text"))
-    assert made[0].filtered == (made[0].captions[0].upper(),)
-    assert main(["prepare", "text", str(folder), "--filter", "own_filters:wrong", "--replace"]) == 1
-    assert "wrong" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "keyword"),
-    [
-        ("regions scenes/park --proposer none", "felzenszwalb"),
-        ("text scenes/park --filter nothing", "nothing"),
-        ("text scenes/park --split nothing", "nothing"),
-        ("text scenes/park/small --out /dev/null", "/dev/null"),
-    ],
-)
-def test_wrong_calls_are_errors(words: str, keyword: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["prepare", *words.split()]) == 1
-    assert keyword in capsys.readouterr().err

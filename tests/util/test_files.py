@@ -1,8 +1,7 @@
-"""Files and directories that appear whole or not at all, and locks."""
+"""Files and directories that appear whole or not at all, locks, and imports of optional packages."""
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
@@ -10,13 +9,7 @@ import sys
 import pytest
 
 from hnclip.util.files import exclusive_lock, read_json, recover_directory, replace_directory, replace_file
-
-
-@pytest.fixture(params=[0o022, 0o077, 0o002], ids=oct)
-def umask(request):
-    before = os.umask(request.param)
-    yield request.param
-    os.umask(before)
+from hnclip.util.optional import import_extra
 
 
 def names(directory):
@@ -58,20 +51,17 @@ def test_the_new_content_is_there_whole_or_after_an_error_the_old_one(tmp_path, 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_failing_rename_leaves_the_old_directory(tmp_path, monkeypatch, failing):
     write(tmp_path / "run", "old")
-    calls = []
-    rename = os.replace
+    calls, rename = iter(range(1, 9)), os.replace
 
     def sometimes(source, target):
-        calls.append(target)
-        if len(calls) == failing:
+        if next(calls) == failing:
             raise OSError("no")
         rename(source, target)
 
     monkeypatch.setattr(os, "replace", sometimes)
     with pytest.raises(OSError, match="no"):
         write(tmp_path / "run", "new")
-    assert read(tmp_path / "run") == "old"
-    assert names(tmp_path) == ["run"]
+    assert (read(tmp_path / "run"), names(tmp_path)) == ("old", ["run"])
 
 
 KILLED = """
@@ -101,51 +91,30 @@ with replace_directory(Path(sys.argv[1])) as partial:
 def test_a_killed_swap_is_recovered(tmp_path, name, call, there, expected):
     """Before and between the two renames the old directory is kept, after them the new one."""
     path = tmp_path / name
+    others = [".run.old.new-01234567", ".run2.old-01234567", "run.old-01234567"]
+    for other in others:
+        (tmp_path / other).mkdir()
     write(path, "old")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     killed = subprocess.run([sys.executable, "-c", KILLED, str(path), str(call)], env=environment, check=False)
-    assert (killed.returncode, path.exists(), len(names(tmp_path))) == (-9, there, 2)
+    assert (killed.returncode, path.exists(), len(names(tmp_path))) == (-9, there, 5)
     recover_directory(path)
     assert read(path) == expected
-    assert names(tmp_path) == [name]
-
-
-def test_recovery_deletes_nothing_of_other_directories(tmp_path):
-    others = [".run.old.new-01234567", ".run.older", ".run2.old-01234567", ".runs.new-01234567", "run.old-01234567"]
-    for name in others:
-        (tmp_path / name).mkdir()
-    recover_directory(tmp_path / "run")
-    assert names(tmp_path) == sorted(others)
-    recover_directory(tmp_path / "nowhere" / "run")
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_permissions_are_those_of_any_new_file(tmp_path, umask):
-    with replace_file(tmp_path / "a.txt") as partial:
-        partial.unlink()
-        os.close(os.open(partial, os.O_CREAT, 0o600))  # a writer that creates a private file of its own
-    with replace_directory(tmp_path / "run") as partial:
-        (partial / "a.txt").touch(mode=0o600)
-    with exclusive_lock(tmp_path / "lock", "busy"):
-        pass
-    for name, mode in {"a.txt": 0o666, "run": 0o777, "run/a.txt": 0o666, "lock": 0o666}.items():
-        assert (tmp_path / name).stat().st_mode & 0o777 == mode & ~umask
+    assert names(tmp_path) == sorted([name, *others])  # nothing of other directories is deleted
 
 
 def test_behind_a_link_the_linked_directory_is_replaced_and_a_file_in_the_way_is_refused(tmp_path):
     write(tmp_path / "real", "old")
     (tmp_path / "link").symlink_to("real")
     write(tmp_path / "link", "new")
-    assert (tmp_path / "link").is_symlink()
-    assert read(tmp_path / "real") == "new"
+    assert ((tmp_path / "link").is_symlink(), read(tmp_path / "real")) == (True, "new")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ValueError, match="not a directory"):
         write(tmp_path / "file", "new")
     assert read(tmp_path / "file") == "mine"
-    assert names(tmp_path) == ["file", "link", "real"]
 
 
-def test_one_process_at_a_time(tmp_path, monkeypatch):
+def test_one_process_at_a_time(tmp_path):
     path = tmp_path / "new" / ".lock"
     for _ in range(2):
         with (
@@ -154,14 +123,6 @@ def test_one_process_at_a_time(tmp_path, monkeypatch):
             exclusive_lock(path, "busy: wait"),
         ):
             pass
-    fcntl = pytest.importorskip("fcntl")
-
-    def refused(handle, how):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refused)
-    with pytest.raises(ValueError, match="cannot be locked"), exclusive_lock(path, "busy: wait"):
-        pass
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff{}"])
@@ -169,3 +130,8 @@ def test_only_json_objects_are_read(tmp_path, content):
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.json"):
         read_json(tmp_path / "a.json")
+
+
+def test_a_missing_package_is_an_error_with_its_extra():
+    with pytest.raises(ValueError, match=r"no_such_package.*hnclip\[data\]"):
+        import_extra("no_such_package.part", "Parquet files", "data")
