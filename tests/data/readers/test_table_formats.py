@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import pickle
+import tracemalloc
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -336,3 +337,15 @@ def test_the_other_columns_are_guessed_or_named() -> None:
             choose({"image": "1.png", "caption" if name else "x": "y"}, ReadConfig(image_column=name))
     row = {"jpg": None, "filename": "1.png", "caption": "x"}  # of a column that holds images
     assert choose(row, holding=["jpg"]) == Columns(("caption",), "jpg", name="filename")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.json"])
+def test_a_large_table_opens_in_little_memory(tmp_path: Path, name: str) -> None:
+    """At most 600 bytes a row over the file, so 1 GB is far away for a million rows."""
+    rows = [{"image": f"images/{n:09}.jpg", "caption": f"caption {n} " * 10, "split": "train"} for n in range(20_000)]
+    FORMATS[name](tmp_path / name, rows)
+    tracemalloc.start()
+    records = read(tmp_path / name).records
+    peak = tracemalloc.get_traced_memory()[1] - (tmp_path / name).stat().st_size
+    tracemalloc.stop()
+    assert peak < 600 * len(records)
