@@ -199,6 +199,15 @@ def test_regions_hold_all_pixels_of_their_thing(splits):
                 assert inside == changed.sum() > 0.25 * (right - left) * (bottom - top)
 
 
+@pytest.mark.parametrize("style", DOMAINS)
+def test_members_of_a_family_look_different(splits, style):
+    members = MEMBERS["test"]
+    scenes = [record.image.scene for record in splits[style, "test"][: 40 * members]]
+    for start in range(0, len(scenes), members):
+        family = [pixels(scene) for scene in scenes[start : start + members]]
+        assert all((np.abs(one - other).max(axis=0) > 24).sum() >= 30 for one, other in combinations(family, 2))
+
+
 def test_small_scenes_and_doubles_are_the_first_families(splits):
     """Of doubles, every second family of training records has one caption."""
     small, doubled = (open_records(f"scenes/park/{variant}", "train") for variant in ("small", "doubles"))
