@@ -98,7 +98,7 @@ def open_benchmark(
             missing[split] = " and ".join(file for file, path in paths.items() if path is None)
             continue
         rows = benchmark.splits[split].read(collector.log, *paths.values())
-        collector.add_table(SourceTable(str(root), "", COLUMNS, (), lambda columns: rows), split)  # noqa: B023
+        collector.add_table(SourceTable(str(root), "", lambda columns: rows, COLUMNS), split)  # noqa: B023
     if missing and (splits is not None or len(missing) == len(wanted)):
         lines = "".join(f"\n  {split}: {files}" for split, files in missing.items())
         raise ValueError(f"{name} in {root} lacks files of {benchmark.origin} (hnclip docs benchmarks):{lines}")

@@ -16,11 +16,12 @@ from hnclip.config import ReadConfig
 from hnclip.core import Problem, Record
 from hnclip.data.benchmarks import BENCHMARKS, open_benchmark
 from hnclip.data.readers.arrow import is_saved, parquet_table, read_hub, read_saved
-from hnclip.data.readers.collect import RecordCollector, text_table
+from hnclip.data.readers.collect import RecordCollector, SourceTable, streamed_table
 from hnclip.data.readers.columns import listed
-from hnclip.data.readers.folders import count_captioned, read_folder, read_shards
+from hnclip.data.readers.folders import count_captioned, folder_table, shard_table
 from hnclip.data.readers.locate import files_below
-from hnclip.data.records import SPLITS, DataSet, normal_split
+from hnclip.data.readers.rows import read_rows
+from hnclip.data.records import SPLITS, DataSet, ReadLog, normal_split
 from hnclip.data.scenes import FAMILIES, SMALL, scene_records, with_doubles
 from hnclip.data.scenes.world import DOMAINS
 
@@ -131,10 +132,11 @@ def _open_other(source: str, read: ReadConfig) -> DataSet:
     """A path, a pattern, or a name on the hub."""
     path = Path(source).expanduser()
     if source and path.exists():
-        return _read_directory(path, read) if path.is_dir() else _read_files([path], read, path.parent)
+        return _read_directory(path, read) if path.is_dir() else _read_files([path], RecordCollector(read), path.parent)
     if any(mark in source for mark in "*?[{"):
         files = _matching(str(path))
-        return _read_files(files, read, Path(os.path.commonpath([os.path.abspath(file.parent) for file in files])))
+        base = Path(os.path.commonpath([os.path.abspath(file.parent) for file in files]))
+        return _read_files(files, RecordCollector(read), base)
     if source.startswith("scenes/"):
         raise ValueError(f"domain must be one of {', '.join(DOMAINS)}, not {source.partition('/')[2]!r}")
     hub_name = source.removeprefix("hf://")
@@ -174,8 +176,8 @@ def _expand(pattern: str) -> Iterator[str]:
         yield from _expand(pattern[: match.start()] + part + pattern[match.end() :])
 
 
-def _read_files(files: Sequence[Path], read: ReadConfig, base: Path) -> DataSet:
-    """Tables, or shards. Several files are splits if all their names say so, and so is one that is numbered as a part
+def _read_files(files: Sequence[Path], collector: RecordCollector, base: Path) -> DataSet:
+    """Tables and shards. Several files are splits if all their names say so, and so is one that is numbered as a part
     of a split. Ids are relative to `base`."""
     for file in files:
         if not file.is_file():  # opening a pipe would block
@@ -183,19 +185,23 @@ def _read_files(files: Sequence[Path], read: ReadConfig, base: Path) -> DataSet:
     base = Path(os.path.abspath(base))
     names = [Path(os.path.abspath(file)).relative_to(base).as_posix() for file in files]
     splits = splits_of_paths(names) if len(names) > 1 or _PART.search(names[0]) else [None]
-    if all(_TAR.search(name) for name in names):
-        return read_shards([(base / name, split) for name, split in zip(names, splits)], read, base)
-    if not all(_is_table(name) for name in names):
+    if other := [name for name in names if not is_data_name(name)]:
         raise ValueError(
-            f"{listed(names)} cannot be read: data are files that end in {', '.join(TABLE_SUFFIXES)} or .tar, one of "
-            "these at a time; unpack other archives into a directory"
+            f"{listed(other)} cannot be read: data are files that end in {', '.join(TABLE_SUFFIXES)} or .tar; unpack "
+            "other archives into a directory"
         )
-    collector = RecordCollector(read)
     for file, name, split in zip(files, names, splits):
-        open_table = parquet_table if name.lower().endswith(".parquet") else text_table
         collector.images.enter(file.parent, os.path.dirname(name))
-        collector.add_table(open_table(file, name, collector.log), split)
+        collector.add_table(_open_table(file, name, collector.log), split)
     return collector.finish(listed([str(file) for file in files]))
+
+
+def _open_table(file: Path, label: str, log: ReadLog) -> SourceTable:
+    if _TAR.search(label):
+        return shard_table(Path(os.path.abspath(file)), label, log)
+    if label.lower().endswith(".parquet"):
+        return parquet_table(file, label, log)
+    return streamed_table(str(file), label, read_rows(file, log))
 
 
 def _read_directory(root: Path, read: ReadConfig) -> DataSet:
@@ -203,16 +209,22 @@ def _read_directory(root: Path, read: ReadConfig) -> DataSet:
     most have a .txt; shards; Parquet files at any depth; other tables at the top; images of which any has a .txt."""
     if is_saved(root):
         return read_saved(root, read)
-    files = list(files_below(root))
+    collector, errors = RecordCollector(read), list[OSError]()
+    files = list(files_below(root, errors.append))
+    for error in errors:
+        name = os.path.relpath(error.filename, root)
+        collector.log.problem("missing image", name, f"{name} cannot be listed: {error.strerror}")
     chosen = [file for file in files if _METADATA.search(file)]
     shards = [file for file in files if _TAR.search(file)]
     parquet = [file for file in files if file.lower().endswith(".parquet")]
     tables = [file for file in files if "/" not in file and _is_table(file) and not file.lower().endswith(".parquet")]
     images, captioned = count_captioned(files)
     if not chosen and (captioned > images / 2 or not (shards or parquet or tables)):
-        data = read_folder(root, files)
-        unread = Problem("unread table", str(root), f"{listed(tables)} not read: most images have a .txt file")
-        return replace(data, warnings=(*data.warnings, unread)) if tables else data
+        if tables:
+            detail = f"{listed(tables)} not read: most images have a .txt file"
+            collector.log.warn("unread table", str(root), detail)
+        collector.add_table(folder_table(root, files, collector.log), None)
+        return collector.finish(str(root))
     # Parquet files of one data set are in one directory, or in one for each split.
     folders = {tuple(part for part in file.split("/")[:-1] if normal_split(part) not in SPLITS) for file in parquet}
     if chosen or (shards and tables):
@@ -228,7 +240,7 @@ def _read_directory(root: Path, read: ReadConfig) -> DataSet:
             f"{root} holds several tables or tar files: {listed(tables + parquet + shards)}. Name one, several by a "
             "pattern such as 'folder/part-*.csv', or a table with the tar file of its images as --read.images"
         )
-    return _read_files([root / file for file in chosen], read, root)
+    return _read_files([root / file for file in chosen], collector, root)
 
 
 def splits_of_paths(paths: Sequence[str]) -> list[str | None]:

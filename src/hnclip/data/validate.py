@@ -38,7 +38,6 @@ ERRORS = {
 # Worth knowing before training; nothing is skipped.
 WARNINGS = {
     "matched by name": "found by file name, because the path does not exist → make sure that these are meant",
-    "no image found": "none of a table's first images exists → name their directory (--read.images)",
     "other encoding": "read in another encoding than UTF-8 → check accents and quotes, or save the files as UTF-8",
     "other count": "not the number of records of the benchmark's paper → compare your files (hnclip docs benchmarks)",
     "unread table": "a table in a folder of images with .txt captions → name the table itself to read it",
@@ -117,6 +116,8 @@ def check_share(lost: int, total: int, problems: Sequence[Problem], *, what: str
         return
     limit = f"more than {largest:.1%} (--read.max-bad)" if largest else "and none may be skipped"
     lines = [f"{lost} of {total} {what} of {name} are invalid, {limit}:", *list_problems(problems)]
+    kinds = dict.fromkeys(problem.kind for problem in problems[:SHOWN])
+    lines += [f"{kind}: {ADVICE[kind]}" for kind in kinds if kind in ADVICE]
     raise ValueError("\n".join([*lines, f"List all of them with: hnclip data check {name}"]))
 
 

@@ -180,7 +180,7 @@ def test_samples_with_objects(tmp_path: Path) -> None:
         ("1", ("c",), "train", None),
         ("2", ("d",), "validation", None),
     ]
-    assert problems(data) == {("unreadable row", "bad")}
+    assert problems(data) == {("unreadable row", "bad.json")}
     named = read(path, id_column="name", caption_column="caption")  # samples with one id are one image
     assert [(record.id, record.captions) for record in named.records] == [("x", ("a", "b", "d")), ("y", ("c",))]
 

@@ -252,7 +252,6 @@ def test_the_image_that_the_table_names_or_none(read_lines: Read, tmp_path: Path
         data = read_lines(rows, images=images)
         with pytest.raises(InvalidImage, match="does not exist"):
             data.records[0].image.read()
-        assert [warning.kind for warning in data.warnings] == ["no image found"]
     for shade_, folder in enumerate(("cats", "more", "."), 2):
         write_png(tmp_path / folder / "0001.png", shade_)
     assert found(read_lines(rows)) == [("cats/0001.png", ("a cat",), None, 2)]

@@ -136,7 +136,7 @@ def _arrow_table(
 
     first = next(batches(text), None) if text else None
     head = [] if first is None else [row for row in _plain_rows(first.slice(0, HEAD)) if isinstance(row, dict)]
-    return SourceTable(key, label, schema.names, head, rows, holding)
+    return SourceTable(key, label, rows, names=schema.names, head=head, holding=holding)
 
 
 def _images(key: str, version: str, folder: Path | None, read: Callable[[int], Any]) -> Images:

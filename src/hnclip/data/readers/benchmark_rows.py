@@ -1,4 +1,4 @@
-"""Files of the published benchmarks as rows of one form: GOAL's, with an id, and a short caption if there is one."""
+"""Files of the published benchmarks as rows with the same columns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from hnclip.data.readers.columns import GOAL_CAPTION, GOAL_IMAGE, GOAL_REGIONS, Row
+from hnclip.data.readers.columns import GOAL_CAPTION, GOAL_IMAGE, GOAL_REGIONS, Columns, Row
 from hnclip.data.readers.rows import decode_text, read_rows
 from hnclip.data.records import ReadLog
 
-COLUMNS = ("id", GOAL_IMAGE, GOAL_CAPTION, GOAL_REGIONS, "short")
+COLUMNS = Columns(("caption",), "image", id="id", short="short", regions="regions")
 # Of GOAL's lists, which others took over, for training and for tests, of DOCCI, and of IIW: image and caption.
 _KEYS = (GOAL_IMAGE, "filename", "image_file", "image/key", "image"), (GOAL_CAPTION, "caption", "description", "IIW")
 
@@ -52,7 +52,7 @@ def list_rows(log: ReadLog, path: Path, parts: Sequence[str] = (), prefix: str =
             name = re.split(r"[/\\]", name)[-1]
             stem, dot, _ = name.rpartition(".")
             stem, name = stem or name, name if dot or not name else f"{name}.jpg"  # IIW's have no suffix
-        cells = {"id": prefix + stem, GOAL_IMAGE: name, GOAL_CAPTION: caption, GOAL_REGIONS: row.get(GOAL_REGIONS)}
+        cells = {"id": prefix + stem, "image": name, "caption": caption, "regions": row.get(GOAL_REGIONS)}
         yield f"{path.name}:{place}", cells
 
 
@@ -76,10 +76,10 @@ def sharegpt4v_rows(log: ReadLog, path: Path, start: int, stop: int | None) -> I
         name, turns = row.get("image"), row.get("conversations")
         answer = turns[1] if isinstance(turns, list) and len(turns) > 1 else None
         caption = answer.get("value") if isinstance(answer, dict) else None
-        cells = {"id": name, GOAL_IMAGE: name, GOAL_CAPTION: caption}
+        cells = {"id": name, "image": name, "caption": caption}
         if isinstance(caption, str):
             caption = caption.strip().replace("\n", " ")
-            cells |= {GOAL_CAPTION: caption, "short": caption.split(". ")[0]}
+            cells |= {"caption": caption, "short": caption.split(". ")[0]}
         yield f"{path.name}:{place}", cells
 
 
@@ -101,6 +101,6 @@ def vg_rows(log: ReadLog, captions: Path, ids: Path) -> Iterator[tuple[str, Row]
             missing.pop(str(name), None)
             # `VG_100K/2356347.jpg`, the end of the URL: Visual Genome comes in two directories.
             image = "/".join(url.split("/")[-2:]) if isinstance(url, str) and url else f"{name}.jpg"
-            yield f"{captions.name}:{place}", {"id": name, GOAL_IMAGE: image, GOAL_CAPTION: row.get("paragraph")}
+            yield f"{captions.name}:{place}", {"id": name, "image": image, "caption": row.get("paragraph")}
     for name in missing:
         log.problem("no caption", str(ids), f"image {name} has no paragraph")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import unescape
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any
 
 from hnclip.config import ReadConfig
 from hnclip.core import Box, ImageSource, Record, Region
 from hnclip.data.readers.columns import Columns, Row, caption_texts, choose_columns, invalid_text, is_blank, plain_text
 from hnclip.data.readers.locate import TableImages
-from hnclip.data.readers.rows import read_rows
 from hnclip.data.records import DataSet, ReadLog, RowError, normal_split
 
 HEAD = 100  # rows that columns are guessed from
@@ -23,24 +21,26 @@ _SHOWN = 5  # problems that an error message shows
 
 @dataclass(frozen=True)
 class SourceTable:
-    """A table of any format, before its columns are chosen."""
+    """A table of any format."""
 
     path: str  # as messages spell it
     label: str  # as ids spell it, the same on every machine
-    names: Sequence[str]  # of its columns
-    head: Sequence[Row]  # its first rows; cells that hold images may be left out
     # Its rows with at least these columns, each with its place. A cell that holds an image is an ImageSource.
-    rows: Callable[[Columns], Iterator[tuple[str, Row]]]
+    rows: Callable[[Columns], Iterable[tuple[str, Row]]]
+    columns: Columns | None = None  # chosen by names and first rows if not given
+    names: Sequence[str] = ()  # of its columns
+    head: Sequence[Row] = ()  # its first rows; cells that hold images may be left out
     holding: Sequence[str] = ()  # columns that hold images themselves
     keyed: bool = False  # places are names, and the ids of their rows unless the user names a column
+    caption: str | None = None  # the column of captions, unless the user names one
 
 
-def text_table(path: Path, label: str, log: ReadLog) -> SourceTable:
-    """A CSV, TSV, JSON or JSON lines file."""
-    rows = read_rows(path, log)
-    head = list(islice(rows, HEAD))
-    names = list(dict.fromkeys(name for _, row in head for name in row if name))
-    return SourceTable(str(path), label, names, [row for _, row in head], lambda columns: chain(head, rows))
+def streamed_table(path: str, label: str, rows: Iterator[tuple[str, Row]]) -> SourceTable:
+    """A table whose rows are read once, one after the other."""
+    first = list(islice(rows, HEAD))
+    head = [row for _, row in first]
+    names = list(dict.fromkeys(name for row in head for name in row if name))
+    return SourceTable(path, label, lambda columns: chain(first, rows), names=names, head=head)
 
 
 class RecordCollector:
@@ -60,50 +60,17 @@ class RecordCollector:
         self._more: dict[int, list[Record]] = {}
         self._names: dict[int, str] = {}
 
-    def add(self, where: str, record: Record, name: str, key: str = "") -> None:
-        """Add what the row `where` says about an image. The image's `name` is unique and the same on every machine;
-        `key` is equal for equal images, if the image itself cannot tell."""
-        if invalid := invalid_text(name):
-            self.log.problem("bad text", where, f"the image's name cannot be used: {invalid}")
-            return
-        if not record.captions:
-            self.log.problem("no caption", where, "there is an image but no caption")
-        captions = tuple([text for text in record.captions if self._usable(text, where)])
-        short = record.short if record.short and self._usable(record.short, where) else None
-        if captions != record.captions or short != record.short:
-            record = replace(record, captions=captions, short=short)
-        if not captions:
-            return
-        first = self._first.setdefault(key or record.image, record)
-        if first.split != record.split:
-            detail = f"{name} is in split {record.split} here, but in {first.split} before: this row is skipped"
-            self.log.problem("shared image", where, detail)
-        elif first is not record:
-            self._more.setdefault(id(first), []).append(record)
-        elif record.id != name:
-            self._names[id(first)] = name
-
-    def _usable(self, text: str, where: str) -> bool:
-        if not text:
-            self.log.problem("empty caption", where, "the caption has no text")
-        elif invalid := invalid_text(text):
-            self.log.problem("bad text", where, f"the caption cannot be used: {invalid}")
-        else:
-            return True
-        return False
-
-    def add_table(self, table: SourceTable, split: str | None, caption: str | None = None) -> None:
-        """Add all rows of a table. `split` is theirs if no column has it, `caption` a column if the user named none."""
-        if not table.names:
-            return
-        read = self._read
-        if caption is not None and read.caption_column is None:
-            read = replace(read, caption_column=caption)
-        columns = choose_columns(table.path, table.names, table.head, read, holding=table.holding)
+    def add_table(self, table: SourceTable, split: str | None) -> None:
+        """Add all rows of a table. `split` is theirs if no column has it."""
+        columns, read = table.columns, self._read
+        if columns is None:
+            if not table.names:
+                return
+            if table.caption is not None and read.caption_column is None:
+                read = replace(read, caption_column=table.caption)
+            columns = choose_columns(table.path, table.names, table.head, read, holding=table.holding)
         if table.keyed and read.id_column is None:
             columns = replace(columns, id="", name="")
-        named = [cell.strip() for row in table.head if isinstance(cell := row.get(columns.image), str)]
-        self.images.warn_if_none(table.path, list(filter(None, named)))
         for place, row in table.rows(columns):
             try:
                 self._add_row(table, place, row, columns, split)
@@ -114,10 +81,18 @@ class RecordCollector:
         def text(column: str) -> str:
             return plain_text(row.get(column), column) if column else ""
 
-        if columns.split:
-            split = normal_split(text(columns.split))
-            if not split:
-                raise RowError("unreadable row", f"column {columns.split!r} is empty: the row is in no split")
+        def usable(caption: str) -> bool:
+            if not caption:
+                self.log.problem("empty caption", where, "the caption has no text")
+            elif invalid := invalid_text(caption):
+                self.log.problem("bad text", where, f"the caption cannot be used: {invalid}")
+            else:
+                return True
+            return False
+
+        where = f"{table.path}:{place}"
+        if columns.split and not (split := normal_split(text(columns.split))):
+            raise RowError("unreadable row", f"column {columns.split!r} is empty (--read.no-splits ignores it)")
         image, own, key = row.get(columns.image), text(columns.id), ""
         if isinstance(image, ImageSource):
             # A cell has no name of its own; the column that names images tells which cells hold the same one.
@@ -129,15 +104,30 @@ class RecordCollector:
             if not written:
                 raise RowError("no image", f"column {columns.image!r} is empty")
             image, name = self.images.find(written)
+        if invalid := invalid_text(name):
+            raise RowError("bad text", f"the image's name cannot be used: {invalid}")
         cells = [(row.get(column), column) for column in columns.captions]
         if len(cells) > 1:  # not every image has as many captions as there are columns
             cells = [(cell, column) for cell, column in cells if not is_blank(cell)]
-        captions = [text.strip() for cell, at in cells for text in caption_texts(cell, at)]
-        short = caption_texts(row.get(columns.short), columns.short)[:1] if columns.short else []
+        found = [text.strip() for cell, at in cells for text in caption_texts(cell, at)]
+        if not found:
+            raise RowError("no caption", "there is an image but no caption")
+        short = "".join(caption_texts(row.get(columns.short), columns.short)[:1]).strip() if columns.short else ""
         regions = goal_regions(row.get(columns.regions)) if columns.regions else ()
         group = text(columns.group) or None
-        record = Record(own or name, image, tuple(captions), split, "".join(short).strip() or None, regions, group)
-        self.add(f"{table.path}:{place}", record, name, key)
+        captions = tuple(filter(usable, found))
+        short = short if short and usable(short) else ""
+        if not captions:
+            return
+        record = Record(own or name, image, captions, split, short or None, regions, group)
+        first = self._first.setdefault(key or image, record)
+        if first.split != split:
+            detail = f"{name} is in split {split} here, but in {first.split} before: this row is skipped"
+            raise RowError("shared image", detail)
+        if first is not record:
+            self._more.setdefault(id(first), []).append(record)
+        elif record.id != name:
+            self._names[id(first)] = name
 
     def finish(self, source: str) -> DataSet:
         """The data set. No record at all is an error that shows the first problems."""

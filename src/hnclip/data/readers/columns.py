@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
@@ -103,7 +104,7 @@ def choose_columns(
         image,
         name=(read.id_column or "".join(_common(_FILES, others)[:1])) if image in holding else "",
         id=pick("id_column"),
-        split=pick("split_column"),
+        split=pick("split_column") if read.splits else "",
         short="" if (short := pick("short_column")) in captions else short,
         group=pick("group_column"),
         regions=GOAL_REGIONS if goal and GOAL_REGIONS in names else "",
@@ -146,14 +147,15 @@ def plain_text(cell: Any, column: str) -> str:
 
 
 def caption_texts(cell: Any, column: str) -> list[str]:
-    """The captions in a cell: a string, which may be a JSON list of strings, or a list of strings or of objects such as
-    Karpathy's {"raw": …}."""
+    """The captions in a cell: a string, which may be a list of strings as JSON or, from pandas, as Python writes it; or
+    a list of strings or of objects such as Karpathy's {"raw": …}."""
     if isinstance(cell, str):
         if cell.lstrip().startswith("["):
-            with suppress(ValueError, RecursionError):
-                texts = json.loads(cell)
-                if texts and all(isinstance(text, str) for text in texts):
-                    return texts
+            for parse in (json.loads, ast.literal_eval):
+                with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                    texts = parse(cell.strip())
+                    if texts and all(isinstance(text, str) for text in texts):
+                        return texts
         return [cell]
     if isinstance(cell, Mapping):
         for key in _CAPTION_KEYS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -119,13 +119,6 @@ class TableImages:
             found = next((image for root in self._roots if (image := root.find_by_name(written))), None)
             self._by_name += [] if found is None else [written]
         return found
-
-    def warn_if_none(self, table: str, names: Sequence[str]) -> None:
-        """Report it at once if none of these names, the first of a table, is found."""
-        tried = [(root, name) for root in self._roots for name in names if not self._search]
-        if tried and not any(root.find(name) for root, name in tried):
-            detail = f"none of the first {len(names)} images exists, such as {names[0][:200]!r}"
-            self._log.warn("no image found", table, f"{detail} (--read.images, --read.match name)")
 
     def warn_of_search(self) -> None:
         """Report how many images were found by file name."""
