@@ -7,22 +7,19 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from hnclip.core import ImageSource, InvalidImage, Problem, upright_shape
-from hnclip.data.decoding import cpu_count, decoding_threads, in_order
+from hnclip.core import InvalidImage, Problem
+from hnclip.data.decoding import decode_all
 from hnclip.data.duplicates import THUMBNAIL, DuplicateGroup, find_duplicates, image_fingerprint
-from hnclip.data.images import ImageTransform, preprocess_image
+from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
 from hnclip.data.texts import TextTransform
 from hnclip.data.validate import ADVICE, ERRORS, readable_captions
 from hnclip.util.console import progress
 
-AHEAD = 128  # images that are decoded ahead; no pixels are kept
 STATISTICS = ("mean", "least", "5 %", "50 %", "95 %", "most")
 _ORDER = {kind: place for place, kind in enumerate(ADVICE)}
 
@@ -91,25 +88,33 @@ def check_data(
 
     keys = [record.image.key for record in records]
     sources = {key: record.image for key, record in zip(keys, records)}
-    found: dict[str, ImageInfo | Problem] = {}
-    with decoding_threads(cpu_count()) as pool, progress("reading images") as bar:
-        inspected = in_order(pool, partial(_inspect, transform=image_transform), sources.values(), AHEAD)
-        if images:
-            found = {key: info for info, key in zip(inspected, bar.iterate(sources), strict=True)}
-    valid = {key: info for key, info in found.items() if isinstance(info, ImageInfo)}
+    shapes, contents = dict[str, tuple[int, int]](), dict[str, bytes]()  # of valid images
+    fingerprints, invalid = dict[bytes, bytes | None](), dict[str, Problem]()
+    with progress("reading images") as bar:
+        for key, result in decode_all(sources if images else {}, THUMBNAIL, progress=bar.iterate):
+            if isinstance(result, Problem):
+                invalid[key] = result
+                continue
+            try:
+                if image_transform is not None:
+                    image_transform.resized(*result.size)  # it may refuse an image that is valid otherwise
+            except InvalidImage as error:
+                invalid[key] = Problem(error.kind, key, str(error))
+                continue
+            shapes[key], contents[key] = result.size, result.content
+            fingerprints[result.content] = image_fingerprint(result.pixels)
     for record, key in zip(records, keys):
-        info = found.get(key)
-        if isinstance(info, Problem):
-            problems.append(replace(info, where=record.id))
-        elif info is not None and side is not None and min(info.size) < side:
-            detail = "{} × {} pixels, the model takes {}".format(*info.size, side)
+        if key in invalid:
+            problems.append(replace(invalid[key], where=record.id))
+        elif side is not None and min(shapes.get(key, (side,))) < side:
+            detail = "{} × {} pixels, the model takes {}".format(*shapes[key], side)
             problems.append(Problem("small image", record.id, detail))
     ids = Counter(record.id for record in records)
     problems += [Problem("repeated id", id, f"{count} records have this id") for id, count in ids.items() if count > 1]
     groups, unfinished = find_duplicates(
         records,
-        {key: info.content for key, info in valid.items()},
-        {info.content: info.fingerprint for info in valid.values() if info.fingerprint is not None},
+        contents,
+        {content: found for content, found in fingerprints.items() if found is not None},
         [(row, text) for row, _, text in captions],
     )
     problems += [group.to_problem() for group in groups]
@@ -118,7 +123,7 @@ def check_data(
     for problem in problems:
         levels[problem.kind not in ERRORS].setdefault(problem.kind, []).append(problem)
     total = {"records": len(records), "captions": len(texts), "images": len(sources)}
-    sizes = np.array([info.size for info in valid.values()]).reshape(-1, 2)  # [K, 2]
+    sizes = np.array(list(shapes.values())).reshape(-1, 2)  # [K, 2]
     measures = {"words": words, "width": sizes[:, 0], "height": sizes[:, 1], "megapixels": sizes.prod(1) / 1e6}
     if context is not None:
         total["cut"] = int((tokens > context).sum())
@@ -134,29 +139,9 @@ def check_data(
         warnings=levels[1],
         groups=sorted(groups, key=lambda group: _ORDER[group.kind]),
         unfinished=unfinished,
-        left_out=sum(not kept or (images and key not in valid) for kept, key in zip(readable, keys)),
+        left_out=sum(not kept or key in invalid for kept, key in zip(readable, keys)),
         unread=sum(problem.kind in ERRORS for problem in data.problems),
     )
-
-
-class ImageInfo(NamedTuple):
-    """A valid image without its pixels: hash of its bytes, fingerprint (None: too plain), size when upright."""
-
-    content: bytes
-    fingerprint: bytes | None
-    size: tuple[int, int]
-
-
-def _inspect(source: ImageSource, transform: ImageTransform | None) -> ImageInfo | Problem:
-    try:
-        content = source.read()
-        image = source.decode(content)
-        thumbnail, size = preprocess_image(image, THUMBNAIL).numpy(), upright_shape(image)
-        if transform is not None:
-            transform.resized(*size)  # it may refuse an image that is valid otherwise
-    except InvalidImage as error:
-        return Problem(error.kind, source.key, str(error))
-    return ImageInfo(sha256(content).digest(), image_fingerprint(thumbnail), size)
 
 
 def _garbled(text: str) -> int | None:

@@ -22,6 +22,7 @@ from hnclip.util.console import Iterate
 AHEAD = 64  # files that threads may decode ahead of the consumer
 WORKERS = 16  # beyond it, threads mostly wait for the interpreter
 
+Name = TypeVar("Name")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -35,22 +36,22 @@ class Decoded(NamedTuple):
 
 
 def decode_all(
-    wanted: Mapping[bytes, ImageSource],
+    wanted: Mapping[Name, ImageSource],
     transform: ImageTransform,
     workers: int | None = None,
     *,
     known: Container[bytes] = (),
     progress: Iterate = iter,
-) -> Generator[tuple[bytes, Decoded | Problem], None, None]:
+) -> Generator[tuple[Name, Decoded | Problem], None, None]:
     """Decode images, given by name, in threads, one decode for all that are derived from the same file. Of contents
     with a `known` hash there are no pixels."""
-    files: dict[str, list[tuple[bytes, ImageSource]]] = {}
+    files: dict[str, list[tuple[Name, ImageSource]]] = {}
     for name, source in wanted.items():
         files.setdefault(root(source).key, []).append((name, source))
 
-    def decode(group: list[tuple[bytes, ImageSource]]) -> list[tuple[bytes, Decoded | Problem]]:
+    def decode(group: list[tuple[Name, ImageSource]]) -> list[tuple[Name, Decoded | Problem]]:
         base, content, done = root(group[0][1]), None, dict[str, Image.Image]()
-        results: list[tuple[bytes, Decoded | Problem]] = []
+        results: list[tuple[Name, Decoded | Problem]] = []
         for name, source in group:
             try:
                 content = base.read() if content is None else content

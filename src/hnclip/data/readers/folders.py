@@ -41,8 +41,9 @@ def folder_table(root: Path, files: Sequence[str], log: ReadLog) -> SourceTable:
     if any(_top_split(file) for file in files if is_image_name(file)):
         columns = replace(columns, split=_SPLIT)
         for stem in [stem for stem in samples if _top_split(stem) is None]:
-            (_, file), *_ = samples.pop(stem)
-            log.problem("unreadable row", file, "is outside of the directories that are splits")
+            (suffix, file), *_ = samples.pop(stem)
+            if suffix != ".txt":  # a text alone is no caption, such as README.txt
+                log.problem("unreadable row", file, "is outside of the directories that are splits")
     read = _read_samples(samples, "", partial(FileImage, base=base), lambda file: (root / file).read_bytes(), log)
     rows = ((stem, {**row, _SPLIT: _top_split(stem)}) for stem, row in read)
     return SourceTable(str(root), "", lambda columns: rows, columns, keyed=True)
