@@ -31,7 +31,7 @@ TEXT_VIEWS = ("caption", "short", "sentence", "filtered")
 
 def grey(level: int) -> CellImage:
     Image.new("L", (20, 12), level).save(file := io.BytesIO(), "png")
-    return CellImage(f"grey {level}", "1", file.getvalue)
+    return CellImage(f"grey {level}", 0, "1", lambda row: file.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ PATCHES = (14, 16, 32)
 
 
 def record(*regions, captions=("a dog",), filtered=()):
-    return Record("a", CellImage("blank", "", bytes), captions, None, regions=regions, filtered=filtered)
+    return Record("a", CellImage("blank", 0, "", bytes), captions, None, regions=regions, filtered=filtered)
 
 
 def region(box=(0, 0, 9, 9), sentence="a"):

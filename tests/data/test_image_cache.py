@@ -66,7 +66,7 @@ def test_memory_and_disk_hold_the_preprocessed_images(tmp_path):
     turned = Image.Exif()
     turned[ExifTags.Base.Orientation] = 6
     images: list[ImageSource] = [*files(tmp_path / "images", 70)]
-    images += [CellImage(f"cell {n}\udcff", "1", images[n].read) for n in range(3)]
+    images += [CellImage("cell \udcff", n, "1", lambda row: images[row].read()) for n in range(3)]
     images += [FileImage(tmp_path / "turned.jpg"), images[5]]
     images[-2].path.write_bytes(encoded((30, 20), "jpeg", exif=turned))
     images += [view for image in (images[1], images[-2]) for view in (CropImage(image, (2, 1, 9, 8)), EdgeImage(image))]

@@ -155,7 +155,7 @@ def test_all_sources_give_the_same_bytes_and_pixels(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "all.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         tar.add(tmp_path / "a.png")
     tarred = TarImage(tmp_path / "all.tar", "a.png", tarfile.BLOCKSIZE, len(encoded()))
-    sources = [FileImage(tmp_path / "a.png"), tarred, CellImage("table.parquet:3", "v1", encoded)]
+    sources = [FileImage(tmp_path / "a.png"), tarred, CellImage("table.parquet", 2, "v1", lambda row: encoded())]
     for source in sources:
         assert source.read() == encoded()
         assert np.array_equal(array(source.load()), array(NOISE))

@@ -28,7 +28,7 @@ from hnclip.training.step import chunk_slices
 
 
 def data_of(splits: list[str | None], groups: list[str | None] | None = None) -> DataSet:
-    image, groups = CellImage("blank", "1", bytes), groups or [None] * len(splits)
+    image, groups = CellImage("blank", 0, "1", bytes), groups or [None] * len(splits)
     parts = enumerate(zip(splits, groups))
     return DataSet("x.csv", tuple(Record(f"r{n}", image, ("a",), split, group=group) for n, (split, group) in parts))
 

@@ -7,10 +7,11 @@ import os
 import stat
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -112,22 +113,36 @@ class TarImage(EncodedImage):
 
 @dataclass(frozen=True, slots=True)
 class CellImage(EncodedImage):
-    """An image in a cell of a table, encoded as a file would be. `name` is unique and the same in every run; `version`
-    changes when the table changes; `get` reads the bytes."""
+    """An image in a cell of a table: the bytes of an image file, or Hugging Face's {"bytes", "path"}, of which the
+    path, relative to `folder`, is read if there are no bytes. `version` changes when the table changes; `cell` reads
+    the cell in a row."""
 
-    name: str
+    table: str
+    row: int
     version: str
-    get: Callable[[], bytes] = field(compare=False, repr=False)
+    cell: Callable[[int], Any] = field(compare=False, repr=False)
+    folder: Path | None = field(default=None, compare=False)
 
     @property
     def key(self) -> str:
-        return self.name
+        return f"{self.table}:{self.row + 1}"
 
     def stamp(self) -> str:
         return self.version
 
     def read(self) -> bytes:
-        return self.get()
+        path: Any = None
+        try:
+            cell = self.cell(self.row)
+        except Exception as error:  # the file has changed; the libraries raise many types
+            raise InvalidImage("missing image", f"row {self.row + 1} cannot be read: {error}") from error
+        if isinstance(cell, Mapping):
+            cell, path = cell.get("bytes"), cell.get("path")
+        if isinstance(cell, bytes):
+            return cell
+        if path:
+            return FileImage(Path(self.folder or "", path)).read()
+        raise InvalidImage("missing image", f"row {self.row + 1} holds no image")
 
 
 def _stamp(path: Path) -> str:

@@ -200,7 +200,7 @@ def _open_table(file: Path, label: str, log: ReadLog) -> SourceTable:
     if _TAR.search(label):
         return shard_table(Path(os.path.abspath(file)), label, log)
     if label.lower().endswith(".parquet"):
-        return parquet_table(file, label, log)
+        return parquet_table(file, label)
     return streamed_table(str(file), label, read_rows(file, log))
 
 

@@ -142,7 +142,8 @@ def _open_folder(path: Path, source: str, read: ReadConfig, split: str) -> Sourc
         [name for name in names if split == "all" or name in captions],
         captions,
         others,
-        [*(problem for problem in data.problems if not _is_irrelevant(problem, names, texts)), *problems],
+        # Both list the folders that cannot be listed.
+        list(dict.fromkeys([*(each for each in data.problems if not _is_irrelevant(each, names, texts)), *problems])),
         unread,
         tuple(hidden),
     )

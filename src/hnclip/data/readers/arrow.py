@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
@@ -15,22 +14,20 @@ from threading import Lock
 from typing import Any
 
 from hnclip.config import ReadConfig
-from hnclip.core import InvalidImage
-from hnclip.data.image_sources import CellImage, FileImage
+from hnclip.data.image_sources import CellImage
 from hnclip.data.readers.collect import HEAD, RecordCollector, SourceTable
 from hnclip.data.readers.columns import Columns, Row, listed
-from hnclip.data.records import DataSet, ReadLog, normal_split
+from hnclip.data.records import DataSet, normal_split
 from hnclip.util.optional import import_extra
+
+ReadCell = Callable[[int], Any]  # the cell in a row of a column
 
 _ROWS = 4096  # of text, read at once
 _IMAGES = 16  # read at once
 _RECENT = 3  # batches of images that are kept: threads overtake each other by a few images
 
-Images = Callable[[int], CellImage]
-"""The image in a row of a column."""
 
-
-def parquet_table(path: Path, label: str, log: ReadLog) -> SourceTable:
+def parquet_table(path: Path, label: str) -> SourceTable:
     """A Parquet file as a table."""
     with _parquet(path) as file:
         schema = file.schema_arrow
@@ -43,10 +40,10 @@ def parquet_table(path: Path, label: str, log: ReadLog) -> SourceTable:
         with _parquet(path) as file:
             yield from file.iter_batches(batch_size=_ROWS, columns=names)
 
-    def images(column: str) -> Images:
-        return _images(key, version, path.parent, partial(_parquet_cell, path, version, column))
+    def cells(column: str) -> ReadCell:
+        return partial(_parquet_cell, path, version, column)
 
-    return _arrow_table(key, label, schema, batches, images, log)
+    return _arrow_table(key, label, version, path.parent, schema, batches, cells)
 
 
 def is_saved(directory: Path) -> bool:
@@ -92,12 +89,12 @@ def _read_datasets(loaded: Any, key: str, folder: Path | None, read: ReadConfig)
         collector.images.enter(folder)
     for split, dataset in (loaded if isinstance(loaded, Mapping) else {None: loaded}).items():
         part = key if split is None else f"{key}/{split}"
-        table = _dataset_table(dataset, part, str(split or "rows"), folder, collector.log)
+        table = _dataset_table(dataset, part, str(split or "rows"), folder)
         collector.add_table(table, None if split is None else normal_split(str(split)))
     return collector.finish(key)
 
 
-def _dataset_table(dataset: Any, key: str, label: str, folder: Path | None, log: ReadLog) -> SourceTable:
+def _dataset_table(dataset: Any, key: str, label: str, folder: Path | None) -> SourceTable:
     arrow = dataset.with_format("arrow")  # in this format nothing is decoded
     files = [os.stat(file["filename"]) for file in dataset.cache_files]
     version = "-".join([str(len(dataset)), *(f"{stat.st_size}-{stat.st_mtime_ns}" for stat in files)])
@@ -105,42 +102,38 @@ def _dataset_table(dataset: Any, key: str, label: str, folder: Path | None, log:
     def batches(names: list[str]) -> Iterator[Any]:
         yield from arrow.select_columns(names).iter(batch_size=_ROWS)
 
-    def images(column: str) -> Images:
-        return _images(key, version, folder, partial(_dataset_cell, arrow.select_columns([column])))
+    def cells(column: str) -> ReadCell:
+        return partial(_dataset_cell, arrow.select_columns([column]))
 
-    return _arrow_table(key, label, dataset.features.arrow_schema, batches, images, log)
+    return _arrow_table(key, label, version, folder, dataset.features.arrow_schema, batches, cells)
 
 
 def _arrow_table(
     key: str,
     label: str,
+    version: str,
+    folder: Path | None,
     schema: Any,
     batches: Callable[[list[str]], Iterator[Any]],
-    images: Callable[[str], Images],
-    log: ReadLog,
+    cells: Callable[[str], ReadCell],
 ) -> SourceTable:
-    """A table of which `batches` reads columns of text, and `images` the images that a column holds."""
+    """A table of which `batches` reads columns of text, and `cells` the images that a column holds."""
     text = _text_columns(schema)
-    holding = [name for name in schema.names if name not in text]
 
     def rows(columns: Columns) -> Iterator[tuple[str, Row]]:
-        image = images(columns.image) if columns.image in holding else None
-        wanted = [name for name in columns.all() if name not in holding]
-        for number, row in enumerate(row for batch in batches(wanted) for row in _plain_rows(batch)):
-            if isinstance(row, UnicodeDecodeError):
-                log.problem("bad text", f"{key}:{number + 1}", str(row))
-                continue
-            if image is not None:
-                row[columns.image] = image(number)
+        cell = None if columns.image in text else cells(columns.image)
+        found = (
+            row for batch in batches([name for name in columns.all() if name in text]) for row in batch.to_pylist()
+        )
+        for number, row in enumerate(found):
+            if cell is not None:
+                row[columns.image] = CellImage(key, number, version, cell, folder)
             yield str(number + 1), row
 
     first = next(batches(text), None) if text else None
-    head = [] if first is None else [row for row in _plain_rows(first.slice(0, HEAD)) if isinstance(row, dict)]
+    head = [] if first is None else first.slice(0, HEAD).to_pylist()
+    holding = [name for name in schema.names if name not in text]
     return SourceTable(key, label, rows, names=schema.names, head=head, holding=holding)
-
-
-def _images(key: str, version: str, folder: Path | None, read: Callable[[int], Any]) -> Images:
-    return lambda row: CellImage(f"{key}:{row + 1}", version, _Cell(read, row, folder))
 
 
 def _text_columns(schema: Any) -> list[str]:
@@ -152,42 +145,6 @@ def _text_columns(schema: Any) -> list[str]:
         return any(types.is_binary(kind) or types.is_large_binary(kind) for kind in kinds)
 
     return [field.name for field in schema if not holds_images(field.type)]
-
-
-def _plain_rows(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
-    """The rows of a batch as Python values; for a row with text that is not UTF-8, the error."""
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for row in range(batch.num_rows):
-            try:
-                yield batch.slice(row, 1).to_pylist()[0]
-            except UnicodeDecodeError as error:
-                yield error
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """Reads the image in one cell: bytes, or Hugging Face's {"bytes", "path"}, of which the path, relative to `folder`,
-    is read if there are no bytes."""
-
-    read: Callable[[int], Any]
-    row: int
-    folder: Path | None
-
-    def __call__(self) -> bytes:
-        path: Any = None
-        try:
-            cell: Any = self.read(self.row)
-        except Exception as error:  # the file has changed; the libraries raise many types
-            raise InvalidImage("missing image", f"row {self.row + 1} cannot be read: {error}") from error
-        if isinstance(cell, Mapping):
-            cell, path = cell.get("bytes"), cell.get("path")
-        if isinstance(cell, bytes):
-            return cell
-        if path:
-            return FileImage(Path(self.folder or "", path)).read()
-        raise InvalidImage("missing image", f"row {self.row + 1} holds no image")
 
 
 def _dataset_cell(images: Any, row: int) -> Any:
