@@ -112,8 +112,8 @@ def test_a_killed_process_continues(
     (tmp_path / "killing_filters.py").write_text(FILTER)
     monkeypatch.syspath_prepend(tmp_path)
     path = tmp_path / "out" / "text.jsonl"
-    words = ["prepare", "text", "scenes/park/small", "--filter", "killing_filters:upper", "--out", str(path.parent)]
-    words += ["--split", "validation", "--workers", "2", "--json"]
+    words = ["prepare", "text", "scenes/park/small", "--filter", "killing_filters:upper", "--split", "validation"]
+    words += ["--read.prepared", str(path.parent), "--workers", "2", "--json"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KILL_AT": "30"}
     killed = subprocess.run([sys.executable, "-m", "hnclip", *words], env=environment, check=False)
     done = len(read_manifest(path, "text").entries)

@@ -144,7 +144,7 @@ def test_unusable_records_are_listed_and_own_regions_are_kept_unless_a_proposer_
     own = scene_records("park", "train", families=1, members=4)
     own[0] = replace(own[0], regions=())
     monkeypatch.setattr(prepare_run, "open_data", lambda source, read, splits: DataSet(source, tuple(own)))
-    words = regions("some.json", model_directory, "--out", str(folder / "a"))
+    words = regions("some.json", model_directory, "--read.prepared", str(folder / "a"))
     for more, numbers in (([], (3, 1)), (["--proposer", "grid", "--replace"], (0, 4))):
         found = run(capsys, *words, *more)
         assert (found["own"], found["made"]) == numbers
@@ -154,7 +154,7 @@ def test_captions_are_filtered_and_a_failing_filter_keeps_earlier_results(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The shipped one, and one of the user's that fails once: what was done before is kept."""
-    shipped = run(capsys, "text", str(folder), "--out", str(tmp_path / "a"))
+    shipped = run(capsys, "text", str(folder), "--read.prepared", str(tmp_path / "a"))
     assert shipped["counts"] == {"captions": IMAGES, "changed": IMAGES}
     assert run(capsys, "text", str(folder), "--read.prepared", str(tmp_path / "a"))["kept"] == IMAGES
     code = "calls = []\ndef strict(caption):\n    calls.append(caption)\n"

@@ -152,7 +152,8 @@ def completed(method: str, records: Sequence[Record], **read: object) -> tuple[R
 
 def test_prepared_captions_are_used_for_unchanged_records(records: list[Record], tmp_path: Path) -> None:
     """If some records have changed, these get the default; if all have, that is an error."""
-    command = ["prepare", "text", "scenes/park/small", "--filter", "lexicon:colours", "--out", str(tmp_path), "--quiet"]
+    command = ["prepare", "text", "scenes/park/small", "--filter", "lexicon:colours", "--read.prepared", str(tmp_path)]
+    command += ["--quiet"]
     assert main(command) == 0
     found = completed("structxlip", records, prepared=str(tmp_path))
     assert found[0].filtered == (filter_caption(records[0].captions[0], ["colours"]),)

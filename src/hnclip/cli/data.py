@@ -113,8 +113,6 @@ class PrepareRegions:
     """How captions are split into sentences: careful knows decimals and abbreviations, dots is GOAL's split('.')."""
     split: str | None = None
     """Split to prepare; train if not given, all if the data declare no splits."""
-    out: Path | None = None
-    """Directory for the manifest; --read.prepared or the cache directory if not given."""
     replace: bool = False
     """Overwrite a manifest instead of continuing it, for example with another proposer or model."""
     workers: int | None = None
@@ -145,8 +143,6 @@ class PrepareText:
     package.module:function for a function of your own that takes a caption and returns one."""
     split: str | None = None
     """Split to prepare; train if not given, all if the data declare no splits."""
-    out: Path | None = None
-    """Directory for the manifest; --read.prepared or the cache directory if not given."""
     replace: bool = False
     """Overwrite a manifest instead of continuing it, for example with another filter."""
     workers: int = 1

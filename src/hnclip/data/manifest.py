@@ -115,13 +115,13 @@ def write_manifest(
     """Open a manifest for `append`: continue the one that this tool began, or create a new one. ValueError if another
     process is writing it, or if it was made with another tool or settings and `overwrite` is not set."""
     tool = json.loads(json.dumps(tool))  # as it is read again: lists, not tuples
-    busy = f"another process is writing {path}: wait for it, or choose another --out"
+    busy = f"another process is writing {path}: wait for it, or choose another --read.prepared"
     with exclusive_lock(path.with_name(f".{path.name}.lock"), busy):
         manifest = Manifest(path, kind) if overwrite else read_manifest(path, kind)
         if manifest.size and manifest.tool != tool:
             raise ValueError(
                 f"{path} was made by {manifest.by} with other settings than this call ({by}): --replace overwrites "
-                "it, --out writes to another directory"
+                "it, --read.prepared names another directory"
             )
         if not manifest.size:
             header = _encode({"format": FORMAT, "kind": kind, "data": data, "by": by, "tool": tool})

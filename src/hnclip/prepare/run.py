@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,6 @@ def prepare_regions(
     model: str = "bundled",
     sentences: Splitting = "careful",
     split: str | None = None,
-    out: Path | None = None,
     replace: bool = False,
     batch: int = 128,
     workers: int | None = None,
@@ -111,14 +110,11 @@ def prepare_regions(
         weights: directory of SAM's weights, as saved by transformers.
         sentences: how captions are split: "careful" knows decimals and abbreviations, "dots" is GOAL's `split(".")`.
         split: train if not given, all records if the data declare no splits.
-        out: directory of the manifest instead of that of `read`.
         replace: overwrite a manifest instead of continuing it.
         batch: crops or sentences encoded at once.
         workers: images processed at once before they are encoded; the number of processors if not given.
     """
     count = cpu_count() if workers is None else workers
-    for name, number in (("batch", batch), ("workers", count)):
-        _at_least_one(name, number)
 
     @contextmanager
     def open_regions() -> Iterator[Maker]:
@@ -134,7 +130,7 @@ def prepare_regions(
             yield f"{name}, matched by {encoder.name}", tool, find
 
     # Unless a proposer is named, records with regions of their own keep them.
-    return _prepare("regions", data, read, split, out, replace, open_regions, keep_own=proposer == "auto")
+    return _prepare("regions", data, read, split, replace, open_regions, keep_own=proposer == "auto")
 
 
 def prepare_text(
@@ -143,30 +139,23 @@ def prepare_text(
     read: ReadConfig | None = None,
     filter: str = "lexicon",
     split: str | None = None,
-    out: Path | None = None,
     replace: bool = False,
     workers: int = 1,
 ) -> PrepareResult:
     """Remove words of appearance (colours, materials, textures) from the captions.
 
     Args:
-        data, read, split, out, replace: as of `prepare_regions`.
+        data, read, split, replace: as of `prepare_regions`.
         filter: as of `load_filter`.
         workers: records filtered at once, for a function that waits for a service.
     """
-    _at_least_one("workers", workers)
 
     @contextmanager
     def open_filter() -> Iterator[Maker]:
         tool = {"filter": filter_version(filter)}
         yield filter, tool, partial(_filter, change=load_filter(filter), workers=workers)
 
-    return _prepare("text", data, read, split, out, replace, open_filter)
-
-
-def _at_least_one(name: str, number: int) -> None:
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
+    return _prepare("text", data, read, split, replace, open_filter)
 
 
 def _prepare(
@@ -174,15 +163,13 @@ def _prepare(
     source: str,
     read: ReadConfig | None,
     split: str | None,
-    out: Path | None,
     overwrite: bool,
     open_maker: Callable[[], AbstractContextManager[Maker]],
     keep_own: bool = False,
 ) -> PrepareResult:
     """Make what the manifest of the data lacks, one record at a time; a killed process loses the current one."""
     read = read or ReadConfig()
-    used = read if out is None else replace(read, prepared=str(out))
-    path = manifest_path(used, source, kind)
+    path = manifest_path(read, source, kind)
     data = open_data(source, read, splits=None if split is None else {split})
     chosen = split or ("train" if "train" in data.splits() else "all")
     # Unless the split was named, nothing is held out: a later training may hold out other records.
@@ -224,7 +211,7 @@ def _prepare(
         counts=counts,
         problems=problems,
         manifest=path,
-        next=shlex.join([*train, *option_words(used, ReadConfig(), "read.")]),
+        next=shlex.join([*train, *option_words(read, ReadConfig(), "read.")]),
     )
 
 

@@ -226,7 +226,7 @@ def add_views(config: TrainConfig, records: Sequence[Record], objective: Objecti
     if not needs:
         return tuple(records)
     if config.read.prepared is not None and not Path(config.read.prepared).expanduser().is_dir():
-        raise ValueError(f"--read.prepared {config.read.prepared} does not exist: hnclip prepare --out creates it")
+        raise ValueError(f"--read.prepared {config.read.prepared} does not exist: hnclip prepare creates it")
     found = list(records)
     for kind in KINDS:
         if kind in needs:
