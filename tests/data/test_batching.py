@@ -71,7 +71,7 @@ def test_batches_hold_the_declared_views_and_equal_contents_share_an_id(data, re
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_slices_cover_a_batch_once_and_in_order_and_every_tensor_moves_to_a_device(data, size):
-    batch = data.with_margin_text(torch.arange(20.0).view(10, 2)).batch(range(5))
+    batch = replace(data, margin_text=torch.arange(20.0).view(10, 2)).batch(range(5))
     chunks, moved = [batch[start : start + size] for start in range(0, 5, size)], batch.to(torch.device("meta"))
     joined = join_texts([chunk.texts["caption"] for chunk in chunks], data.pad)
     assert torch.equal(joined.ids, batch.texts["caption"].ids)
@@ -87,7 +87,7 @@ def test_captions_of_an_epoch_come_with_their_tokens_ids_and_vectors(data, recor
     vectors = torch.arange(10.0)[:, None]
     used: list[set[int]] = [set() for _ in records]
     for epoch in range(2):
-        drawn = data.with_margin_text(vectors).draw(3, epoch)
+        drawn = replace(data, margin_text=vectors).draw(3, epoch)
         batch = drawn.batch([4, 0, 2, 1])
         for place, record in enumerate([4, 0, 2, 1]):
             row = int(batch.margin_text[place, 0])

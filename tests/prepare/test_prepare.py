@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from PIL import Image
 
 from hnclip.cli import main
+from hnclip.cli.train import Train
 from hnclip.core import Box
 from hnclip.data.batching import pad_texts
 from hnclip.data.images import preprocess_image
@@ -163,5 +165,7 @@ def test_captions_are_filtered_and_a_failing_filter_keeps_earlier_results(
     monkeypatch.syspath_prepend(tmp_path)
     assert main(["prepare", "text", str(folder), "--filter", "own_filters:strict"]) == 1
     assert "busy" in capsys.readouterr().err
-    found = run(capsys, "text", str(folder), "--filter", "own_filters:strict", "--workers", "2")
+    found = run(capsys, "text", str(folder), "--filter", "own_filters:strict", "--workers", "2", "--read.match", "name")
+    config = Train.parse(shlex.split(found["next"])[2:]).config()  # the command that uses it
+    assert (config.data, config.objective.method, config.read.match) == (str(folder), "structxlip", "name")
     assert (found["made"], found["kept"], found["counts"]["changed"]) == (IMAGES - 3, 3, IMAGES)

@@ -46,7 +46,7 @@ def small_batch():
     tokenizer = train_tokenizer([record.captions[0] for record in records], 700)
     data = prepare(records, TextTransform(tokenizer, 200), ImageTransform(16))
     margins = F.normalize(torch.randn(PAIRS, 6, generator=torch.Generator().manual_seed(3)).double(), dim=1)
-    return replace(data.with_margin_text(margins).batch(range(PAIRS)), ids=DUPLICATES), tokenizer
+    return replace(replace(data, margin_text=margins).batch(range(PAIRS)), ids=DUPLICATES), tokenizer
 
 
 def small_encoder(tokenizer, *, dropout=0.0, dtype=torch.float64):

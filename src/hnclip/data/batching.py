@@ -57,7 +57,7 @@ class PairData:
         owner: [T], the index of each caption's record, in order
         chosen: [N], the row of "caption" that each record uses
         image_ids: [N], caption_ids: [T]; equal for images or captions that are the same to the model
-        margin_text: [T, D] or None
+        margin_text: [T, D], a frozen embedding of each caption, or None
         present: per view [N] or [T] bool, where records have it; views that all records have are not listed
         parts: per view [N, K, P] bool, [N, K, 2] or [T, K, 2]
         text_ids: per text view other than the caption [N] or [T], equal for equal texts
@@ -93,10 +93,6 @@ class PairData:
     def all_different(self) -> PairData:
         """The data with an id of its own for every image and every text."""
         return replace(self, image_ids=torch.arange(len(self)), caption_ids=torch.arange(len(self.owner)), text_ids={})
-
-    def with_margin_text(self, vectors: Tensor) -> PairData:
-        """The data with one frozen embedding for each caption."""
-        return replace(self, margin_text=vectors)
 
     def by_length(self, indices: Sequence[int]) -> list[int]:
         """The pairs in order of their captions' lengths, so that consecutive ones need little padding; stable."""

@@ -87,7 +87,7 @@ def _training_step(config: TrainConfig, options: RunOptions) -> tuple[Callable[[
         grid=model.family.grid(model.backbone, model.image_size),
     )
     if config.objective.margin_source == "frozen":  # computed before the first step; the values do not matter
-        pairs = pairs.with_margin_text(F.normalize(torch.randn(len(pairs.owner), model.width), dim=-1))
+        pairs = replace(pairs, margin_text=F.normalize(torch.randn(len(pairs.owner), model.width), dim=-1))
     batch = pairs.batch(range(len(pairs)))
     step = TrainStep(model, objective, build_optimizer(model, optim), optim, total=2)
     size = sum(weight.numel() * (16 if weight.requires_grad else 4) for weight in model.parameters())

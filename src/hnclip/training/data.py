@@ -163,7 +163,7 @@ def _add_similarities(
             mean = torch.zeros(len(pairs), text.shape[1]).index_add(0, pairs.owner, text)  # [N, D] directions
             neighbours = nearest_captions(mean, REACH * config.cluster)
         neighbours = broadcast_object(neighbours)
-    return pairs.with_margin_text(text) if frozen else pairs, neighbours
+    return replace(pairs, margin_text=text) if frozen else pairs, neighbours
 
 
 def choose_records(
