@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -156,6 +157,21 @@ def test_images_with_text_files(tmp_path: Path, kind: str) -> None:
     assert [warning.kind for warning in data.warnings] == ["other encoding"]
 
 
+def test_a_folder_that_cannot_be_listed_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in "ab":
+        pack(tmp_path / folder, "folder", {"1.png": png(0), "1.txt": b"x"})
+    scandir = os.scandir
+
+    def listed(path: str) -> Any:  # root could list it
+        if os.path.basename(path) == "b":
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    data = read(tmp_path)
+    assert ([record.id for record in data.records], problems(data)) == (["a/1"], {("missing image", "b")})
+
+
 def test_folders_at_the_top_are_splits_and_a_table_wins_over_a_stray_text_file(tmp_path: Path) -> None:
     for folder in ("data/train/x", "data/val", "data/Test", "data/other"):
         pack(tmp_path / folder, "folder", {"1.png": png(0), "1.txt": b"x"})
@@ -200,6 +216,8 @@ def test_directories_and_patterns_of_shards(tmp_path: Path) -> None:
     data = read(tmp_path / "a")  # keys that are not unique have their shard's name
     assert [record.id for record in data.records] == ["s-000.tar:0", "s-000.tar:1", "s-001.tar:0", "s-001.tar:1"]
     assert [shade(record.image) for record in data.records] == [0, 1, 10, 11]
+    (tmp_path / "t.csv").write_text("image,caption\n1.png,a dog\n")
+    assert len(read(f"{tmp_path}/{{a/s-000.tar,t.csv}}").records) == 3  # of both kinds at once
     shards(tmp_path / "b", ["train/0.tar", "val/0.tar"])
     assert [record.split for record in read(tmp_path / "b").records] == ["train"] * 2 + ["validation"] * 2
 

@@ -260,6 +260,20 @@ def test_the_image_that_the_table_names_or_none(read_lines: Read, tmp_path: Path
     assert kinds(read_lines([{**rows[0], "split": split} for split in ("train", "test")])) == ["shared image"]
 
 
+def test_empty_splits_are_problems_unless_splits_are_ignored(read_lines: Read, tmp_path: Path) -> None:
+    write_png(tmp_path / "1.png", 1)
+    rows = [{"image": "1.png", "caption": text, "split": split} for text, split in (("x", None), ("y", "train"))]
+    assert kinds(read_lines(rows)) == ["unreadable row"]
+    assert found(read_lines(rows, splits=False)) == [("1.png", ("x", "y"), None, 1)]
+
+
+@pytest.mark.parametrize("form", [json.dumps, repr])  # the latter is what pandas writes
+def test_a_list_in_a_cell_is_several_captions(tmp_path: Path, form: Callable[[Any], str]) -> None:
+    texts = ["a dog's ball", 'it "sleeps"']
+    FORMATS["t.csv"](tmp_path / "t.csv", [{"image": "1.png", "caption": form(texts)}])
+    assert read(tmp_path / "t.csv").records[0].captions == tuple(texts)
+
+
 @given(st.binary())
 def test_invalid_text_is_what_is_not_utf_8(content: bytes) -> None:
     try:
