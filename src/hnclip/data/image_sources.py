@@ -133,7 +133,7 @@ class CellImage(EncodedImage):
     def read(self) -> bytes:
         path: Any = None
         try:
-            cell = self.cell(self.row)
+            cell: Any = self.cell(self.row)
         except Exception as error:  # the file has changed; the libraries raise many types
             raise InvalidImage("missing image", f"row {self.row + 1} cannot be read: {error}") from error
         if isinstance(cell, Mapping):

@@ -109,7 +109,7 @@ def test_members_of_a_tar(tmp_path: Path) -> None:
         tar.addfile(link)
         tar.addfile(later, io.BytesIO(png(4)))
     index = index_tar(path, log := ReadLog())
-    assert [(name, shade(index.image(name))) for name in index.files] == [("1.png", 4), (long_name, 2)]
+    assert [(name, shade(image)) for name, image in index.items()] == [("1.png", 4), (long_name, 2)]
     assert log == ReadLog()
 
 
@@ -119,7 +119,7 @@ def test_of_a_damaged_tar_the_first_files_are_used(tmp_path: Path, keep: int, th
     path = write_tar(tmp_path / "a.tar", {"1.png": png(1), "2.png": png(2), "3.png": png(3)})
     path.write_bytes(path.read_bytes()[:keep] + then)
     index = index_tar(path, log := ReadLog())
-    assert list(index.files) == ["1.png", "2.png"]
+    assert list(index) == ["1.png", "2.png"]
     assert [(problem.kind, problem.where) for problem in log.problems] == [("unreadable row", str(path))]
 
 

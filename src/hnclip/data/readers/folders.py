@@ -33,7 +33,7 @@ def folder_table(root: Path, files: Sequence[str], log: ReadLog) -> SourceTable:
     there are directories train, validation (val, dev), test at the top, they are splits, and images outside of them are
     a problem. Of two images that differ only in their suffix the first has the caption, the other is a repeated id.
     """
-    samples: Samples = {}
+    samples = Samples()
     for file in (*filter(is_image_name, files), *(file for file in files if file.lower().endswith(".txt"))):
         stem, suffix = os.path.splitext(file)
         samples.setdefault(stem, []).append((suffix.lower(), file))
@@ -66,14 +66,13 @@ def shard_table(path: Path, label: str, log: ReadLog) -> SourceTable:
     """A WebDataset shard. A sample is an image with a caption in a .txt or .caption or, in shards without these, under
     a key of a .json, which may also hold the split and more. Ids are the samples' keys, with the shard's name where
     keys are not unique."""
-    index = index_tar(path, log)
-    samples: Samples = {}
-    for name in index.files:
+    members, samples = index_tar(path, log), Samples()
+    for name in members:
         folder, slash, base = name.rpartition("/")
         stem, dot, suffix = base.partition(".")  # at the first dot, as WebDataset divides names
         if stem and dot:
             samples.setdefault(folder + slash + stem, []).append((f".{suffix.lower()}", name))
-    rows = _read_samples(samples, f"{path}:", index.image, lambda name: index.image(name).read(), log)
+    rows = _read_samples(samples, f"{path}:", members.__getitem__, lambda name: members[name].read(), log)
     table = streamed_table(str(path), label, rows)
     if list(table.names) == [_IMAGE]:
         raise ValueError(f"{path} holds no captions: name the table of them, and this file as --read.images")

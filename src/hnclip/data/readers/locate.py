@@ -6,7 +6,6 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from unicodedata import normalize
@@ -50,7 +49,7 @@ class ImageFinder:
         character or, as macOS spells them, two."""
         path = self.relative(name)
         for spelled in [path] if path.isascii() else [path, normalize("NFC", path), normalize("NFD", path)]:
-            if spelled in self.tar.files if self.tar else os.path.isfile(os.path.join(self.root, spelled)):
+            if os.path.isfile(os.path.join(self.root, spelled)) if self.tar is None else spelled in self.tar:
                 return self._source(spelled)
         return None
 
@@ -62,7 +61,7 @@ class ImageFinder:
         """
         if self._by_name is None:
             self._by_name = {}
-            for file in files_below(Path(self.root)) if self.tar is None else self.tar.files:
+            for file in files_below(Path(self.root)) if self.tar is None else self.tar:
                 self._by_name.setdefault(_parts(file)[0], []).append(file)
         parts = _parts(self.relative(name))
         shared = {
@@ -76,7 +75,7 @@ class ImageFinder:
         return self._source(fitting[0]) if fitting else None
 
     def _source(self, path: str) -> ImageSource:
-        return self.at(path) if self.tar is None else self.tar.image(path)
+        return self.at(path) if self.tar is None else self.tar[path]
 
 
 class TableImages:
@@ -107,7 +106,7 @@ class TableImages:
         first, *others = self._roots
         name = first.relative(written)
         image: ImageSource = first.at(name)
-        if others or first.tar or self._search or not written.isascii():  # else the path alone decides
+        if others or first.tar is not None or self._search or not written.isascii():  # else the path alone decides
             image = self._look_up(written) or image
             for root in others:
                 name = root.relative(name)
@@ -149,24 +148,13 @@ def files_below(root: Path, report: Callable[[OSError], None] | None = None) -> 
             yield name if below == "." else f"{below}/{name}"
 
 
-@dataclass(frozen=True)
-class TarIndex:
-    """Offset and size of the regular files in a tar by their names, without a leading `./`; of two files with one name
-    the later counts."""
-
-    path: Path
-    files: dict[str, tuple[int, int]]
-
-    def image(self, name: str) -> TarImage:
-        return TarImage(self.path, name, *self.files[name])
-
-
-def index_tar(path: Path, log: ReadLog) -> TarIndex:
-    """Index an uncompressed tar by its headers. A damaged or incomplete one keeps its first files, with a problem."""
+def index_tar(path: Path, log: ReadLog) -> dict[str, TarImage]:
+    """The regular files in an uncompressed tar by their names, without a leading `./`, read from its headers; of two
+    files with one name the later counts. A damaged or incomplete tar keeps its first files, with a problem."""
     with path.open("rb") as file:
         total = file.seek(0, os.SEEK_END)
         file.seek(0)
-        files: dict[str, tuple[int, int]] = {}
+        files: dict[str, TarImage] = {}
         try:
             tar = tarfile.TarFile(fileobj=file)
         except (tarfile.TarError, ValueError, OverflowError) as error:
@@ -178,11 +166,12 @@ def index_tar(path: Path, log: ReadLog) -> TarIndex:
                     raise tarfile.ReadError(f"{member.name} is cut off")
                 # Links have no content of their own, and sparse files are not stored in one piece.
                 if member.isreg() and not member.issparse():
-                    files[member.name.removeprefix("./")] = (member.offset_data, member.size)
+                    name = member.name.removeprefix("./")
+                    files[name] = TarImage(path, name, member.offset_data, member.size)
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes anything but a header for the end
                 raise tarfile.ReadError("bad header")
         except (tarfile.TarError, ValueError, OverflowError) as error:
             detail = f"the tar file is damaged or incomplete ({error}); {len(files)} files before that are used"
             log.problem("unreadable row", str(path), detail)
-    return TarIndex(path, files)
+    return files
