@@ -43,6 +43,7 @@ def test_declared_splits_are_taken_as_they_are() -> None:
     for split, expected in {"train": [0, 3], "validation": [2], "extra": [4], "all": range(5)}.items():
         assert ids(data.part(split)) == [f"r{number}" for number in expected]
     names = {"val": "validation", " Dev ": "validation", "restval": "train", "Training": "train", "test": "test"}
+    names |= {"val2017": "validation", "train2014": "train"}  # in COCO's names of files and folders
     assert {name: normal_split(name) for name in names} == names
 
 

@@ -15,6 +15,10 @@ SPLITS = ("train", "validation", "test")
 
 # Other spellings that data sources use. COCO's "restval" is training data in every retrieval paper.
 SPLIT_NAMES = {"training": "train", "restval": "train", "val": "validation", "valid": "validation", "dev": "validation"}
+# COCO's files and folders.
+SPLIT_NAMES |= {
+    f"{name}{year}": SPLIT_NAMES.get(name, name) for name in ("train", "val", "test") for year in (2014, 2017)
+}
 
 
 @dataclass(frozen=True)
