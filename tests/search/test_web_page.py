@@ -164,7 +164,11 @@ def test_the_heat_map_of_a_word_covers_what_the_model_sees(visit: Any) -> None:
     here.search(text)
     here.page.locator(f".tile[data-id='{number}']").click()
     expect(here.page.locator(".word")).to_have_text([word["text"] for word in explained["words"]])
-    here.page.locator(".word").last.click()
+    glow = here.page.locator(".word").evaluate_all(
+        "words => words.map((word) => word.style.getPropertyValue('--share'))"
+    )
+    assert [share != "0%" for share in glow] == [word["content"] for word in explained["words"]]
+    words.last.click()
     here.page.mouse.move(1, 1)  # the word under the mouse would be shown instead of the chosen one
     here.shows("#legend-word", word["text"])
     image, heat = (here.page.locator(name).bounding_box() for name in ("#viewer-image", "#heat"))
@@ -189,6 +193,21 @@ def test_names_captions_and_problems_stay_text(visit: Any) -> None:
         until(lambda: here.page.evaluate("!document.querySelector('#viewer').open && history.state?.opened !== true"))
     assert here.page.locator("img[src=x], main script").count() == 0
     assert "owned" not in here.page.title()
+
+
+def test_errors_are_shown_and_a_search_can_be_tried_again(visit: Any) -> None:
+    here = visit()
+    here.page.route("**/api/search", lambda route: route.abort())
+    here.search(TEXT)
+    here.shows("#notice", "cannot be reached")
+    here.page.unroute("**/api/search")
+    here.page.click("#notice button")
+    here.shows(".tile-name", NAME)
+    here.page.fill("#box", "x" * 20_001)
+    here.shows("#note", "1 character too many")
+    expect(here.page.locator("#submit")).to_be_disabled()
+    form, results = (here.page.locator(name).bounding_box() for name in ("#composer", "#found"))
+    assert form["y"] + form["height"] <= results["y"]
 
 
 def test_a_locked_index_is_opened_with_its_token(visit: Any, server: Live) -> None:
