@@ -163,10 +163,9 @@ def test_the_heat_map_of_a_word_covers_what_the_model_sees(visit: Any) -> None:
     assert right - left < 0.5
     here.search(text)
     here.page.locator(f".tile[data-id='{number}']").click()
-    expect(here.page.locator(".word")).to_have_text([word["text"] for word in explained["words"]])
-    glow = here.page.locator(".word").evaluate_all(
-        "words => words.map((word) => word.style.getPropertyValue('--share'))"
-    )
+    words = here.page.locator(".word")
+    expect(words).to_have_text([word["text"] for word in explained["words"]])
+    glow = words.evaluate_all("words => words.map((word) => word.style.getPropertyValue('--share'))")
     assert [share != "0%" for share in glow] == [word["content"] for word in explained["words"]]
     words.last.click()
     here.page.mouse.move(1, 1)  # the word under the mouse would be shown instead of the chosen one
