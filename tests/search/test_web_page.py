@@ -209,6 +209,19 @@ def test_errors_are_shown_and_a_search_can_be_tried_again(visit: Any) -> None:
     assert form["y"] + form["height"] <= results["y"]
 
 
+def test_the_thumbnail_of_an_image_larger_than_an_upload_is_searched_with(visit: Any) -> None:
+    here = visit()
+    info = here.page.request.get(f"{here.server.address}api/index").json()
+    info["limits"]["upload"] = 1
+    here.page.route("**/api/index", lambda route: route.fulfill(json=info))
+    with here.page.expect_request("**/api/search/image?*") as sent:
+        here.page.goto(f"{here.server.address}#like=1")
+        here.page.reload()
+    thumbnail = here.page.request.get(f"{here.server.address}api/images/1/thumbnail")
+    assert sent.value.header_value("content-type") == thumbnail.headers["content-type"] == "image/jpeg"
+    expect(here.page.locator(".tile")).not_to_have_count(0)
+
+
 def test_a_locked_index_is_opened_with_its_token(visit: Any, server: Live) -> None:
     with live(server.index, token="sesame") as locked:
         here = visit(locked)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -74,39 +73,33 @@ class ErrorResponse(BaseModel):
     error: str
 
 
-def make_app(service: Service, settings: Settings, *, token: str | None, hosts: Collection[str] | None) -> FastAPI:
+def make_app(service: Service, *, token: str | None, hosts: Collection[str] | None) -> FastAPI:
     """
     Args:
         token: that clients must present, if there is one.
         hosts: names that the server answers to besides IP addresses; None for any.
     """
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with service.running():
-            yield
-
     auth = None if token is None else Auth(token)
     app = FastAPI(
         title="hnclip",
         version=__version__,
         description="Search images by long descriptions.",
-        lifespan=lifespan,
+        lifespan=lambda _: service.running(),
         redirect_slashes=False,
         docs_url=None,  # these pages would load scripts from elsewhere
         redoc_url=None,
         dependencies=[] if hosts is None else [Depends(HostCheck(hosts))],
         responses={status: {"model": ErrorResponse, "description": "Error"} for status in ("4XX", "5XX")},
     )
-    app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(BodyLimit, settings=service.settings)
     app.add_exception_handler(StarletteHTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
     app.add_exception_handler(Exception, _internal_error)
     _add_public_routes(app, auth)
     api = APIRouter(prefix="/api", dependencies=[] if auth is None else [Depends(auth)])
-    _add_index_routes(api, service, settings)
-    _add_search_routes(api, service, settings)
-    _add_image_routes(api, service, settings)
+    _add_index_routes(api, service)
+    _add_search_routes(api, service)
+    _add_image_routes(api, service)
     app.include_router(api)
     return app
 
@@ -133,7 +126,9 @@ def _add_public_routes(app: FastAPI, auth: Auth | None) -> None:
         return response
 
 
-def _add_index_routes(api: APIRouter, service: Service, settings: Settings) -> None:
+def _add_index_routes(api: APIRouter, service: Service) -> None:
+    settings = service.settings
+
     @api.get("/index")
     async def index() -> dict[str, Any]:
         """What is served, and the limits of requests."""
@@ -170,15 +165,21 @@ def _add_index_routes(api: APIRouter, service: Service, settings: Settings) -> N
         return await service.run(service.reading, read)
 
 
-def _add_search_routes(api: APIRouter, service: Service, settings: Settings) -> None:
-    uploads = asyncio.Semaphore(UPLOADS)
+def _add_search_routes(api: APIRouter, service: Service) -> None:
+    settings, uploads = service.settings, asyncio.Semaphore(UPLOADS)
 
     async def answer(compute: Callable[[Searcher], dict[str, Any]], *, model: bool = True) -> Response:
         def call(searcher: Searcher) -> Response:
             if model:
                 check_model(searcher)
-            with _query_errors(searcher):
+            try:
                 found = compute(searcher)
+            except KeyError as error:
+                raise HTTPException(404, "there is no such image") from error
+            except ValueError as error:
+                if str(searcher.reader.path) in str(error):  # about the index, with paths: not for the client
+                    raise
+                raise HTTPException(422, str(error)) from error
             return JSONResponse(found)  # here and not in the event loop: explanations are large
 
         return await service.run(service.modelling if model else service.searching, call)
@@ -228,7 +229,7 @@ def _add_search_routes(api: APIRouter, service: Service, settings: Settings) -> 
         return await answer(lambda searcher: searcher.separate(query.text, query.ids).to_dict())
 
 
-def _add_image_routes(api: APIRouter, service: Service, settings: Settings) -> None:
+def _add_image_routes(api: APIRouter, service: Service) -> None:
     async def answer(
         request: Request,
         id: int,
@@ -249,7 +250,7 @@ def _add_image_routes(api: APIRouter, service: Service, settings: Settings) -> N
     @api.get("/images/{id}", response_class=Response, responses=IMAGE)
     async def image(request: Request, id: Id) -> Response:
         """An image as it was indexed, or a JPEG of it if browsers do not show its format."""
-        read = partial(original, max_pixels=settings.max_pixels)
+        read = partial(original, max_pixels=service.settings.max_pixels)
         return await answer(request, id, service.converting, read)
 
     @api.get("/images/{id}/thumbnail", response_class=Response, responses=IMAGE)
@@ -267,20 +268,6 @@ def _checked_k(k: int | None, settings: Settings) -> int:
     if k is not None and k > settings.max_k:
         raise HTTPException(422, f"k: at most {settings.max_k:,} hits are given, not {k:,}")
     return k or min(K, settings.max_k)
-
-
-@contextmanager
-def _query_errors(searcher: Searcher) -> Iterator[None]:
-    """What is wrong with a query, for the client. An error that names the index is about the index: it is not for the
-    client, and its message contains paths of this machine."""
-    try:
-        yield
-    except KeyError as error:
-        raise HTTPException(404, "there is no such image") from error
-    except ValueError as error:
-        if str(searcher.reader.path) in str(error):
-            raise
-        raise HTTPException(422, str(error)) from error
 
 
 def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -111,7 +111,7 @@ def make_server(searcher: Searcher, listener: socket.socket, settings: Settings,
     hosts = own_names(settings.host, listener, token)
     return uvicorn.Server(
         uvicorn.Config(
-            make_app(Service(searcher, settings), settings, token=token, hosts=hosts),
+            make_app(Service(searcher, settings), token=token, hosts=hosts),
             loop="asyncio",
             http="h11",
             ws="none",

@@ -95,8 +95,8 @@ function show(next, again = false) {
     view();
   } else if (query.image !== null && composer.imageOf(query.image) === null) {
     go(NOTHING, true);
-    say("Images that were searched with are kept for a short time only, and not when the page is reloaded. "
-      + "Choose the image again.");
+    say("The image of this search is not available any more: images are kept for a short time only, and not when the "
+      + "page is reloaded. Choose it again.");
   } else {
     if (query.open === null) viewer.close();
     document.body.classList.toggle("searched", isSearch(query));
@@ -123,7 +123,7 @@ async function search() {
   try {
     await loadIndex();
     if (signal.aborted || !isSearch(asked)) return;
-    const blob = asked.like === null ? composer.imageOf(asked.image) : await imageBlob(asked.like, signal);
+    const blob = asked.like === null ? composer.imageOf(asked.image) : await imageBlob(asked.like, info.limits.upload, signal);
     const k = Math.min(FIRST, info.limits.k), result = await find(asked, k, blob, signal);
     shown = { result, k, blob };
     render(false);
@@ -319,7 +319,6 @@ for (const dialog of document.querySelectorAll("dialog:has([data-close])")) {
 }
 byId("show-help").addEventListener("click", () => byId("help").showModal());
 byId("show-problems").addEventListener("click", showProblems);
-byId("skip").addEventListener("click", (event) => { event.preventDefault(); composer.focus(); });
 byId("compact").addEventListener("click", () => composer.focus());
 document.addEventListener("keydown", onKey);
 addEventListener("popstate", () => {
