@@ -90,7 +90,19 @@ def test_no_response_contains_paths_of_the_machine(tmp_path: Path) -> None:
 def test_an_update_of_the_index_is_served_without_a_failed_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    opened, closed, reopen, close = list[Searcher](), list[Searcher](), Searcher.reopen, Searcher.close
+
+    def note_opened(searcher: Searcher) -> Searcher:
+        opened.append(reopen(searcher))
+        return opened[-1]
+
+    def note_closed(searcher: Searcher) -> None:
+        closed.append(searcher)
+        close(searcher)
+
     monkeypatch.setattr(service, "INTERVAL", 0.02)
+    monkeypatch.setattr(Searcher, "reopen", note_opened)
+    monkeypatch.setattr(Searcher, "close", note_closed)
     path, stop = scene_index(tmp_path, 3), threading.Event()
     with live(path) as server, ThreadPoolExecutor(4) as pool:
 
@@ -114,6 +126,7 @@ def test_an_update_of_the_index_is_served_without_a_failed_search(
             stop.set()
         assert [one.result(PATIENCE) for one in searching] == [{200}] * 4
     assert len(caplog.messages) == 1  # once, not at each attempt
+    assert closed[1:] == opened  # each once, and the first one
 
 
 def test_requests_beyond_the_queue_and_late_ones_are_refused(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
