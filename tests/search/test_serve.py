@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -312,6 +313,15 @@ def test_bodies_are_limited_and_validated(
         (message,) = response.json().values()
         assert word in message
         assert len(message) <= 500
+
+
+@pytest.mark.parametrize("path", ["search", "search/image"])
+def test_bodies_that_do_not_arrive_are_refused(index: Path, path: str) -> None:
+    with live(index, timeout=0.2) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(PATIENCE)
+        head = f"POST /api/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 9\r\n\r\nP"
+        client.sendall(head.encode())
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
 
 
 def test_every_response_has_the_security_headers(index: Path) -> None:

@@ -1,7 +1,8 @@
-"""Who may use the server, under which host names, how large requests may be, and the headers of all responses."""
+"""Who may use the server, under which host names, what limits bodies have, and the headers of all responses."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import secrets
@@ -70,18 +71,26 @@ class Auth(HTTPBearer):
 
 
 class BodyLimit:
-    """Refuses bodies that are too large, before they are in memory: those of uploads may be larger than others."""
+    """Refuses bodies that are too large, before they are in memory, or take too long. Those of uploads may be larger
+    than others, which starlette's RequestBodyLimitMiddleware cannot express."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        upload, size = scope.get("path") == UPLOAD, 0
-        limit = self._settings.max_upload if upload else MAX_ESCAPE * self._settings.max_text + 10_000
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        loop, timeout, end, size = asyncio.get_running_loop(), self._settings.timeout, 0.0, 0
+        limit = self._settings.max_upload if scope["path"] == UPLOAD else MAX_ESCAPE * self._settings.max_text + 10_000
 
         async def limited_receive() -> Message:
-            nonlocal size
-            message = await receive()
+            nonlocal end, size
+            end = end or loop.time() + timeout
+            try:
+                message = await asyncio.wait_for(receive(), end - loop.time())
+            except asyncio.TimeoutError:
+                raise HTTPException(408, f"the body took longer than {timeout:g} seconds") from None
             size += len(message.get("body", b""))
             if size > limit:
                 raise HTTPException(413, f"the body is too large: at most {limit:,} bytes are accepted")
