@@ -112,7 +112,7 @@ async function search() {
   shown = answers.get(keyOf(asked)) ?? null;
   say(null);
   setTitle();
-  setBusy(shown === null && isSearch(asked));
+  byId("progress").hidden = shown !== null || !isSearch(asked);
   if (shown !== null) {
     render(false);
     return;
@@ -134,7 +134,7 @@ async function search() {
     composer.setNote("");
     say(error, search);
   }
-  setBusy(false);
+  byId("progress").hidden = true;
 }
 
 function find({ text, find: what, rerank }, k, blob, signal) {
@@ -243,10 +243,6 @@ function introduce(answer) {
 function setTitle() {
   const what = query.text === "" ? "Find an image" : query.text.slice(0, 60);
   document.title = `${what} · ${info?.name ?? "hnclip"}`;
-}
-
-function setBusy(busy) {
-  byId("progress").hidden = !busy;
 }
 
 /** Show a sentence or an error below the form; null hides it. */
