@@ -345,3 +345,4 @@ def test_internal_errors_are_logged_and_not_shown_to_clients(
     monkeypatch.setattr(Searcher, "search", Mock(side_effect=error))
     response = client.post("/api/search", json={"text": "a tent"})
     assert (response.status_code, str(error) in response.text, str(error) in caplog.text) == (500, False, True)
+    assert response.headers["connection"] == "close"

@@ -289,4 +289,5 @@ async def _invalid_request(request: Request, error: Exception) -> Response:
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     log.error("%s %r failed", request.method, request.url.path, exc_info=error)
-    return _error(500, "the server failed: its log says why")
+    # starlette raises the error once more after this response, and uvicorn closes the connection then.
+    return _error(500, "the server failed: its log says why", {"Connection": "close"})
