@@ -214,9 +214,9 @@ def test_the_thumbnail_of_an_image_larger_than_an_upload_is_searched_with(visit:
     info = here.page.request.get(f"{here.server.address}api/index").json()
     info["limits"]["upload"] = 1
     here.page.route("**/api/index", lambda route: route.fulfill(json=info))
+    here.page.reload()
     with here.page.expect_request("**/api/search/image?*") as sent:
         here.page.goto(f"{here.server.address}#like=1")
-        here.page.reload()
     thumbnail = here.page.request.get(f"{here.server.address}api/images/1/thumbnail")
     assert sent.value.header_value("content-type") == thumbnail.headers["content-type"] == "image/jpeg"
     expect(here.page.locator(".tile")).not_to_have_count(0)

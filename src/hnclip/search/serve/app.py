@@ -94,7 +94,7 @@ def make_app(service: Service, *, token: str | None, hosts: Collection[str] | No
     app.add_middleware(BodyLimit, settings=service.settings)
     app.add_exception_handler(StarletteHTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
-    app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=400))  # which nobody reads
+    app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=400))  # is not sent
     app.add_exception_handler(Exception, _internal_error)
     _add_public_routes(app, auth)
     api = APIRouter(prefix="/api", dependencies=[] if auth is None else [Depends(auth)])
