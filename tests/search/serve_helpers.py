@@ -43,8 +43,7 @@ def scene_index(directory: Path, count: int = 16) -> Path:
 @contextmanager
 def served(index: Path, *, token: str | None = None, **settings: Any) -> Iterator[TestClient]:
     """A client of the application."""
-    chosen = Settings(**settings)
-    app = make_app(Service(open_index(index), chosen), chosen, token=token, hosts=("localhost",))
+    app = make_app(Service(open_index(index), Settings(**settings)), token=token, hosts=("localhost",))
     with TestClient(app, base_url="http://localhost:8765", raise_server_exceptions=False) as client:
         yield client
 

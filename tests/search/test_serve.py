@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import httpx2
 import pytest
 from PIL import Image
 from serve_helpers import PATIENCE, PNG, ask, live, scene_index, scenes, served, until
@@ -89,7 +91,19 @@ def test_no_response_contains_paths_of_the_machine(tmp_path: Path) -> None:
 def test_an_update_of_the_index_is_served_without_a_failed_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    opened, closed, reopen, close = list[Searcher](), list[Searcher](), Searcher.reopen, Searcher.close
+
+    def note_opened(searcher: Searcher) -> Searcher:
+        opened.append(reopen(searcher))
+        return opened[-1]
+
+    def note_closed(searcher: Searcher) -> None:
+        closed.append(searcher)
+        close(searcher)
+
     monkeypatch.setattr(service, "INTERVAL", 0.02)
+    monkeypatch.setattr(Searcher, "reopen", note_opened)
+    monkeypatch.setattr(Searcher, "close", note_closed)
     path, stop = scene_index(tmp_path, 3), threading.Event()
     with live(path) as server, ThreadPoolExecutor(4) as pool:
 
@@ -113,6 +127,7 @@ def test_an_update_of_the_index_is_served_without_a_failed_search(
             stop.set()
         assert [one.result(PATIENCE) for one in searching] == [{200}] * 4
     assert len(caplog.messages) == 1  # once, not at each attempt
+    assert closed[1:] == opened  # each once, and the first one
 
 
 def test_requests_beyond_the_queue_and_late_ones_are_refused(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +173,7 @@ def test_the_command_serves_until_a_signal(index: Path) -> None:
             assert found
             assert ask(int(found[1]), "/api/index")[0] == 401
             assert len(ask(int(found[1]), "/api/search", {"text": TEXT}, token="secret")[1]["hits"]) == 16
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
             assert "Traceback" not in process.communicate(timeout=PATIENCE)[1]
             assert process.returncode == 0
         finally:
@@ -174,7 +189,7 @@ def locked(index: Path) -> Iterator[TestClient]:
 def test_without_the_token_only_the_page_is_served(locked: TestClient) -> None:
     for path in ("/", "/healthz", "/openapi.json", "/page/page.css", "/page/app.js"):
         assert locked.get(path).status_code == 200, path
-    for path in ("/api/index", "/api/problems", "/api/images/1", "/api/images/1/thumbnail", "/nothing", "/api/search"):
+    for path in ("/api/index", "/api/problems", "/api/images/1", "/api/images/1/thumbnail"):
         assert locked.get(path).status_code == 401, path
     for path in ("search", "explain", "separate", "search/image"):
         assert locked.post(f"/api/{path}", json={"text": "a tent"}).status_code == 401
@@ -300,17 +315,27 @@ def test_bodies_are_limited_and_validated(
         assert len(message) <= 500
 
 
-def test_every_response_has_the_security_headers(client: TestClient) -> None:
-    for response in (
-        *(client.get(path) for path in ("/", "/nothing", "/api/index", "/api/images/1", "/page/app.js")),
-        client.post("/api/search"),
-        client.get("/healthz", headers={"host": "evil.example"}),
-    ):
-        assert "default-src 'none'" in response.headers["content-security-policy"]
-        assert "unsafe" not in response.headers["content-security-policy"]
-        assert response.headers["x-content-type-options"] == "nosniff"
-        assert response.headers["cache-control"] in ("no-store", "private, no-cache")
-        assert "access-control-allow-origin" not in response.headers
+@pytest.mark.parametrize("path", ["search", "search/image"])
+def test_bodies_that_do_not_arrive_are_refused(index: Path, path: str) -> None:
+    with live(index, timeout=0.2) as server, socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.settimeout(PATIENCE)
+        head = f"POST /api/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 9\r\n\r\nP"
+        client.sendall(head.encode())
+        assert client.recv(1000).startswith(b"HTTP/1.1 408")
+
+
+def test_every_response_has_the_security_headers(index: Path) -> None:
+    with live(index) as server, httpx2.Client(base_url=server.address) as client:
+        for response in (
+            *(client.get(path) for path in ("/", "/nothing", "/api/index", "/api/images/1", "/page/app.js")),
+            client.post("/api/search"),
+            client.get("/healthz", headers={"host": "evil.example"}),
+        ):
+            assert "default-src 'none'" in response.headers["content-security-policy"]
+            assert "unsafe" not in response.headers["content-security-policy"]
+            assert response.headers["x-content-type-options"] == "nosniff"
+            assert response.headers["cache-control"] == "private, no-cache"
+            assert "access-control-allow-origin" not in response.headers
 
 
 def test_internal_errors_are_logged_and_not_shown_to_clients(
@@ -320,3 +345,4 @@ def test_internal_errors_are_logged_and_not_shown_to_clients(
     monkeypatch.setattr(Searcher, "search", Mock(side_effect=error))
     response = client.post("/api/search", json={"text": "a tent"})
     assert (response.status_code, str(error) in response.text, str(error) in caplog.text) == (500, False, True)
+    assert response.headers["connection"] == "close"

@@ -14,10 +14,11 @@ from serve_helpers import Live, live, scene_index
 
 from hnclip.search.serve.app import make_app
 from hnclip.search.serve.run import Settings
+from hnclip.search.serve.service import Service
 
 TOKEN = "open sesame"
 unused: Any = None  # no request is sent to this application
-schema = from_dict(make_app(unused, Settings(), token=TOKEN, hosts=None).openapi())
+schema = from_dict(make_app(Service(unused, Settings()), token=TOKEN, hosts=None).openapi())
 
 
 @pytest.fixture(scope="module")

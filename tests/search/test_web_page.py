@@ -163,8 +163,11 @@ def test_the_heat_map_of_a_word_covers_what_the_model_sees(visit: Any) -> None:
     assert right - left < 0.5
     here.search(text)
     here.page.locator(f".tile[data-id='{number}']").click()
-    expect(here.page.locator(".word")).to_have_text([word["text"] for word in explained["words"]])
-    here.page.locator(".word").last.click()
+    words = here.page.locator(".word")
+    expect(words).to_have_text([word["text"] for word in explained["words"]])
+    glow = words.evaluate_all("words => words.map((word) => word.style.getPropertyValue('--share'))")
+    assert [share != "0%" for share in glow] == [word["content"] for word in explained["words"]]
+    words.last.click()
     here.page.mouse.move(1, 1)  # the word under the mouse would be shown instead of the chosen one
     here.shows("#legend-word", word["text"])
     image, heat = (here.page.locator(name).bounding_box() for name in ("#viewer-image", "#heat"))
@@ -189,6 +192,34 @@ def test_names_captions_and_problems_stay_text(visit: Any) -> None:
         until(lambda: here.page.evaluate("!document.querySelector('#viewer').open && history.state?.opened !== true"))
     assert here.page.locator("img[src=x], main script").count() == 0
     assert "owned" not in here.page.title()
+
+
+def test_errors_are_shown_and_a_search_can_be_tried_again(visit: Any) -> None:
+    here = visit()
+    here.page.route("**/api/search", lambda route: route.abort())
+    here.search(TEXT)
+    here.shows("#notice", "cannot be reached")
+    here.page.unroute("**/api/search")
+    here.page.click("#notice button")
+    here.shows(".tile-name", NAME)
+    here.page.fill("#box", "x" * 20_001)
+    here.shows("#note", "1 character too many")
+    expect(here.page.locator("#submit")).to_be_disabled()
+    form, results = (here.page.locator(name).bounding_box() for name in ("#composer", "#found"))
+    assert form["y"] + form["height"] <= results["y"]
+
+
+def test_the_thumbnail_of_an_image_larger_than_an_upload_is_searched_with(visit: Any) -> None:
+    here = visit()
+    info = here.page.request.get(f"{here.server.address}api/index").json()
+    info["limits"]["upload"] = 1
+    here.page.route("**/api/index", lambda route: route.fulfill(json=info))
+    here.page.reload()
+    with here.page.expect_request("**/api/search/image?*") as sent:
+        here.page.goto(f"{here.server.address}#like=1")
+    thumbnail = here.page.request.get(f"{here.server.address}api/images/1/thumbnail")
+    assert sent.value.header_value("content-type") == thumbnail.headers["content-type"] == "image/jpeg"
+    expect(here.page.locator(".tile")).not_to_have_count(0)
 
 
 def test_a_locked_index_is_opened_with_its_token(visit: Any, server: Live) -> None:

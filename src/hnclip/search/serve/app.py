@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from hnclip import __version__
 from hnclip.search.database import Kind
 from hnclip.search.reader import IndexedImage, IndexReader
 from hnclip.search.serve.images import decode_upload, original, thumbnail
 from hnclip.search.serve.run import Settings
-from hnclip.search.serve.security import Auth, SecurityMiddleware, error_response, unauthorized
-from hnclip.search.serve.service import Queue, Service
+from hnclip.search.serve.security import UPLOAD, Auth, BodyLimit, HostCheck
+from hnclip.search.serve.service import Pool, Service, check_model
 
 if TYPE_CHECKING:
     from hnclip.search.searcher import Searcher
@@ -32,9 +32,12 @@ if TYPE_CHECKING:
 Id = Annotated[int, Field(ge=0, le=2**53 - 1)]  # JavaScript does not distinguish larger ones
 K = 24  # hits, if a request does not say how many and the server gives so many
 UPLOADS = 8  # uploaded images in memory at once
+LONGEST = 500  # characters of an error: some contain names that the client sent
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 IMAGE_BODY = {"requestBody": {"required": True, "content": {"image/*": BINARY}}}
 IMAGE: dict[int | str, dict[str, Any]] = {200: {"description": "The image", "content": {"image/*": BINARY}}}
+
+log = logging.getLogger(__name__)
 
 
 class StrictModel(BaseModel):
@@ -70,43 +73,39 @@ class ErrorResponse(BaseModel):
     error: str
 
 
-def make_app(service: Service, settings: Settings, *, token: str | None, hosts: Collection[str] | None) -> FastAPI:
+def make_app(service: Service, *, token: str | None, hosts: Collection[str] | None) -> FastAPI:
     """
     Args:
         token: that clients must present, if there is one.
         hosts: names that the server answers to besides IP addresses; None for any.
     """
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with service.running():
-            yield
-
+    auth = None if token is None else Auth(token)
     app = FastAPI(
         title="hnclip",
         version=__version__,
         description="Search images by long descriptions.",
-        lifespan=lifespan,
+        lifespan=lambda _: service.running(),
         redirect_slashes=False,
         docs_url=None,  # these pages would load scripts from elsewhere
         redoc_url=None,
+        dependencies=[] if hosts is None else [Depends(HostCheck(hosts))],
         responses={status: {"model": ErrorResponse, "description": "Error"} for status in ("4XX", "5XX")},
     )
-    auth = Auth(token)
-    app.add_middleware(SecurityMiddleware, auth=auth, hosts=hosts, settings=settings)
+    app.add_middleware(BodyLimit, settings=service.settings)
     app.add_exception_handler(StarletteHTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _invalid_request)
+    app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=400))  # is not sent
+    app.add_exception_handler(Exception, _internal_error)
     _add_public_routes(app, auth)
-    # The middleware checks the token. The dependency documents it in the OpenAPI schema.
-    api = APIRouter(prefix="/api", dependencies=[Depends(HTTPBearer(auto_error=False))] if token else [])
-    _add_index_routes(api, service, settings)
-    _add_search_routes(api, service, settings)
-    _add_image_routes(api, service, settings)
+    api = APIRouter(prefix="/api", dependencies=[] if auth is None else [Depends(auth)])
+    _add_index_routes(api, service)
+    _add_search_routes(api, service)
+    _add_image_routes(api, service)
     app.include_router(api)
     return app
 
 
-def _add_public_routes(app: FastAPI, auth: Auth) -> None:
+def _add_public_routes(app: FastAPI, auth: Auth | None) -> None:
     page = StaticFiles(packages=[("hnclip.search.serve", "page")])
     app.mount("/page", page)
 
@@ -122,17 +121,17 @@ def _add_public_routes(app: FastAPI, auth: Auth) -> None:
     @app.post("/api/session", status_code=204, response_class=Response)
     async def session(request: Request, query: SessionRequest) -> Response:
         """Exchange the token for a cookie."""
-        if not auth.accepts(query.token.encode()):
-            raise unauthorized("this is not the token")
         response = Response(status_code=204)
-        if auth.token is not None:
-            auth.set_cookie(request, response)
+        if auth is not None:
+            auth.start_session(request, response, query.token)
         return response
 
 
-def _add_index_routes(api: APIRouter, service: Service, settings: Settings) -> None:
+def _add_index_routes(api: APIRouter, service: Service) -> None:
+    settings = service.settings
+
     @api.get("/index")
-    async def index(request: Request) -> dict[str, Any]:
+    async def index() -> dict[str, Any]:
         """What is served, and the limits of requests."""
 
         def read(searcher: Searcher) -> dict[str, Any]:
@@ -152,10 +151,10 @@ def _add_index_routes(api: APIRouter, service: Service, settings: Settings) -> N
                 },
             }
 
-        return await service.run(service.reading, request, read)
+        return await service.run(service.reading, read)
 
     @api.get("/problems")
-    async def problems(request: Request) -> dict[str, list[dict[str, str]]]:
+    async def problems() -> dict[str, list[dict[str, str]]]:
         """The files that could not be indexed."""
 
         def read(searcher: Searcher) -> dict[str, list[dict[str, str]]]:
@@ -164,24 +163,30 @@ def _add_index_routes(api: APIRouter, service: Service, settings: Settings) -> N
             found = [{name: text.replace(root, "") for name, text in asdict(one).items()} for one in reader.problems()]
             return {"problems": found}
 
-        return await service.run(service.reading, request, read)
+        return await service.run(service.reading, read)
 
 
-def _add_search_routes(api: APIRouter, service: Service, settings: Settings) -> None:
-    uploads = asyncio.Semaphore(UPLOADS)
+def _add_search_routes(api: APIRouter, service: Service) -> None:
+    settings, uploads = service.settings, asyncio.Semaphore(UPLOADS)
 
-    async def answer(
-        request: Request, compute: Callable[[Searcher], dict[str, Any]], *, model: bool = False
-    ) -> Response:
+    async def answer(compute: Callable[[Searcher], dict[str, Any]], *, model: bool = True) -> Response:
         def call(searcher: Searcher) -> Response:
-            with _query_errors(searcher):
+            if model:
+                check_model(searcher)
+            try:
                 found = compute(searcher)
+            except KeyError as error:
+                raise HTTPException(404, "there is no such image") from error
+            except ValueError as error:
+                if str(searcher.reader.path) in str(error):  # about the index, with paths: not for the client
+                    raise
+                raise HTTPException(422, str(error)) from error
             return JSONResponse(found)  # here and not in the event loop: explanations are large
 
-        return await service.run(service.computing, request, call, model=model)
+        return await service.run(service.modelling if model else service.searching, call)
 
     @api.post("/search")
-    async def search(request: Request, query: SearchRequest) -> Response:
+    async def search(query: SearchRequest) -> Response:
         """Find images or captions by a description."""
         _check_text(query.text, settings)
         k = _checked_k(query.k, settings)
@@ -190,9 +195,9 @@ def _add_search_routes(api: APIRouter, service: Service, settings: Settings) -> 
             found = searcher.search(query.text, k=k, find=query.find, rerank=query.rerank)
             return found.to_dict(paths=False)
 
-        return await answer(request, compute, model=query.rerank)
+        return await answer(compute, model=query.rerank)
 
-    @api.post("/search/image", openapi_extra=IMAGE_BODY)
+    @api.post(UPLOAD.removeprefix("/api"), openapi_extra=IMAGE_BODY)
     async def search_by_image(
         request: Request, k: Annotated[int | None, Query(ge=1)] = None, find: Kind = "images"
     ) -> Response:
@@ -201,53 +206,49 @@ def _add_search_routes(api: APIRouter, service: Service, settings: Settings) -> 
         if not request.headers.get("content-type", "").lower().startswith("image/"):
             raise HTTPException(415, "the Content-Type must be that of an image: image/…")
         async with uploads:
-            try:
-                content = await asyncio.wait_for(request.body(), settings.timeout)
-            except asyncio.TimeoutError:
-                raise HTTPException(408, "the upload took too long") from None
+            content = await request.body()
 
             def compute(searcher: Searcher) -> dict[str, Any]:
                 image = decode_upload(content, settings.max_pixels)
                 return searcher.search(image=image, k=count, find=find).to_dict(paths=False)
 
-            return await answer(request, compute, model=True)
+            return await answer(compute)
 
     @api.post("/explain")
-    async def explain(request: Request, query: ExplainRequest) -> Response:
+    async def explain(query: ExplainRequest) -> Response:
         """Which words of a description match which parts of an image."""
         _check_text(query.text, settings)
-        return await answer(request, lambda searcher: searcher.explain(query.text, [query.id])[0].to_dict(), model=True)
+        return await answer(lambda searcher: searcher.explain(query.text, [query.id])[0].to_dict())
 
     @api.post("/separate")
-    async def separate(request: Request, query: SeparateRequest) -> Response:
+    async def separate(query: SeparateRequest) -> Response:
         """Which words of a description separate images that are nearly the same."""
         _check_text(query.text, settings)
-        return await answer(request, lambda searcher: searcher.separate(query.text, query.ids).to_dict(), model=True)
+        return await answer(lambda searcher: searcher.separate(query.text, query.ids).to_dict())
 
 
-def _add_image_routes(api: APIRouter, service: Service, settings: Settings) -> None:
+def _add_image_routes(api: APIRouter, service: Service) -> None:
     async def answer(
         request: Request,
         id: int,
-        queue: Queue,
+        pool: Pool,
         read: Callable[[IndexReader, IndexedImage], tuple[bytes, str]],
         part: str = "",
     ) -> Response:
-        file = await service.run(service.reading, request, lambda searcher: searcher.reader.file(id))
+        file = await service.run(service.reading, lambda searcher: searcher.reader.file(id))
         if file is None:
             raise HTTPException(404, f"there is no image {id}")
         # The tag follows from the stored hash: a client that has the image already costs no reading of files.
         headers = {"ETag": f'"{file.hash.hex()}{part}"'}
-        known = [one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")]
-        if headers["ETag"] in known or "*" in known:
+        if headers["ETag"] in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
-        content, type = await service.run(queue, request, lambda searcher: read(searcher.reader, file))
+        content, type = await service.run(pool, lambda searcher: read(searcher.reader, file))
         return Response(content, media_type=type, headers=headers)
 
     @api.get("/images/{id}", response_class=Response, responses=IMAGE)
     async def image(request: Request, id: Id) -> Response:
         """An image as it was indexed, or a JPEG of it if browsers do not show its format."""
-        read = partial(original, max_pixels=settings.max_pixels)
+        read = partial(original, max_pixels=service.settings.max_pixels)
         return await answer(request, id, service.converting, read)
 
     @api.get("/images/{id}/thumbnail", response_class=Response, responses=IMAGE)
@@ -267,28 +268,26 @@ def _checked_k(k: int | None, settings: Settings) -> int:
     return k or min(K, settings.max_k)
 
 
-@contextmanager
-def _query_errors(searcher: Searcher) -> Iterator[None]:
-    """What is wrong with a query, for the client. An error that names the index is about the index: it is not for the
-    client, and its message contains paths of this machine."""
-    try:
-        yield
-    except KeyError as error:
-        raise HTTPException(404, "there is no such image") from error
-    except ValueError as error:
-        if str(searcher.reader.path) in str(error):
-            raise
-        raise HTTPException(422, str(error)) from error
+def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    text = message if len(message) <= LONGEST else f"{message[: LONGEST - 1]}…"
+    encodable = text.encode("utf-8", "backslashreplace").decode()  # JSON may contain half a surrogate pair
+    return JSONResponse({"error": encodable}, status, headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
-    return error_response(error.status_code, error.detail, error.headers)
+    return _error(error.status_code, error.detail, error.headers)
 
 
 async def _invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     if isinstance(error.body, bytes):  # FastAPI parses nothing else
-        return error_response(415, "the Content-Type must be application/json")
+        return _error(415, "the Content-Type must be application/json")
     places = [(".".join(map(str, one["loc"][1:])) or "body", one["msg"]) for one in error.errors()[:3]]
-    return error_response(422, "; ".join(f"{place}: {message}" for place, message in places))
+    return _error(422, "; ".join(f"{place}: {message}" for place, message in places))
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    log.error("%s %r failed", request.method, request.url.path, exc_info=error)
+    # starlette raises the error once more after this response, and uvicorn closes the connection then.
+    return _error(500, "the server failed: its log says why", {"Connection": "close"})

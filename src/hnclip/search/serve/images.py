@@ -91,7 +91,7 @@ def decode_upload(content: bytes, max_pixels: int) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise HTTPException(413, f"the image has too many pixels: at most {max_pixels:,} are accepted") from error
     except UnidentifiedImageError as error:
-        raise HTTPException(422, f"the body is not an image of a known format: {', '.join(DECODED)}") from error
+        raise HTTPException(422, f"this is not an image of a known format: {', '.join(DECODED)}") from error
     except Exception as error:  # Pillow's plugins raise many types
         raise HTTPException(422, "the image is damaged and cannot be decoded") from error
     return image

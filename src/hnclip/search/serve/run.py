@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-import signal
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -94,14 +94,8 @@ def serve(
         if token is None and not is_local(listener):
             log.warning(f"anyone who can reach {address} can search and see the images: set a token with $HNCLIP_TOKEN")
         log.info(f"serving {index} at {address}   Ctrl-C stops it")
-        # uvicorn raises the signal that stopped it once more at its end. With these handlers that has no effect.
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, lambda *_: setattr(server, "should_exit", True)) for number in numbers]
-        try:
+        with suppress(KeyboardInterrupt):  # at its end uvicorn raises the signal that stopped it once more
             server.run(sockets=[listener])
-        finally:
-            for number, handler in zip(numbers, before):
-                signal.signal(number, handler)
     log.info("stopped")
 
 
@@ -111,12 +105,13 @@ def make_server(searcher: Searcher, listener: socket.socket, settings: Settings,
     import uvicorn
 
     from hnclip.search.serve.app import make_app
+    from hnclip.search.serve.security import HEADERS
     from hnclip.search.serve.service import Service
 
     hosts = own_names(settings.host, listener, token)
     return uvicorn.Server(
         uvicorn.Config(
-            make_app(Service(searcher, settings), settings, token=token, hosts=hosts),
+            make_app(Service(searcher, settings), token=token, hosts=hosts),
             loop="asyncio",
             http="h11",
             ws="none",
@@ -125,6 +120,7 @@ def make_server(searcher: Searcher, listener: socket.socket, settings: Settings,
             log_level="critical",  # the application logs what fails
             access_log=False,
             proxy_headers=False,
+            headers=list(HEADERS.items()),
             server_header=False,
             limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=GRACE,

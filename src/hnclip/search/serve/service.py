@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import asynccontextmanager, suppress
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fastapi import HTTPException, Request
+from fastapi import HTTPException
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import ClientDisconnect
 
 from hnclip.search.serve.run import Settings
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 INTERVAL = 2.0  # seconds between two checks whether the index has changed
-COMPUTING = 2  # searches and explanations at once; each uses several CPU threads
+COMPUTING = 2  # searches, and calls of the model, at once; each uses several CPU threads
 READING = 4  # thumbnails and counts at once
 CONVERTING = 2  # originals at once: decoded, they take much more memory than as files
 WAITING = 1000  # requests for images
@@ -28,105 +29,62 @@ WAITING = 1000  # requests for images
 log = logging.getLogger(__name__)
 
 
-class State:
-    """A searcher on one state of the index. It is closed when it was replaced and no call uses it any more."""
+class Pool:
+    """Threads for calls of one kind, and room for a bounded number of calls that wait for a thread."""
 
-    def __init__(self, searcher: Searcher) -> None:
-        self.searcher = searcher
-        self.loaded = asyncio.Event()  # set when the model can be used, or when `failed` says that it cannot
-        self.failed = False
-        self._users = 1  # the service
-
-    @contextmanager
-    def use(self) -> Iterator[Searcher]:
-        self._users += 1
-        try:
-            yield self.searcher
-        finally:
-            self.release()
-
-    def release(self) -> None:
-        self._users -= 1
-        if not self._users:
-            self.searcher.close()
-
-    def load(self, threads: int) -> None:
-        """Load the model, which takes seconds the first time."""
-        try:
-            if threads:
-                import torch
-
-                torch.set_num_threads(threads)
-            self.searcher.load_model()
-        except Exception as error:  # text queries do not need it
-            self.failed = True
-            log.warning(f"the model cannot be loaded, only searches by text are answered: {error}")
-
-
-class Queue:
-    """Calls of one kind: so many run at once, and a bounded number waits."""
-
-    def __init__(self, slots: int, waiting: int) -> None:
-        self.slots, self.limit, self.pending = asyncio.Semaphore(slots), slots + waiting, 0
+    def __init__(self, threads: int, waiting: int) -> None:
+        self.executor, self.room = ThreadPoolExecutor(threads), BoundedSemaphore(threads + waiting)
 
 
 class Service:
-    """Answers with the current state of an index. All methods are called in the event loop."""
+    """Answers with the newest state of an index. Its methods are called in the event loop."""
 
     def __init__(self, searcher: Searcher, settings: Settings) -> None:
-        self.settings = settings
-        self._state = State(searcher)
-        self.computing = Queue(COMPUTING, settings.waiting)
-        # A page requests many images at once. They wait elsewhere, so that searches are not refused because of them.
-        self.reading, self.converting = Queue(READING, WAITING), Queue(CONVERTING, WAITING)
-        self._calls: set[asyncio.Task[Any]] = set()
+        self.searcher, self.settings = searcher, settings
+        # Searches by text wait neither for the model, which is loaded for seconds, nor for the many images of a page.
+        self.searching, self.modelling = Pool(COMPUTING, settings.waiting), Pool(COMPUTING, settings.waiting)
+        self.reading, self.converting = Pool(READING, WAITING), Pool(CONVERTING, WAITING)
+        self._calls: set[Future[Any]] = set()  # running and waiting
         self._stopping = asyncio.Event()
 
-    async def run(
-        self, queue: Queue, request: Request, call: Callable[[Searcher], Result], *, model: bool = False
-    ) -> Result:
-        """The result of a call in a thread; `model` if it needs the model.
-
-        Raises:
-            HTTPException: too many calls wait already, or it took too long.
-            ClientDisconnect: the client is gone.
-        """
-        if model:
-            await self._wait_for_model()
-        if queue.pending >= queue.limit:
+    async def run(self, pool: Pool, call: Callable[[Searcher], Result]) -> Result:
+        """The result of a call in a thread. HTTPException if too many calls wait already, or it took too long."""
+        if not pool.room.acquire(blocking=False):
             raise HTTPException(503, "the server is busy: try again soon", {"Retry-After": "1"})
-        queue.pending += 1
-        task = asyncio.create_task(self._in_turn(queue, request, call))
-        self._calls.add(task)
-        task.add_done_callback(self._ended)
-        # A thread cannot be ended from outside: it goes on after the timeout, and keeps its slot.
-        await asyncio.wait({task}, timeout=self.settings.timeout)
-        if not task.done():
-            raise _given_up()
-        return task.result()
+        future = pool.executor.submit(call, self.searcher)
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
+        future.add_done_callback(lambda _: pool.room.release())
+        try:  # a call that still waits is cancelled then; one that runs goes on and keeps its thread
+            return await asyncio.wait_for(asyncio.wrap_future(future), self.settings.timeout)
+        except asyncio.TimeoutError:
+            raise HTTPException(504, "the request took too long and was given up") from None
 
     async def refresh(self) -> None:
         """Replace the searcher if the index has changed. Whatever is wrong with the new state is raised."""
-        old = self._state
-        if await run_in_threadpool(old.searcher.reader.changed):
-            new = State(await run_in_threadpool(old.searcher.reopen))
-            await self._load(new)
-            self._state = new
-            old.release()
+        old = self.searcher
+        if await run_in_threadpool(old.reader.changed):
+            new = await run_in_threadpool(old.reopen)
+            await run_in_threadpool(self._load, new)
+            self.searcher, calls = new, list(self._calls)
+            await run_in_threadpool(wait, calls)
+            old.close()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Load the model and follow the index inside the block; at its end, wait for the calls that are running."""
-        maintenance = asyncio.create_task(self._maintain())
+        following = asyncio.create_task(self._follow())
         try:
             yield
         finally:
             self._stopping.set()
-            await asyncio.gather(maintenance, *self._calls, return_exceptions=True)
-            self._state.release()
+            await following
+            for pool in (self.searching, self.modelling, self.reading, self.converting):
+                await run_in_threadpool(pool.executor.shutdown, cancel_futures=True)
+            self.searcher.close()
 
-    async def _maintain(self) -> None:
-        await self._load(self._state)
+    async def _follow(self) -> None:
+        await run_in_threadpool(self._load, self.searcher)
         warned = False
         while not self._stopping.is_set():
             try:
@@ -139,38 +97,20 @@ class Service:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), INTERVAL)
 
-    async def _load(self, state: State) -> None:
-        await run_in_threadpool(state.load, self.settings.threads)
-        state.loaded.set()
+    def _load(self, searcher: Searcher) -> None:
+        """Load the model ahead of the first call that needs it; searches by text do not."""
+        if self.settings.threads:
+            import torch
 
-    async def _wait_for_model(self) -> None:
-        state = self._state
-        try:
-            await asyncio.wait_for(state.loaded.wait(), self.settings.timeout)
-        except asyncio.TimeoutError:
-            raise HTTPException(503, "the model is still being loaded: try again soon", {"Retry-After": "5"}) from None
-        if state.failed:
-            raise HTTPException(422, "the model of this index cannot be loaded: the log of the server says why")
-
-    async def _in_turn(self, queue: Queue, request: Request, call: Callable[[Searcher], Result]) -> Result:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self.settings.timeout
-        try:
-            async with queue.slots:
-                if loop.time() >= end or self._stopping.is_set():
-                    raise _given_up()
-                if await request.is_disconnected():
-                    raise ClientDisconnect
-                with self._state.use() as searcher:
-                    return await run_in_threadpool(call, searcher)
-        finally:
-            queue.pending -= 1
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._calls.discard(task)
-        if not task.cancelled():
-            task.exception()  # otherwise asyncio logs that of a call that was given up
+            torch.set_num_threads(self.settings.threads)
+        with suppress(HTTPException):
+            check_model(searcher)
 
 
-def _given_up() -> HTTPException:
-    return HTTPException(504, "the request took too long and was given up")
+def check_model(searcher: Searcher) -> None:
+    """Load the model unless it is loaded. HTTPException if that fails."""
+    try:
+        searcher.load_model()
+    except Exception as error:
+        log.warning(f"the model cannot be loaded, only searches by text are answered: {error}")
+        raise HTTPException(422, "the model of this index cannot be loaded: the log of the server says why") from error

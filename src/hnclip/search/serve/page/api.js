@@ -1,5 +1,7 @@
 /* Requests to the server of this page. Every error is a Failure with a sentence for people. */
 
+import { imageUrl, thumbnailUrl } from "./dom.js";
+
 const RETRIES = 2; // of a request to a busy server
 const LONGEST_PAUSE = 10; // seconds, whatever Retry-After says
 const TIMEOUT = 90_000; // milliseconds: the server gives up much earlier, a lost connection never would
@@ -34,16 +36,15 @@ export async function request(path, options = {}) {
   }
 }
 
-/** An image of the index as a Blob: the original, or its thumbnail if the original is not there any more. */
-export async function imageBlob(id, signal) {
-  let response;
+/** An image of the index as a Blob: the original, or its thumbnail if that is gone or larger than an upload may be. */
+export async function imageBlob(id, limit, signal) {
   try {
-    response = await send(`/api/images/${id}`, { signal });
+    const original = await (await send(imageUrl(id), { signal })).blob();
+    if (original.size <= limit) return original;
   } catch (error) {
     if (error.status !== 404 && error.status !== 410) throw error;
-    response = await send(`/api/images/${id}/thumbnail`, { signal });
   }
-  return response.blob();
+  return (await send(thumbnailUrl(id), { signal })).blob();
 }
 
 async function send(path, { body, signal, waiting = () => {} }) {

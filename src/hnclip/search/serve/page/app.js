@@ -95,8 +95,8 @@ function show(next, again = false) {
     view();
   } else if (query.image !== null && composer.imageOf(query.image) === null) {
     go(NOTHING, true);
-    say("Images that were searched with are kept for a short time only, and not when the page is reloaded. "
-      + "Choose the image again.");
+    say("The image of this search is not available any more: images are kept for a short time only, and not when the "
+      + "page is reloaded. Choose it again.");
   } else {
     if (query.open === null) viewer.close();
     document.body.classList.toggle("searched", isSearch(query));
@@ -112,7 +112,7 @@ async function search() {
   shown = answers.get(keyOf(asked)) ?? null;
   say(null);
   setTitle();
-  setBusy(shown === null && isSearch(asked));
+  byId("progress").hidden = shown !== null || !isSearch(asked);
   if (shown !== null) {
     render(false);
     return;
@@ -123,7 +123,7 @@ async function search() {
   try {
     await loadIndex();
     if (signal.aborted || !isSearch(asked)) return;
-    const blob = asked.like === null ? composer.imageOf(asked.image) : await imageBlob(asked.like, signal);
+    const blob = asked.like === null ? composer.imageOf(asked.image) : await imageBlob(asked.like, info.limits.upload, signal);
     const k = Math.min(FIRST, info.limits.k), result = await find(asked, k, blob, signal);
     shown = { result, k, blob };
     render(false);
@@ -134,7 +134,7 @@ async function search() {
     composer.setNote("");
     say(error, search);
   }
-  setBusy(false);
+  byId("progress").hidden = true;
 }
 
 function find({ text, find: what, rerank }, k, blob, signal) {
@@ -245,10 +245,6 @@ function setTitle() {
   document.title = `${what} · ${info?.name ?? "hnclip"}`;
 }
 
-function setBusy(busy) {
-  byId("progress").hidden = !busy;
-}
-
 /** Show a sentence or an error below the form; null hides it. */
 function say(message, again) {
   const notice = byId("notice"), isError = message instanceof Error;
@@ -319,7 +315,6 @@ for (const dialog of document.querySelectorAll("dialog:has([data-close])")) {
 }
 byId("show-help").addEventListener("click", () => byId("help").showModal());
 byId("show-problems").addEventListener("click", showProblems);
-byId("skip").addEventListener("click", (event) => { event.preventDefault(); composer.focus(); });
 byId("compact").addEventListener("click", () => composer.focus());
 document.addEventListener("keydown", onKey);
 addEventListener("popstate", () => {

@@ -1,8 +1,7 @@
 /* The form at the top: a text box for a long query, or an image in its place that was chosen, pasted or dropped. */
 
-import { byId, length, thumbnailUrl } from "./dom.js";
+import { byId, count, length, plural, thumbnailUrl } from "./dom.js";
 
-const NEAR = 0.9; // of the limit: from here on the note counts characters
 const KEPT = 8; // images of earlier queries, for the way back
 const EXAMPLE =
   "Two people sit on a green bench under a bare tree. The one on the left wears a red coat and reads; " +
@@ -15,7 +14,6 @@ export class Composer {
   #images = new Map(); // key: File; the address holds the key alone
   #image = null; // of the query: {key} or {like}
   #limits = { text: Infinity, upload: Infinity };
-  #counting = false;
 
   /** @param {(query: object) => void} search is called with what the form asks for */
   constructor(search) {
@@ -151,20 +149,17 @@ export class Composer {
     this.#update();
   }
 
-  /** Hide what does not apply, and count characters near the limit. */
+  /** Hide what does not apply, and say when the text is too long. */
   #update() {
-    const image = this.#image !== null, limit = this.#limits.text, now = length(this.#box.value.trim());
+    const image = this.#image !== null, limit = this.#limits.text;
+    const excess = image ? 0 : Math.max(0, length(this.#box.value.trim()) - limit);
     byId("chip").hidden = !image;
     this.#box.hidden = byId("submit").hidden = image; // an image is searched with at once
     byId("choose-text").textContent = image ? "Another image" : "Use an image";
     byId("rerank-choice").hidden = image || this.#form.elements.find.value !== "images";
-    const near = !image && now > NEAR * limit, over = near && now > limit;
-    this.#form.classList.toggle("over", over);
-    byId("submit").disabled = over;
-    if (over) this.setNote(`${now - limit} characters too many: the limit of the server is ${limit}.`);
-    else if (near) this.setNote(`${limit - now} characters left`);
-    else if (this.#counting) this.setNote("");
-    this.#counting = near;
+    this.#form.classList.toggle("too-long", excess > 0);
+    byId("submit").disabled = excess > 0;
+    if (excess > 0) this.setNote(`${plural(excess, "character")} too many: the limit of the server is ${count(limit)}.`);
     this.#grow();
   }
 

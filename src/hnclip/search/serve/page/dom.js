@@ -1,4 +1,4 @@
-/* Building the page. Names and captions come from anybody: they are set as text, never as markup. */
+/* Building the page. Names and captions are set as text, never as markup: they may contain anything. */
 
 const SVG = "http://www.w3.org/2000/svg";
 

@@ -6,7 +6,6 @@ import {
 } from "./dom.js";
 
 const SHORT = 6; // hits in a row that may stand next to a band
-const PLACEHOLDERS = [1.5, 1.33, 0.75, 1.5, 1, 1.33, 1.78, 0.75, 1.33, 1.5]; // width by height
 const MAX_COMPARED = 8; // near-duplicates that the server compares at once
 const CONTEXT = 4; // words of an excerpt before and after a highlighted one
 const OPENING = 20; // words of an excerpt without highlighted ones
@@ -18,23 +17,23 @@ export class Results {
   #byId = new Map();
   #groups = [];
   #text = "";
-  #does;
+  #actions;
   #end;
 
   /**
-   * @param {object} does
-   * @param {(id: number) => string} does.addressOf the address of an open hit
-   * @param {(id: number) => void} does.open
-   * @param {() => void} does.more is called near the end
-   * @param {() => void} does.leave is called when an arrow key leads above the first row
+   * @param {object} actions
+   * @param {(id: number) => string} actions.addressOf the address of an open hit
+   * @param {(id: number) => void} actions.open
+   * @param {() => void} actions.more is called near the end
+   * @param {() => void} actions.leave is called when an arrow key leads above the first row
    */
-  constructor(does) {
-    this.#does = does;
+  constructor(actions) {
+    this.#actions = actions;
     this.#place.addEventListener("click", (event) => this.#onClick(event));
     this.#place.addEventListener("keydown", (event) => this.#onKey(event));
     this.#place.addEventListener("focusin", ({ target }) => this.#makeCurrent(target.closest(".tile")));
     this.#end = new IntersectionObserver((entries) => {
-      if (entries.some(({ isIntersecting }) => isIntersecting)) does.more();
+      if (entries.some(({ isIntersecting }) => isIntersecting)) actions.more();
     }, { rootMargin: "800px" });
   }
 
@@ -44,19 +43,10 @@ export class Results {
     byId("found").removeAttribute("aria-busy");
   }
 
-  /** A search has begun: fade the results that are shown, or show placeholders. */
+  /** A search has begun: fade the results that are shown. */
   wait() {
     byId("found").setAttribute("aria-busy", "true");
     this.#end.disconnect();
-    if (this.hits.length > 0) return;
-    byId("found").hidden = false;
-    byId("found-count").textContent = "Searching …";
-    byId("found-legend").textContent = "";
-    this.#place.replaceChildren(make("ul", { class: "run", "aria-hidden": "true" }, ...PLACEHOLDERS.map((share) => {
-      const cell = make("li", { class: "cell placeholder" }, make("span", { class: "image" }));
-      cell.style.setProperty("--ratio", share);
-      return cell;
-    })));
   }
 
   /**
@@ -178,7 +168,7 @@ export class Results {
 
   #link(hit, kind, ...children) {
     return make("a", {
-      class: kind, href: this.#does.addressOf(hit.id), "data-id": hit.id, tabindex: "-1", draggable: "false",
+      class: kind, href: this.#actions.addressOf(hit.id), "data-id": hit.id, tabindex: "-1", draggable: "false",
       "aria-label": `${baseName(hit.name).slice(0, 200)}, score ${score(hit.score)}`,
     }, ...children);
   }
@@ -204,7 +194,7 @@ export class Results {
     if (tile === null || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     this.#makeCurrent(tile);
-    this.#does.open(Number(tile.dataset.id));
+    this.#actions.open(Number(tile.dataset.id));
   }
 
   #onKey(event) {
@@ -220,7 +210,7 @@ export class Results {
     const next = target();
     next?.focus({ preventScroll: true });
     next?.scrollIntoView({ block: "nearest" });
-    if (next === undefined && event.key === "ArrowUp") this.#does.leave();
+    if (next === undefined && event.key === "ArrowUp") this.#actions.leave();
   }
 }
 

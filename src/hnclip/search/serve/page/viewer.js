@@ -19,7 +19,7 @@ const COLOURS = [
 ];
 
 export class Viewer {
-  #does;
+  #actions;
   #dialog = byId("viewer");
   #hit = null;
   #text = "";
@@ -29,19 +29,19 @@ export class Viewer {
   #explanations = new Map(); // of this text, by hit
 
   /**
-   * @param {object} does
-   * @param {(by: number) => void} does.step to another hit
-   * @param {(id: number) => void} does.open
-   * @param {(id: number) => void} does.similar search with an image
-   * @param {() => void} does.closed is called when the viewer has been closed
+   * @param {object} actions
+   * @param {(by: number) => void} actions.step to another hit
+   * @param {(id: number) => void} actions.open
+   * @param {(id: number) => void} actions.similar search with an image
+   * @param {() => void} actions.closed is called when the viewer has been closed
    */
-  constructor(does) {
-    this.#does = does;
-    byId("previous").addEventListener("click", () => does.step(-1));
-    byId("next").addEventListener("click", () => does.step(1));
-    byId("similar").addEventListener("click", () => does.similar(this.#hit.id));
+  constructor(actions) {
+    this.#actions = actions;
+    byId("previous").addEventListener("click", () => actions.step(-1));
+    byId("next").addEventListener("click", () => actions.step(1));
+    byId("similar").addEventListener("click", () => actions.similar(this.#hit.id));
     byId("stage").addEventListener("click", ({ target }) => { if (target.id === "stage") this.close(); });
-    this.#dialog.addEventListener("close", () => does.closed());
+    this.#dialog.addEventListener("close", () => actions.closed());
     const stops = COLOURS.map(([stop, ...rgba]) => `rgb(${rgba.slice(0, 3)}) ${100 * stop}%`);
     byId("scale").style.background = `linear-gradient(to right, ${stops})`;
     document.addEventListener("keydown", (event) => this.#onKey(event));
@@ -125,7 +125,7 @@ export class Viewer {
     byId("group-part").hidden = group === null;
     byId("group").replaceChildren(...(group?.hits ?? []).map((hit, at) => make("button", {
       type: "button", class: "member-button", "aria-label": `Near-duplicate ${at + 1}`,
-      "aria-current": hit.id === this.#hit.id ? "true" : null, on: { click: () => this.#does.open(hit.id) },
+      "aria-current": hit.id === this.#hit.id ? "true" : null, on: { click: () => this.#actions.open(hit.id) },
     }, thumbnail(hit))));
   }
 
@@ -157,8 +157,8 @@ export class Viewer {
     const scores = words.filter(({ content }) => content).map((word) => word.score);
     const low = Math.min(...scores), span = Math.max(...scores) - low || 1;
     words.forEach((word, at) => {
-      const share = word.content ? (word.score - low) / span : 0; // function words match anything
-      chips[at].style.setProperty("--share", `${Math.round(100 * share)}%`);
+      const share = word.content ? 25 + 75 * (word.score - low) / span : 0; // function words match anything
+      chips[at].style.setProperty("--share", `${Math.round(share)}%`);
       chips[at].title = `Highest score of a part of the image: ${score(word.score)}`;
     });
     this.#choose(this.#word);
@@ -215,7 +215,7 @@ export class Viewer {
       if (start === null) return;
       const across = end.clientX - start.clientX, down = end.clientY - start.clientY;
       start = null;
-      if (Math.abs(across) > SWIPE && Math.abs(across) > 2 * Math.abs(down)) this.#does.step(across < 0 ? 1 : -1);
+      if (Math.abs(across) > SWIPE && Math.abs(across) > 2 * Math.abs(down)) this.#actions.step(across < 0 ? 1 : -1);
     });
   }
 
@@ -225,7 +225,7 @@ export class Viewer {
     const at = numberOf(event.target), across = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     const down = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     if (at !== null && across) this.#chips()[at + across]?.focus();
-    else if (across || (at !== null && down)) this.#does.step(across ?? down);
+    else if (across || (at !== null && down)) this.#actions.step(across ?? down);
     else return;
     event.preventDefault();
   }
@@ -237,7 +237,7 @@ function numberOf(element) {
   return number === undefined ? null : Number(number);
 }
 
-/** A text with a button for each word. The server counts characters, not UTF-16 units as JavaScript does. */
+/** A text with a button for each word. The server counts characters, not UTF-16 units as JavaScript actions. */
 function wordNodes(text, words) {
   const characters = [...text], nodes = [];
   let end = 0;
