@@ -36,7 +36,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from hnclip.config import ObjectiveConfig, TrainConfig
-from hnclip.core import Batch, Embeddings, ViewEmbeddings
+from hnclip.core import Batch, NegativePairs
 from hnclip.data.batching import pad_texts
 from hnclip.data.parts import CHUNKS, PARTS
 from hnclip.models.adapters import add_adapters
@@ -248,8 +248,7 @@ def full_memory(width: int, pairs: int, device: str) -> PairMemory:
     generator, rows = torch.Generator().manual_seed(4), 10**6 + torch.arange(pairs)
     image, text = (F.normalize(torch.randn(pairs, width, generator=generator), dim=1).to(device) for _ in range(2))
     ids = torch.stack([rows, rows], 1).to(device)
-    views = {"full": ViewEmbeddings(image)}, {"caption": ViewEmbeddings(text)}
-    return PairMemory(pairs, Embeddings(*views, torch.tensor(1.0, device=device), ids=ids), rows)
+    return PairMemory(pairs, NegativePairs(image, text, ids), rows)
 
 
 def count(step: Callable[[], object], model: DualEncoder) -> tuple[float, int]:
