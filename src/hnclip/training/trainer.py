@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig, to_json, train_command
+from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig, from_json, to_json, train_command
 from hnclip.core import Batch, NegativePairs
 from hnclip.data.decoding import in_order
 from hnclip.data.records import DataSet
@@ -344,7 +344,7 @@ class Trainer:
         self.saved = time.monotonic()
 
     def _check_unchanged(self, state: TrainState) -> None:
-        if state.config != to_json(self.config):
+        if from_json(TrainConfig, state.config) != self.config:
             raise ValueError(
                 f"{self.out / RUN_CONFIG} has changed since {self.out / CHECKPOINT} was written: restore it, or begin "
                 "another run with hnclip train --config"
