@@ -145,7 +145,8 @@ class DualEncoder(nn.Module):
             progress: show a progress bar.
             to: "numpy" for an array, "torch" for a tensor on the CPU.
         """
-        if isinstance(inputs, str | Path | Image.Image):
+        array = isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8 and inputs.ndim < 4
+        if array or isinstance(inputs, str | Path | Image.Image):
             raise ValueError(f"encode takes a list of texts or images, got a single {type(inputs).__name__}")
         if to not in ("numpy", "torch"):
             raise ValueError(f"to must be 'numpy' or 'torch', got {to!r}")
