@@ -42,7 +42,7 @@ def test_fine_tune_evaluate_and_search(tmp_path: Path, model_directory: Path) ->
 
 
 def test_a_run_of_records_is_resumed_with_them(tmp_path: Path, model_directory: Path) -> None:
-    records = [record for split in ("train", "validation") for record in scene_records("park", split, families=2)]
+    records = [record for split in ("train", "validation") for record in scene_records("park", split, families=4)]
     data = DataSet("of a program", tuple(records))
 
     def stop(step: int) -> None:
