@@ -365,8 +365,8 @@ def _memory(found: Analysed, image: Tensor) -> PairMemory:
     """The memory of the planned run at its start."""
     rows, model = found.epoch.memory, found.model
     text = found.text[found.epoch.chosen[rows]]  # [M, D]
-    vectors = (part.to(model.device, model.dtype) for part in (image[rows], text))
-    return PairMemory(len(rows), NegativePairs(*vectors, found.epoch.ids[rows].to(model.device)), rows)
+    image, text = (vectors.to(model.device, model.dtype) for vectors in (image[rows], text))
+    return PairMemory(len(rows), NegativePairs(image, text, found.epoch.ids[rows].to(model.device)), rows)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Analysed], SectionResult]]] = {

@@ -82,7 +82,7 @@ def probe_gradients(
             found.append(backward(model, batch, HNClip(GlobalTerm(loss)), optim, groups, deepcopy(memory)))
             gradients.append([parameter.grad for parameter in parameters])
     infonce, hn = found
-    first, second, product = _inner_products(*gradients, model.device).tolist()
+    first, second, product = _inner_products(gradients[0], gradients[1], model.device).tolist()
     infonce_norm, hn_norm = math.sqrt(first), math.sqrt(second)
     cosine = product / (infonce_norm * hn_norm) if infonce_norm and hn_norm else None
     return {
