@@ -110,10 +110,6 @@ class Report:
     machine: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """All of it for JSON; a number that is not finite becomes None."""
-        return _plain({"benchmark": self.name, **{key: value for key, value in vars(self).items() if key != "name"}})
-
     def to_text(self) -> str:
         columns = list(dict.fromkeys(key for row in self.rows for key in row))
         body = [[_cell(row.get(key)) for key in columns] for row in self.rows]
@@ -132,20 +128,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Timing):
-        return {"median": value.median, "seconds": list(value.seconds)}
-    if isinstance(value, Quartiles):
-        return vars(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 Options = TypeVar("Options")
@@ -183,12 +165,15 @@ def main(options: Any, run: Callable[[Any], Report], arguments: Sequence[str] | 
     except ValueError as error:
         raise SystemExit(f"{prog}: {error}") from error
     found = {
-        **report.to_dict(),
+        "benchmark": report.name,
+        "machine": report.machine,
+        "rows": report.rows,
+        "notes": report.notes,
         "command": shlex.join(["python", f"benchmarks/{prog}", *given]),
         "version": __version__,
         "seconds": time.perf_counter() - start,
     }
-    text = json.dumps(found, allow_nan=False)
+    text = json.dumps(found, default=lambda timing: {"median": timing.median, **vars(timing)})
     if call.out is not None:
         with replace_file(call.out) as partial:
             partial.write_text(text + "\n", encoding="utf-8")

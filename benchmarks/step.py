@@ -9,44 +9,32 @@ asks for, with the numbers and lengths of real data, in the middle of a run, whe
 
 `tokens` is text tokens computed per token of a caption, `of GEMM` the rate of multiplications and additions, counted by
 torch, over that of a product of matrices in the same type. Memory is what the first step adds to model and batch.
-
---against compares with another checkout of hnclip, in a fresh process for each turn. --first-step measures `hnclip
-train --model bundled --data scenes/park/small` until the end of its first step (8 pairs, cached images), in a fresh
-process for each turn: imports wherever they run, then model, data, evaluation before training, and the step.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measure import Report, Timing, gemm_rate, log, machine, main, peak_memory, time_ways
+from measure import Report, gemm_rate, log, machine, main, peak_memory, time_ways
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from hnclip.config import ObjectiveConfig, TrainConfig
-from hnclip.core import Batch, Embeddings, ViewEmbeddings
+from hnclip.config import ObjectiveConfig, SpeedConfig, TrainConfig
+from hnclip.core import Batch, NegativePairs
 from hnclip.data.batching import pad_texts
 from hnclip.data.parts import CHUNKS, PARTS
-from hnclip.models.adapters import add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load, wrap
 from hnclip.objectives.base import Objective
-from hnclip.objectives.registry import METHOD_CHOICES, apply_method, build_objective, build_readouts
+from hnclip.objectives.registry import METHOD_CHOICES, apply_method, build_objective
 from hnclip.training.memory import PairMemory
 from hnclip.training.optimizer import build_optimizer
-from hnclip.training.setup import compile_blocks, recompute_activations
+from hnclip.training.setup import prepare_model
 from hnclip.training.step import TrainStep
 
 CONTEXT, END = 248, 49407
@@ -58,7 +46,7 @@ SIZES = {
     "B/16": ((768, 12, 12), (512, 12, 8), (224, 16), 512),
     "small": ((192, 4, 3), (128, 4, 2), (64, 16), 64),
 }
-HNCLIP, PADDED, PLAIN, OTHER = "hnclip", "padded fp32 loop", "infonce", "other checkout"
+HNCLIP, PADDED, PLAIN = "hnclip", "padded fp32 loop", "infonce"
 METHODS = tuple(name for name in METHOD_CHOICES if name != "hn_clip")
 PEERS = {
     HNCLIP: PADDED,
@@ -82,10 +70,6 @@ class Options:
     """infonce, hnclip and all other methods instead of --ways."""
     pairs_in_memory: int = 10_000
     """Pairs that `memory` compares with."""
-    first_step: bool = False
-    """Measure the way from the command to the end of the first step instead."""
-    against: Path | None = None
-    """Another checkout of hnclip: measure only its step (or first step) and that of this one."""
     turns: int = 3
     processor_time: bool = False
     """Measure processor time of all threads instead of time: for a busy machine, with OMP_NUM_THREADS=1."""
@@ -190,30 +174,19 @@ def padded_loop(model: DualEncoder, batch: Batch, micro_batch: int) -> Callable[
 
 
 def build_step(
-    way: str,
-    model: str,
-    micro_batch: int,
-    accumulate: int,
-    device: str,
-    shared: DualEncoder | None = None,
-    pairs_in_memory: int = 10_000,
+    way: str, model: str, micro_batch: int, accumulate: int, device: str, pairs_in_memory: int, shared: Any = None
 ) -> tuple[DualEncoder, Callable[[], Any]]:
     """The model and a step of one way. `shared` lends its backbone to the ways that leave it as it is."""
     config = TrainConfig()
     if way == PLAIN or way in METHODS:
         config = replace(config, objective=ObjectiveConfig(global_loss="infonce", token_weight=0.0))
         config = apply_method(config, way) if way in METHODS else config  # type: ignore[arg-type]
-    changed = way in ("recompute", "compile") or config.adapt.method != "full"
-    if shared is None or changed:
+    speed = SpeedConfig(recompute=way == "recompute", compile=way == "compile")
+    if shared is None or speed != SpeedConfig() or config.adapt.method != "full":
         encoder = build_model(model, device)
     else:  # with readouts of its own
         encoder = DualEncoder(shared.backbone, shared.text_transform, shared.image_transform).to(device).train()
-    if config.adapt.method != "full":
-        kind, adapt = config.adapt.method, config.adapt
-        settings: dict[str, Any] = {"towers": "both", "projections": False, "train_scale": False, "dropout": 0.0}
-        add_adapters(encoder, method=kind, rank=adapt.rank, alpha=adapt.alpha, **settings)
-    objective = build_objective(config.objective)
-    encoder.readouts.update(build_readouts(objective, encoder))
+    objective = prepare_model(config, speed, encoder)
     batch = build_batch(model, micro_batch * accumulate, objective, encoder)
     if way == PADDED:
         return encoder, padded_loop(encoder, batch, micro_batch)
@@ -230,16 +203,12 @@ def build_step(
     )
     memory = full_memory(SIZES[model][3], pairs_in_memory, device) if way == "memory" else None
     step = TrainStep(encoder, objective, build_optimizer(encoder, optim), optim, total=100, memory=memory)
-    if way == "recompute":
-        recompute_activations(encoder)
-    if way == "compile":
-        compile_blocks(encoder)
     return encoder, lambda: step(batch, 50).read()
 
 
 def build_way(**arguments: Any) -> Callable[[], object]:
-    """A step, ready to run. `peak_memory` measures the first one: a second one would find memory that the first freed.
-    `--against` calls this function of another checkout, with the first five arguments of `build_step`."""
+    """A step, ready to run. `peak_memory` measures the first one: a second one would find memory that the first
+    freed."""
     return build_step(**arguments)[1]
 
 
@@ -248,8 +217,7 @@ def full_memory(width: int, pairs: int, device: str) -> PairMemory:
     generator, rows = torch.Generator().manual_seed(4), 10**6 + torch.arange(pairs)
     image, text = (F.normalize(torch.randn(pairs, width, generator=generator), dim=1).to(device) for _ in range(2))
     ids = torch.stack([rows, rows], 1).to(device)
-    views = {"full": ViewEmbeddings(image)}, {"caption": ViewEmbeddings(text)}
-    return PairMemory(pairs, Embeddings(*views, torch.tensor(1.0, device=device), ids=ids), rows)
+    return PairMemory(pairs, NegativePairs(image, text, ids), rows)
 
 
 def count(step: Callable[[], object], model: DualEncoder) -> tuple[float, int]:
@@ -271,13 +239,11 @@ def count(step: Callable[[], object], model: DualEncoder) -> tuple[float, int]:
 def run(options: Options) -> Report:
     if options.model not in SIZES:
         raise ValueError(f"model must be one of {', '.join(SIZES)}, got {options.model}")
-    if options.first_step or options.against is not None:
-        return fresh_turns(options)
     names = (PLAIN, HNCLIP, *METHODS) if options.methods else options.ways
     if unknown := {*names} - {PADDED, *PEERS}:
         raise ValueError(f"there is no way {unknown.pop()!r}; there are {', '.join((PADDED, *PEERS))}")
-    fixed: dict[str, Any] = {key: getattr(options, key) for key in ("model", "micro_batch", "accumulate", "device")}
-    fixed["pairs_in_memory"] = options.pairs_in_memory
+    keys = ("model", "micro_batch", "accumulate", "device", "pairs_in_memory")
+    fixed: dict[str, Any] = {key: getattr(options, key) for key in keys}
     memory = {}
     for way in names if options.memory else ():  # before models fill the memory of this process
         log.info(f"{way}: memory")
@@ -316,91 +282,6 @@ def run(options: Options) -> Report:
             row |= {"MB": memory[way] / 1e6, "MB × peer": memory[way] / memory.get(peer, memory[way])}
     notes = [f"GEMM rate {rate / 1e9:.0f} Gflop/s in float32"]
     return Report("step", list(rows.values()), machine(options.device), notes)
-
-
-# The time of the second step of a fresh process, and the loss of the first.
-STEP = """
-import json, os, sys, time
-from pathlib import Path
-import hnclip
-clock, arguments = sys.argv[1:]
-sys.path.insert(0, str(Path(hnclip.__file__).parents[2] / "benchmarks"))
-from step import build_way
-step = build_way(**json.loads(arguments))
-loss = step()["loss"]
-start = getattr(time, clock)()
-step()
-print(json.dumps({"step s": getattr(time, clock)() - start, "loss": loss}))
-"""
-# The seconds of each part of `hnclip train` until the end of its first step.
-FIRST_STEP = """
-import builtins, importlib, json, logging, os, sys, time
-now, marks, depth, imported = getattr(time, sys.argv.pop(1)), [], 0, 0.0
-
-def timed(original):
-    def call(*arguments, **options):
-        global depth, imported
-        start, depth = now(), depth + 1
-        try:
-            return original(*arguments, **options)
-        finally:
-            depth -= 1
-            imported += now() - start if depth == 0 else 0
-    return call
-
-def mark(_, record):
-    for name, words in (("model", "model: "), ("data", " training pairs"), ("evaluation", "before training")):
-        if words in record.getMessage():
-            marks.append((name, now(), imported))
-            if name == "model":  # torch is imported by now
-                from torch.optim.optimizer import register_optimizer_step_post_hook
-                register_optimizer_step_post_hook(end)
-
-def end(*_):
-    marks.append(("step", now(), imported))
-    parts = {new[0] + " s": new[1] - old[1] - (new[2] - old[2]) for old, new in zip(marks, marks[1:])}
-    print(json.dumps({"imports s": imported, **parts}), flush=True)
-    os._exit(0)
-
-marks.append(("start", now(), 0.0))
-builtins.__import__, importlib.import_module = timed(builtins.__import__), timed(importlib.import_module)
-logging.getLogger("hnclip").addHandler(type("Marks", (logging.NullHandler,), {"handle": mark})())
-from hnclip.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-TRAIN = ["train", "--model", "bundled", "--data", "scenes/park/small", "--threads", "1"]
-TRAIN += ["--optim.micro-batch", "8", "--optim.accumulate", "1"]
-
-
-def fresh_turns(options: Options) -> Report:
-    """The step, or the first step, of another checkout and of this one, in turns, each time in a fresh process."""
-    checkouts = {OTHER: options.against.resolve()} if options.against else {}
-    checkouts[HNCLIP] = Path(__file__).resolve().parents[1]
-    clock = "process_time" if options.processor_time else "perf_counter"
-    given = {key: getattr(options, key) for key in ("model", "micro_batch", "accumulate", "device")}
-    turns: dict[str, list[dict[str, float]]] = {name: [] for name in checkouts}
-    with tempfile.TemporaryDirectory() as place:
-        for turn in range(options.turns + 1):
-            log.info(f"turn {turn} of {options.turns}" if turn else "warm-up, which fills the caches")
-            for name, checkout in checkouts.items():
-                call = [STEP, clock, json.dumps({"way": HNCLIP, **given})]
-                if options.first_step:
-                    run = Path(place, f"{name}-{turn}")
-                    call = [FIRST_STEP, clock, *TRAIN, "--out", str(run), "--read.cache", f"{place}/{name}-cache"]
-                path = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-                done = subprocess.run([sys.executable, "-c", *call], env=path, capture_output=True, text=True)
-                if done.returncode:
-                    raise RuntimeError(f"the process of {checkout} failed:\n{done.stderr.strip()}")
-                turns[name] += [json.loads(done.stdout.splitlines()[-1])] if turn else []
-    seconds = {name: [sum(s for key, s in turn.items() if key != "loss") for turn in turns[name]] for name in turns}
-    timings = {name: Timing(tuple(seconds[name])) for name in turns}
-    peer = timings[next(iter(checkouts))]
-    rows = [
-        {"checkout": name, "s": timing, "× peer": timing.ratios(peer)}
-        | {part: statistics.median(turn[part] for turn in turns[name]) for part in turns[name][0]}
-        for name, timing in timings.items()
-    ]
-    return Report("step", rows, machine(options.device), [f"{name}: {path}" for name, path in checkouts.items()])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import pytest
 import hnclip
 from hnclip.api import split_settings
 from hnclip.config import RunOptions, TrainConfig
+from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 
 
@@ -38,6 +39,19 @@ def test_fine_tune_evaluate_and_search(tmp_path: Path, model_directory: Path) ->
     with hnclip.open_index(tmp_path / "photos.hnc") as index:
         hits = index.search(captions[3], k=24).hits
     assert {hit.file.name for hit in hits} == {f"{number:02}.png" for number in range(24)}
+
+
+def test_a_run_of_records_is_resumed_with_them(tmp_path: Path, model_directory: Path) -> None:
+    records = [record for split in ("train", "validation") for record in scene_records("park", split, families=4)]
+    data = DataSet("of a program", tuple(records))
+
+    def stop(step: int) -> None:
+        raise InterruptedError
+
+    settings = {"epochs": 1, "micro_batch": 4, "accumulate": 1, "save_minutes": 0.0, "threads": 1}
+    with pytest.raises(InterruptedError):
+        hnclip.train(data, model=model_directory, out=tmp_path, **settings, on_step=stop)
+    assert hnclip.resume(tmp_path, data=data).steps > 1
 
 
 def test_settings_belong_to_the_section_that_has_them() -> None:

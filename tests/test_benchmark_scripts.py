@@ -112,15 +112,6 @@ def test_a_step_of_each_way_and_of_each_method(capsys: pytest.CaptureFixture[str
     assert [row["way"] for row in rows] == ["infonce", "hnclip", *step.METHODS]
 
 
-@pytest.mark.slow
-def test_a_step_against_another_checkout_and_its_first_step(capsys: pytest.CaptureFixture[str]) -> None:
-    """The other checkout is this one, so its first loss is the same."""
-    other, own = bench(capsys, f"{SMALL} --against {BENCHMARKS.parent}")
-    assert other["loss"] == own["loss"] > 0
-    (row,) = bench(capsys, "step --first-step --turns 1")
-    assert min(row[f"{part} s"] for part in ("imports", "model", "data", "evaluation", "step")) > 0
-
-
 def test_data_and_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Argsort ends at 60 pairs."""
     for number in range(3):

@@ -107,11 +107,23 @@ def _field_paths(config: Any, prefix: str = "") -> dict[str, str]:
     return paths
 
 
-def resume(out: str | Path, options: RunOptions | None = None) -> TrainResult:
-    """Continue the run in a directory from its last checkpoint, to the same weights as if it had never stopped."""
+def resume(
+    out: str | Path,
+    options: RunOptions | None = None,
+    *,
+    data: DataSet | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> TrainResult:
+    """Continue the run in a directory from its last checkpoint, to the same weights as if it had never stopped.
+
+    Args:
+        options: where and how it continues; as it was started if not given.
+        data: the records, if the run was started with records.
+        on_step: as in `train`.
+    """
     from hnclip.training import runs
 
-    return runs.resume(Path(out), options)
+    return runs.resume(Path(out), options, data=data, on_step=on_step)
 
 
 def evaluate(

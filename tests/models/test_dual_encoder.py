@@ -134,6 +134,7 @@ def test_invalid_inputs_are_refused(model, photos, pixels):
     floats = np.random.default_rng(0).random((9, 9, 3))
     for word, call, wrong in (
         ("list", model.encode, "a red house"),
+        ("list", model.encode, np.zeros((9, 9, 3), np.uint8)),  # its rows would be read as grey images
         ("inputs", model.encode, ["a red house", images[0]]),
         ("no_such", model.encode, [Path("no_such.png")]),
         ("uint8", model.encode, [floats]),

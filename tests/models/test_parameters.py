@@ -69,7 +69,7 @@ def test_exactly_what_is_not_frozen_gets_a_gradient(kind, directories):
 
 
 def test_statistics_of_a_frozen_batch_norm_stay(tokenizer):
-    """In a tower that trains they must be gathered and saved."""
+    """In a tower that trains they must be gathered and saved, and interpolated as weights are."""
     text = BertConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, vocab_size=len(tokenizer))
     sizes = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 3], "layer_type": "basic", "hidden_size": 16}
     towers = ResNetModel(ResNetConfig(**sizes)), BertModel(text)
@@ -86,6 +86,11 @@ def test_statistics_of_a_frozen_batch_norm_stay(tokenizer):
         after = dict(model.backbone.vision_model.named_buffers())
         assert all(tensor.equal(before[name]) for name, tensor in after.items()) == frozen
     assert {f"backbone.vision_model.{name}" for name in before} <= trained_tensors(model).keys()
+    tuned, batch = deepcopy(model), pixels(model)
+    tuned.encode_images(batch)
+    for alpha, expected in ((0.0, model), (1.0, tuned)):
+        mixed = interpolate(deepcopy(tuned), model, tuned, alpha)
+        assert torch.equal(*(deepcopy(one).eval().encode_images(batch).vectors for one in (mixed, expected)))
 
 
 def test_trained_tensors_are_restored_and_those_of_another_model_refused(model_directory):

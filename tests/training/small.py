@@ -20,7 +20,7 @@ from torch import nn
 from torch.multiprocessing import start_processes
 
 from hnclip.config import OptimConfig, RunOptions, TrainConfig
-from hnclip.core import Embeddings, Record, ViewEmbeddings
+from hnclip.core import NegativePairs, Record
 from hnclip.data.batching import prepare
 from hnclip.data.images import ImageTransform
 from hnclip.data.records import DataSet
@@ -79,9 +79,8 @@ def small_memory(batch, size, count):
     """A memory with the first `count` pairs of the batch, as another encoder sees them, and its vectors."""
     g = torch.Generator().manual_seed(9)
     image, text = (F.normalize(torch.randn(count, 16, generator=g).double(), dim=1) for _ in range(2))
-    views = {"full": ViewEmbeddings(image)}, {"caption": ViewEmbeddings(text)}
-    embeddings = Embeddings(*views, torch.tensor(1.0), batch.ids[:count], batch.margin_text[:count])
-    return PairMemory(size, embeddings, torch.arange(count)), image, text
+    pairs = NegativePairs(image, text, batch.ids[:count], batch.margin_text[:count])
+    return PairMemory(size, pairs, torch.arange(count)), image, text
 
 
 def gradients(model, step):

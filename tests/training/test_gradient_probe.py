@@ -12,12 +12,12 @@ from small import PAIRS, config_for, options_for, small_batch, small_encoder, st
 from torch import nn
 
 from hnclip.config import ObjectiveConfig, OptimConfig
-from hnclip.core import Batch, Embeddings, ViewEmbeddings
+from hnclip.core import Batch, Embeddings, TextBatch, ViewEmbeddings
 from hnclip.losses import GLOBAL_LOSSES, hard_negative_loss
 from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
 from hnclip.training.checkpoint import load_checkpoint
-from hnclip.training.gradient_probe import GradientProbe
+from hnclip.training.gradient_probe import probe_gradients
 from hnclip.training.log import read_metrics
 from hnclip.training.optimizer import build_optimizer
 from hnclip.training.step import TrainStep
@@ -53,7 +53,7 @@ def test_losses_norms_and_cosine_are_those_of_autograd(data, negatives, micro, s
     batch, tokenizer = data
     model = small_encoder(tokenizer)
     model.backbone.vision_model.requires_grad_(not frozen)
-    found = GradientProbe(model, OptimConfig(micro_batch=micro, negatives=negatives), gamma=0.7).probe(batch)
+    found = probe_gradients(model, batch, OptimConfig(micro_batch=micro, negatives=negatives), gamma=0.7)
     (infonce, first), (hn, second) = (twin(model, batch, sizes, gamma) for gamma in (0.0, 0.7))
     expected = {
         "infonce": infonce,
@@ -74,12 +74,12 @@ def test_the_probe_measures_what_the_next_step_does(data, negatives, name):
     optim = OptimConfig(micro_batch=4, negatives=negatives, clip_grad=0.0, lr=1e-3, weight_decay=0.0)
     objective, optimizer = HNClip(GlobalTerm(GLOBAL_LOSSES[name])), build_optimizer(model, optim)
     torch.manual_seed(5)
-    found = GradientProbe(model, optim).probe(batch)
+    found = probe_gradients(model, batch, optim)
     assert all(parameter.grad is None for parameter in model.parameters())
     step = TrainStep(model, objective, optimizer, optim, total=10)(batch, 0).read()
     assert found[name] == pytest.approx(step["global"], rel=1e-6)
     assert found[f"{name}_norm"] == pytest.approx(step["grad_norm"], rel=1e-6)
-    assert GradientProbe(model, optim).probe(batch)[name] != pytest.approx(found[name], rel=1e-4)
+    assert probe_gradients(model, batch, optim)[name] != pytest.approx(found[name], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,9 @@ class Free(nn.Module):
 
 def probe(model, micro, *, gamma=0.5):
     count = len(model.image)
-    batch = Batch({"full": torch.zeros(count, 3, 1, 1, dtype=torch.uint8)}, {}, torch.arange(count)[:, None])
-    return GradientProbe(model, OptimConfig(micro_batch=micro), gamma=gamma).probe(batch)
+    numbers, pixels = torch.arange(count)[:, None], torch.zeros(count, 3, 1, 1, dtype=torch.uint8)
+    batch = Batch({"full": pixels}, {"caption": TextBatch(numbers, torch.ones(count))}, numbers)
+    return probe_gradients(model, batch, OptimConfig(micro_batch=micro), gamma=gamma)
 
 
 @pytest.mark.parametrize(("count", "scale"), [(16, 36.0), (4, 70.0)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from small import DUPLICATES, PAIRS, assert_same, gradients, small_batch, small_encoder, small_memory
 
 from hnclip.config import OptimConfig
-from hnclip.core import Embeddings, ViewEmbeddings, join_embeddings
+from hnclip.core import NegativePairs, join_embeddings
 from hnclip.losses import GLOBAL_LOSSES, clip_loss, hard_negative_loss
 from hnclip.objectives.base import GlobalTerm
 from hnclip.objectives.hn_clip import HNClip
@@ -184,19 +184,18 @@ def test_memory_negatives_are_more_columns(data, name, count):
 def test_memory_keeps_the_pairs_seen_last(batches, size):
     """Against a list: each pair once, with its newest vectors; the one seen longest ago is replaced."""
 
-    def embeddings(rows, turn):
+    def pairs(rows, turn):
         vectors = torch.tensor([[float(row), float(turn)] for row in rows])
-        view = ViewEmbeddings(vectors)
-        return Embeddings({"full": view}, {"caption": view}, torch.tensor(1.0), torch.tensor(rows)[:, None])
+        return NegativePairs(vectors, vectors, torch.tensor(rows)[:, None])
 
-    memory = PairMemory(size, embeddings([0], -1), torch.tensor([0]))
+    memory = PairMemory(size, pairs([0], -1), torch.tensor([0]))
     expected = [(0, -1)]
     for turn, rows in enumerate(batches):
-        memory.add(embeddings(rows, turn), torch.tensor(rows))
+        memory.add(pairs(rows, turn), torch.tensor(rows))
         for row in rows:
             expected = [*[entry for entry in expected if entry[0] != row], (row, turn)]
         expected = expected[-size:]
-    again = PairMemory(size, embeddings([3], 7), torch.tensor([3]))
+    again = PairMemory(size, pairs([3], 7), torch.tensor([3]))
     again.load_state_dict(memory.state_dict())
     for found in (memory, again):
         assert sorted(map(tuple, found.negatives().image.tolist())) == sorted(map(tuple, expected))

@@ -73,7 +73,7 @@ class GradientSummary:
 
 
 def gradient_summary(entries: Entries) -> GradientSummary:
-    """Summarise entries as `read_metrics(run, "gradients")` returns them (`GradientProbe.probe`).
+    """Summarise entries as `read_metrics(run, "gradients")` returns them (`probe_gradients`).
 
     Reference:
         HN-CLIP, section 2.4, figure of the gradient analysis, appendix C.

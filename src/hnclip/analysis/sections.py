@@ -29,7 +29,7 @@ from hnclip.analysis.captions import CaptionGeometry
 from hnclip.analysis.gradients import gradient_summary
 from hnclip.analysis.near_duplicates import near_duplicate_rows, suspect_rows
 from hnclip.config import ReadConfig, TrainConfig
-from hnclip.core import Embeddings, Problem, Record, ViewEmbeddings
+from hnclip.core import NegativePairs, Problem, Record
 from hnclip.data.batching import PairData
 from hnclip.evaluation.metrics import recall_at
 from hnclip.evaluation.ranks import ARROWS, retrieval_ranks
@@ -39,7 +39,7 @@ from hnclip.report.caption_figures import Distribution, batch_figure, motivation
 from hnclip.report.document import Block, CaptionRows, Figure, Finding, Table, Text
 from hnclip.report.results import recall_table
 from hnclip.report.run_figures import gradient_figure
-from hnclip.training.gradient_probe import GradientProbe
+from hnclip.training.gradient_probe import probe_gradients
 from hnclip.training.memory import PairMemory
 from hnclip.training.setup import choose_precision
 from hnclip.training.step import SATURATED, split_batch
@@ -341,13 +341,12 @@ def _gradients(found: Analysed) -> SectionResult:
         memory=0 if memory is None else SAMPLE,
     )
     pairs = found.pairs.draw(found.config.seed, 0)
-    probe = GradientProbe(model, optim, gamma=options.gamma)
     train_mode(model)
     entries = []
     with progress("measuring gradients, batches") as bar:
         for number in bar.iterate(range(min(options.batches, len(epoch.batches)))):
             rows, groups = split_batch(epoch.batches[number], optim)
-            entry = probe.probe(pairs.batch(rows), groups, memory)
+            entry = probe_gradients(model, pairs.batch(rows), optim, groups, memory, gamma=options.gamma)
             if not math.isfinite(entry["infonce_norm"] + entry["hn_norm"]):
                 raise ValueError(f"a gradient of batch {number + 1} is not a number")
             entries.append({"epoch": 1, "step": number, **entry})
@@ -366,13 +365,8 @@ def _memory(found: Analysed, image: Tensor) -> PairMemory:
     """The memory of the planned run at its start."""
     rows, model = found.epoch.memory, found.model
     text = found.text[found.epoch.chosen[rows]]  # [M, D]
-    embeddings = Embeddings(
-        {"full": ViewEmbeddings(image[rows].to(model.device, model.dtype))},
-        {"caption": ViewEmbeddings(text.to(model.device, model.dtype))},
-        model.scale.detach(),
-        ids=found.epoch.ids[rows].to(model.device),
-    )
-    return PairMemory(len(rows), embeddings, rows)
+    image, text = (vectors.to(model.device, model.dtype) for vectors in (image[rows], text))
+    return PairMemory(len(rows), NegativePairs(image, text, found.epoch.ids[rows].to(model.device)), rows)
 
 
 SECTIONS: dict[str, tuple[str, Callable[[Analysed], SectionResult]]] = {

@@ -53,9 +53,10 @@ class Check:
         data = open_data(self.data, self.read)
         text_transform = image_transform = None
         if self.model is not None:
-            from hnclip.models.load import load_transforms  # imports transformers, which takes seconds
+            from hnclip.models.load import load  # imports transformers, which takes seconds
 
-            text_transform, image_transform = load_transforms(self.model, **vars(self.opening))
+            model = load(self.model, **vars(self.opening))
+            text_transform, image_transform = model.text_transform, model.image_transform
         result = check_data(data, text_transform=text_transform, image_transform=image_transform, images=self.images)
         report = check_report(result, self.listed)
         return Printed(report.to_text(), report.data, 1 if result.errors else 0)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # raise it when the same model is to have another fingerprint
 MEMORY, REMEMBERED = "weights.json", 200  # file in the cache directory, and the models that it holds
-SMALL = 2**18  # elements of a tensor that is compared even if the weights are remembered
+SMALL = 2**18  # elements of a tensor that is compared even if the weights are remembered, as are all positions
 # Settings of a tower that change its output and that its weights do not show.
 TOWER = (
     "model_type",
@@ -90,12 +90,13 @@ def images_fingerprint(records: Sequence[Record]) -> str:
 
 def _weights(tensors: dict[str, Tensor], loaded_from: str | Path | None) -> str:
     """A hash of all floating-point tensors by content: libraries rename them from time to time."""
-    used = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
     files = list(_weight_files(Path(loaded_from))) if loaded_from else []
     if not files:
-        return _digest(sorted(map(_tensor_digest, used)))
-    # The small ones tell a model with a longer context from the one in the file.
-    small = sorted(_tensor_digest(tensor) for tensor in used if tensor.numel() <= SMALL)
+        return _digest(sorted(map(_tensor_digest, tensors.values())))
+    # Positions tell a model that was stretched when it was loaded from the one in the file.
+    kept = [tensor for name, tensor in tensors.items() if tensor.numel() <= SMALL or "position" in name]
+    small = sorted(map(_tensor_digest, kept))
     key = _digest([FORMAT, files, small])
     file = cache_directory(None) / MEMORY
     known: dict[str, Any] = {}
@@ -104,7 +105,7 @@ def _weights(tensors: dict[str, Tensor], loaded_from: str | Path | None) -> str:
     found = str(known.get(key, ""))[:32]
     if known.get(key) == _sealed(key, found):
         return found
-    found = _digest(sorted(map(_tensor_digest, used)))
+    found = _digest(sorted(map(_tensor_digest, tensors.values())))
     with suppress(OSError), replace_file(file) as partial:  # a directory that cannot be written costs time only
         recent = dict([*known.items()][1 - REMEMBERED :])
         partial.write_text(json.dumps({**recent, key: _sealed(key, found)}, indent=1), encoding="utf-8")

@@ -36,7 +36,7 @@ from hnclip.encode import embeddings as stored
 from hnclip.encode.embeddings import IMAGES, MANIFEST, METADATA, SKIPPED, TEXTS, Manifest
 from hnclip.encode.fingerprint import images_fingerprint, model_fingerprint, records_fingerprint
 from hnclip.encode.loop import encode_captions, encode_images
-from hnclip.models.load import load, models_of
+from hnclip.models.load import load
 from hnclip.util.console import progress
 from hnclip.util.device import find_device
 from hnclip.util.files import replace_file
@@ -51,19 +51,25 @@ NAMES = {"model", "source", "data", "command"}  # parts of a job that may differ
 
 @pydantic.dataclasses.dataclass(frozen=True)
 class EncodeSettings:
-    """The arguments of `encode` that are needed to write a shard; actors of Ray receive them pickled."""
+    """What is needed to write a shard; actors of Ray receive it pickled."""
 
     data: str
+    """A source as for training, or any folder of images."""
     out: Path
     model: str = "bundled"
+    """As `hnclip eval` takes it; of a run directory, its best epoch."""
     opening: Opening = Opening()
     read: ReadConfig = ReadConfig()
     split: str = "all"
+    """One split of the data, or all."""
     only: Literal["both", "images", "captions"] = "both"
     dtype: Literal["float32", "float16"] = "float32"
+    """Of the embeddings on disk."""
     shard_size: Count = 4096
+    """Records per shard; an interruption loses at most the unfinished shard."""
     batch: Count = 128
     threads: Number = 0
+    """Decoding threads of a process, and CPU threads of an actor; 0 leaves the choice to torch."""
     device: str = "auto"
 
 
@@ -106,49 +112,32 @@ def encode(
     data: str,
     out: str | Path,
     *,
-    model: str = "bundled",
-    opening: Opening | None = None,
-    read: ReadConfig | None = None,
-    split: str = "all",
-    only: Literal["both", "images", "captions"] = "both",
-    partition: tuple[int, int] | str = (0, 1),
-    shard_size: int = 4096,
-    batch: int = 128,
-    dtype: Literal["float32", "float16"] = "float32",
+    partition: str = "1/1",
     verify: bool = False,
     engine: Literal["local", "ray"] = "local",
     workers: int | None = None,
-    threads: int = 0,
-    device: str = "auto",
+    **settings: Any,
 ) -> EncodeResult:
     """Encode the shards of a partition that do not exist yet or are damaged.
 
     Args:
-        data: a source as for training, or any folder of images.
-        model: as `hnclip eval` takes it; for a run directory, its best epoch.
-        split: "all", or one split of the data.
-        partition: (k, N) for the shards k, k + N, k + 2·N …; or "K/N" with K = k + 1.
-        shard_size: records per shard; an interruption loses at most the unfinished shard.
-        dtype: of the embeddings on disk.
+        partition: "K/N": of the shards, numbered from 1, K, K + N, K + 2·N …
         verify: encode nothing; ValueError if a shard is missing or damaged.
         engine: "local" is this process, "ray" a pool of `workers` actors of Ray.
-        threads: decoding threads of a process, and CPU threads of an actor; 0 leaves the choice to torch.
+        settings: the other fields of `EncodeSettings`.
     """
-    start, out = time.monotonic(), Path(out)
+    start, given = time.monotonic(), EncodeSettings(data, Path(out), **settings)
+    out = given.out
     if verify:
         found = stored.open_embeddings(out, verify=True)
         shards, command = len(found.manifests), found.manifests[0]["job"]["command"]
         return EncodeResult(out, 0, shards, (), shards, command, time.monotonic() - start, found.counts)
-    part, parts = parse_share(partition) if isinstance(partition, str) else partition
-    if not 0 <= part < parts:
-        raise ValueError(f"partition must be (k, N) with 0 ≤ k < N, got {partition}")
-    inputs = data, out, model, opening or Opening(), read or ReadConfig()
-    settings = EncodeSettings(*inputs, split, only, dtype, shard_size, batch, threads, device)
+    part, parts = parse_share(partition)
     if engine == "ray":
         from hnclip.encode.ray_engine import encode_with_ray, import_ray
 
         import_ray()  # before the model is loaded
-    encoder = Encoder(settings)
+    encoder = Encoder(given)
     job, shards = encoder.job, encoder.job["shards"]
     log.info(f"model: {job['source']}; data: {job['records']:,} records of {job['data']} in {counted(shards, 'shard')}")
     own = range(part, shards, parts)
@@ -157,10 +146,10 @@ def encode(
     done = sum(items.values()) - sum(items[number] for number in pending)
     with progress("images and captions", sum(items.values()), done) as bar:
         if engine == "ray":
-            for number in encode_with_ray(settings, pending, workers):
+            for number in encode_with_ray(given, pending, workers):
                 bar.advance(items[number])
         else:
-            encoder.model.to(find_device(device))
+            encoder.model.to(find_device(given.device))
             for number in pending:
                 encoder.write(number, bar.advance)
     missing, counts = encoder.finish()
@@ -176,7 +165,7 @@ class Encoder:
         self.settings, self.out = settings, settings.out
         self.data, self.only = open_records(settings)
         check_rows(self.data, largest=settings.read.max_bad)
-        self.model = load(models_of(settings.model)[0][1], **vars(settings.opening))
+        self.model = load(settings.model, **vars(settings.opening))
         self.model.require_trained("encoding")
         self.job: dict[str, Any] = {
             "format": stored.FORMAT,

@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -25,6 +24,7 @@ from hnclip.models.model_card import read_training, warn_of_changed_weights, wri
 from hnclip.models.openai_checkpoint import Activation
 from hnclip.models.parameters import Towers, linear_names, projection_names
 from hnclip.util.files import read_json, replace_directory
+from hnclip.util.optional import import_extra
 
 Method = Literal["lora", "dora"]
 ABOUT, CONFIG = "hnclip.json", "adapter_config.json"
@@ -78,7 +78,7 @@ def add_adapters(
     """
     if model.has_adapters:
         raise ValueError("the model already has adapters: merge them first (merge_adapters)")
-    peft = _peft()
+    peft = import_extra("peft", "adapters", "adapt")
     settings = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,
@@ -141,7 +141,7 @@ def open_adapter(directory: Path, *, tokenizer: Any = None) -> DualEncoder:
         raise ValueError(f"{directory} has no weights: expected {' or '.join(WEIGHTS)}")
     training = read_training(directory)
     warn_of_changed_weights(directory, training)
-    peft = _peft()
+    peft = import_extra("peft", "adapters", "adapt")
     settings = peft.PeftConfig.from_pretrained(str(directory))
     if settings.peft_type != peft.PeftType.LORA:
         raise ValueError(f"{directory} is an adapter of type {settings.peft_type}; supported are LoRA and DoRA")
@@ -184,11 +184,3 @@ def _adapted(model: DualEncoder) -> Any:
     if not model.has_adapters:
         raise ValueError("the model has no adapters")
     return model.backbone
-
-
-def _peft() -> ModuleType:
-    try:
-        import peft
-    except ImportError as error:
-        raise ValueError("adapters need the peft package: pip install 'hnclip[adapt]'") from error
-    return peft

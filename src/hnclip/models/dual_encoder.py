@@ -145,7 +145,8 @@ class DualEncoder(nn.Module):
             progress: show a progress bar.
             to: "numpy" for an array, "torch" for a tensor on the CPU.
         """
-        if isinstance(inputs, str | Path | Image.Image):
+        array = isinstance(inputs, np.ndarray) and inputs.dtype == np.uint8 and inputs.ndim < 4
+        if array or isinstance(inputs, str | Path | Image.Image):
             raise ValueError(f"encode takes a list of texts or images, got a single {type(inputs).__name__}")
         if to not in ("numpy", "torch"):
             raise ValueError(f"to must be 'numpy' or 'torch', got {to!r}")
@@ -227,12 +228,12 @@ class DualEncoder(nn.Module):
 
     def encode_pixels(self, pixels: Tensor, *, tokens: bool = False) -> ViewEmbeddings:
         """`encode_images` for pixels that are already normalised: [B, 3, H, W] floats."""
-        vectors, patches = self.family.image_features(self.backbone, pixels, request="tokens" if tokens else "global")
+        vectors, hidden = self.family.image_states(self.backbone, pixels)
         vectors = self._unit(vectors)  # [B, D]
-        if patches is None:
+        if not tokens:
             return ViewEmbeddings(vectors)
-        mask = torch.ones(patches.shape[:2], dtype=torch.bool, device=patches.device)
-        return ViewEmbeddings(vectors, self._unit(patches), mask)
+        patches = self._unit(self.family.patch_vectors(self.backbone, hidden))  # [B, P, D]
+        return ViewEmbeddings(vectors, patches, patches.new_ones(patches.shape[:2], dtype=torch.bool))
 
     def encode_texts(self, texts: TextBatch, *, tokens: bool = False) -> ViewEmbeddings:
         """Encode tokenised texts.
@@ -242,10 +243,6 @@ class DualEncoder(nn.Module):
             returns vectors [B, D]; with `tokens` also word vectors [B, T, D] and a mask that excludes special tokens
             at either end and pads
         """
-        return self._encode_texts(texts, tokens=tokens)
-
-    def _encode_texts(self, texts: TextBatch, *, tokens: bool) -> ViewEmbeddings:
-        # `forward` calls this instead of `encode_texts`, which FSDP treats as a forward pass of its own.
         vectors, words = self._text_features(texts, "tokens" if tokens else "global")
         vectors = self._unit(vectors)  # [B, D]
         if words is None:
@@ -291,7 +288,8 @@ class DualEncoder(nn.Module):
         if tokens and any(name in self.readouts for name in captions):
             words = self._read_out(self._text_output(texts), captions, batch.parts)
         else:
-            words = _split(self._encode_texts(texts, tokens=plain), captions)
+            # Of the class: FSDP treats the method of the instance as a forward pass of its own.
+            words = _split(DualEncoder.encode_texts(self, texts, tokens=plain), captions)
 
         def described(side: Mapping[str, ViewEmbeddings]) -> dict[str, ViewEmbeddings]:
             return {
@@ -309,7 +307,7 @@ class DualEncoder(nn.Module):
 
     def _image_output(self, pixels: Tensor) -> TowerOutput:
         vectors, hidden = self.family.image_states(self.backbone, self.normalize_pixels(pixels))
-        inside = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
+        inside = hidden.new_ones(hidden.shape[:2], dtype=torch.bool)
         project = partial(self.family.patch_vectors, self.backbone)
         return TowerOutput(vectors, hidden, inside, None, project, nn.Identity())
 

@@ -20,16 +20,14 @@ from hnclip.models.packing import is_worth_packing, pack, unpack, use_packed_att
 from hnclip.util.optional import large_import
 
 Request: TypeAlias = Literal["global", "tokens", "hidden"]
-"""What a tower returns: global vectors alone, with token vectors, or with its last hidden states."""
+"""What a text tower returns: global vectors alone, with token vectors, or with its last hidden states."""
 Features: TypeAlias = tuple[Tensor, Tensor | None]
 
 
 class Family(ABC):
     """How features are computed from a backbone of one architecture, before normalisation.
 
-    Features are the global vectors [B, D] in the joint space. For the request "tokens" there is also one vector per
-    patch [B, P, D] or per text position [B, T, D]; for "hidden" the tower's last hidden states of the same positions,
-    [B, P, W] and [B, T, W], which `patch_vectors` and `word_vectors` project into the joint space.
+    Global vectors are in the joint space. `patch_vectors` and `word_vectors` project last hidden states into it.
     """
 
     kind: ClassVar[str]
@@ -53,21 +51,15 @@ class Family(ABC):
         """Patches along each side of an image of `side` pixels; None if unknown."""
         return side // backbone.config.vision_config.patch_size
 
-    def image_features(self, backbone: Any, pixels: Tensor, *, request: Request) -> Features:
-        """Features of normalised pixels [B, 3, H, W]."""
-        vectors, hidden = self.image_states(backbone, pixels)
-        if request == "global":
-            return vectors, None
-        return vectors, hidden if request == "hidden" else self.patch_vectors(backbone, hidden)
-
     @abstractmethod
     def image_states(self, backbone: Any, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Global vectors [B, D] and the last hidden states of the patches [B, P, W]."""
+        """Global vectors [B, D] and the last hidden states of the patches [B, P, W], of normalised pixels
+        [B, 3, H, W]."""
 
     @abstractmethod
-    def text_features(
-        self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request
-    ) -> Features: ...
+    def text_features(self, backbone: Any, texts: TextBatch, transform: TextTransform, *, request: Request) -> Features:
+        """Global vectors [B, D]; for the request "tokens" also a vector for each position [B, T, D], for "hidden" its
+        last hidden state [B, T, W]."""
 
     @abstractmethod
     def patch_vectors(self, backbone: Any, hidden: Tensor) -> Tensor:

@@ -9,10 +9,8 @@ import json
 import re
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -116,34 +114,6 @@ def models_of(path: str) -> list[tuple[str, str]]:
         (f"{run} ({label}{state}{'' if epochs[name] is None else f', epoch {epochs[name]}'})", str(run / name))
         for name, label in labels.items()
     ]
-
-
-def load_transforms(
-    model: str | Path = BUNDLED,
-    *,
-    context: int | None = None,
-    tokenizer: str | Path | None = None,
-    activation: Activation | None = None,
-    **stretching: Any,
-) -> tuple[TextTransform, ImageTransform]:
-    """The preprocessing of a model, with the arguments of `load`; of a Hugging Face directory without its weights."""
-    (_, name), *_ = models_of(str(model))
-    with as_file(files("hnclip.models") / BUNDLED) as bundled:
-        directory = bundled if name == BUNDLED else Path(name)
-        if not directory.exists() and "+" not in name:
-            directory = _find_directory(name)
-        if (directory / "config.json").is_file() and not (directory / CONFIG).is_file():
-            from transformers import AutoConfig
-
-            family = _read_family(directory)
-            with silence_transformers():
-                config = AutoConfig.from_pretrained(directory, local_files_only=True)
-            text = _text_transform(family, config.text_config, open_tokenizer(Path(tokenizer or directory)))
-            size = family.image_size(SimpleNamespace(config=config))
-            image = read_image_transform(directory, family.kind, size)
-            return replace(text, context=max(context or 0, text.context)), image
-    opened = load(model, context=context, tokenizer=tokenizer, activation=activation, **stretching)
-    return opened.text_transform, opened.image_transform
 
 
 def _open(name: str, tokenizer: Any, activation: Activation | None) -> DualEncoder:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hnclip.util.files import read_json
+from hnclip.util.tables import markdown_table
 
 if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
@@ -140,7 +141,7 @@ def _training(training: Training) -> list[str]:
     parts = [
         "## Training",
         f"Base: {training.base}. Data: {training.data}.",
-        _table(["objective", "value"], [[name, str(value)] for name, value in training.objective.items()]),
+        markdown_table(["objective", "value"], [[name, str(value)] for name, value in training.objective.items()]),
         f"```sh\n{training.command}\n```",
     ]
     if training.metrics:
@@ -150,12 +151,5 @@ def _training(training: Training) -> list[str]:
             [split, *(f"{metrics[direction][recall]:.1f}" for direction, recall in columns)]
             for split, metrics in training.metrics.items()
         ]
-        parts += ["## Results", "Recall in percent.", _table(headers, rows)]
+        parts += ["## Results", "Recall in percent.", markdown_table(headers, rows)]
     return parts
-
-
-def _table(headers: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
-    rule = [":---", *["---:"] * (len(headers) - 1)]
-    escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (headers, rule, *escaped))

@@ -66,13 +66,9 @@ HUB_NAMES = {
 }
 
 
-def read_state_dict(file: Path) -> dict[str, Tensor]:
-    """The named tensors of a checkpoint, memory-mapped, without the prefixes `module.` and `_orig_mod.`."""
-    return _read_checkpoint(file)[0]
-
-
 def _read_checkpoint(file: Path) -> tuple[dict[str, Tensor], set[str]]:
-    """The tensors, and the keys of the trainer's dictionary around them. No code in the file is executed."""
+    """The tensors by name, memory-mapped, without the prefixes `module.` and `_orig_mod.`, and the keys of the
+    trainer's dictionary around them. No code in the file is executed."""
     with file.open("rb") as handle:
         is_zip = handle.read(2) == b"PK" and zipfile.is_zipfile(handle)
     if is_zip:

@@ -167,7 +167,7 @@ def match_base(base: DualEncoder, tuned: DualEncoder) -> None:
 
 @torch.no_grad()
 def interpolate(into: DualEncoder, base: DualEncoder, tuned: DualEncoder, alpha: float) -> DualEncoder:
-    """Set every weight of `into` to (1 − α)·base + α·tuned, and return it.
+    """Set every weight of `into`, and every statistic of a batch norm, to (1 − α)·base + α·tuned, and return it.
 
     Relations: α 0 is the base, α 1 the tuned model, both exactly. `into` may be one of the two.
 
@@ -175,9 +175,10 @@ def interpolate(into: DualEncoder, base: DualEncoder, tuned: DualEncoder, alpha:
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be between 0 (the base) and 1 (the tuned model), got {alpha}")
-    before, after = (dict(model.backbone.named_parameters()) for model in (base, tuned))
-    for name, weight in into.backbone.named_parameters():
-        weight.copy_(torch.lerp(before[name], after[name].to(before[name].device), alpha))
+    before, after = base.backbone.state_dict(), tuned.backbone.state_dict()
+    for name, tensor in into.backbone.state_dict().items():
+        if tensor.is_floating_point():  # not the counters of batch norms
+            tensor.copy_(torch.lerp(before[name], after[name].to(before[name].device), alpha))
     into.source = f"{1 - alpha:g} × ({base.source}) + {alpha:g} × ({tuned.source})"
     into.provenance = None
     return into

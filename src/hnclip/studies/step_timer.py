@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from hnclip.config import RunOptions, TrainConfig
 from hnclip.data.batching import prepare
 from hnclip.models.parameters import train_mode
-from hnclip.objectives.registry import build_objective, build_readouts
+from hnclip.objectives.registry import build_objective
 from hnclip.report.document import Block, Table
 from hnclip.studies.identity import open_start, training_records
 from hnclip.studies.paper import STEPS
@@ -23,7 +23,7 @@ from hnclip.studies.results import StudyResults
 from hnclip.studies.store import Store
 from hnclip.training.data import add_views, needed_views
 from hnclip.training.optimizer import build_optimizer
-from hnclip.training.setup import choose_precision, choose_trainable, compile_blocks, recompute_activations
+from hnclip.training.setup import choose_precision, prepare_model
 from hnclip.training.step import TrainStep
 from hnclip.util.device import find_device
 from hnclip.util.text import counted
@@ -66,13 +66,7 @@ def _training_step(config: TrainConfig, options: RunOptions) -> tuple[Callable[[
     """An optimiser step of a run on one batch of its records, and the bytes that its model needs."""
     torch.manual_seed(config.seed)
     model = open_start(config, options.device)
-    choose_trainable(config, model)
-    objective = build_objective(config.objective)
-    model.readouts.update(build_readouts(objective, model))
-    if options.speed.recompute:
-        recompute_activations(model)
-    if options.speed.compile:
-        compile_blocks(model)
+    objective = prepare_model(config, options.speed, model)
     train_mode(model)
     optim = replace(config.optim, precision=choose_precision(config.optim.precision, model.device))
     count = optim.micro_batch * optim.accumulate

@@ -159,22 +159,17 @@ def gather_embeddings(embeddings: Embeddings, rows: int) -> tuple[Embeddings, in
 
 @torch.no_grad()
 def sum_gradients(model: nn.Module) -> None:
-    """Replace every gradient by its sum over ranks; FSDP has done so already for its own parameters.
-
-    A gradient that only some ranks have counts as zero in the others; one that no rank has stays None.
-    """
+    """Replace every gradient by its sum over ranks, all of which have gradients of the same parameters. FSDP has done
+    so already for its own."""
     if not is_distributed():
         return
-    whole = [p for p in model.parameters() if p.requires_grad and not is_sharded(p)]
-    present = torch.tensor([p.grad is not None for p in whole], dtype=torch.uint8)
-    dist.all_reduce(present, dist.ReduceOp.MAX)
-    used = [p for p, there in zip(whole, present.tolist()) if there]
-    for dtype in {p.dtype for p in used}:
-        group = [p for p in used if p.dtype == dtype]
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in group])
+    grads = [p.grad for p in model.parameters() if p.grad is not None and not is_sharded(p)]
+    for dtype in dict.fromkeys(grad.dtype for grad in grads):  # in the same order on every rank
+        group = [grad for grad in grads if grad.dtype == dtype]
+        flat = torch.cat([grad.flatten() for grad in group])
         dist.all_reduce(flat)
-        for parameter, total in zip(group, flat.split([p.numel() for p in group])):
-            parameter.grad = total.view_as(parameter)
+        for grad, total in zip(group, flat.split([grad.numel() for grad in group])):
+            grad.copy_(total.view_as(grad))
 
 
 @torch.no_grad()

@@ -39,91 +39,85 @@ from hnclip.training.step import SATURATED, Group, GroupLosses, backward
 from hnclip.util.device import random_state, restore_random_state
 
 
-class GradientProbe:
-    """Measures InfoNCE and L_HN, without a token term, and their gradients by all trained parameters.
+def probe_gradients(
+    model: DualEncoder,
+    batch: Batch,
+    optim: OptimConfig,
+    groups: Sequence[Group] | None = None,
+    memory: PairMemory | None = None,
+    *,
+    gamma: float = 0.5,
+) -> dict[str, Any]:
+    """Measure InfoNCE and L_HN, without a token term, and their gradients by all trained parameters, on one batch.
 
     Afterwards weights, gradients, buffers, random states and the memory are as before. Both losses see the same
-    dropout masks, those of the following step.
+    dropout masks, those of the following step. All ranks must call.
 
     Cost: two forward and backward passes of a step, and the memory of one more gradient.
 
     Args:
-        optim: with the precision chosen; its micro-batches and negatives are those of the losses.
+        model, batch, optim, groups, memory: as in `backward`.
         gamma: γ of L_HN; Ḡ is that of the live captions, without margin or center.
+
+    Returns:
+        infonce, hn: the losses, means over all pairs; the gradients are theirs.
+        infonce_norm, hn_norm: lengths of the gradients.
+        cosine: between the gradients; None if one of them is exactly 0.
+        ratio: hn_norm / infonce_norm; None if the latter is 0.
+        infonce_saturated, hn_saturated: shares of the loss evaluations (one for each micro-batch, or for the batch)
+            below `SATURATED`.
+        gamma, negatives, dtype (of the losses), towers ("fp32" or "bf16"): how this was computed.
 
     Reference:
         HN-CLIP, section 2.4 and appendix C.
     """
+    # Both losses use two of a method's views; the others need not be encoded.
+    images, texts = {"full": batch.images["full"]}, {"caption": batch.texts["caption"]}
+    batch = replace(batch, images=images, texts=texts, present={}, parts={}, text_ids={})
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    found: list[GroupLosses] = []
+    gradients: list[list[Tensor | None]] = []
+    for loss in (GLOBAL_LOSSES["infonce"], partial(GLOBAL_LOSSES["hn"], gamma=gamma)):
+        with _unchanged(model):
+            found.append(backward(model, batch, HNClip(GlobalTerm(loss)), optim, groups, deepcopy(memory)))
+            gradients.append([parameter.grad for parameter in parameters])
+    infonce, hn = found
+    first, second, product = _inner_products(gradients[0], gradients[1], model.device).tolist()
+    infonce_norm, hn_norm = math.sqrt(first), math.sqrt(second)
+    cosine = product / (infonce_norm * hn_norm) if infonce_norm and hn_norm else None
+    return {
+        "infonce": infonce.terms["global"].item(),
+        "hn": hn.terms["global"].item(),
+        "infonce_norm": infonce_norm,
+        "hn_norm": hn_norm,
+        "cosine": None if cosine is None else max(min(cosine, 1.0), -1.0),
+        "ratio": hn_norm / infonce_norm if infonce_norm else None,
+        "infonce_saturated": (infonce.losses < SATURATED).double().mean().item(),
+        "hn_saturated": (hn.losses < SATURATED).double().mean().item(),
+        "gamma": gamma,
+        "negatives": optim.negatives,
+        "dtype": str(infonce.losses.dtype).removeprefix("torch."),
+        "towers": "bf16" if optim.precision == "bf16" else "fp32",
+    }
 
-    def __init__(self, model: DualEncoder, optim: OptimConfig, *, gamma: float = 0.5) -> None:
-        self.model, self.optim, self.gamma = model, optim, gamma
-        self._infonce = HNClip(GlobalTerm(GLOBAL_LOSSES["infonce"]))
-        self._hn = HNClip(GlobalTerm(partial(GLOBAL_LOSSES["hn"], gamma=gamma)))
 
-    def probe(
-        self, batch: Batch, groups: Sequence[Group] | None = None, memory: PairMemory | None = None
-    ) -> dict[str, Any]:
-        """Measure a batch at the current weights; the arguments are those of `backward`, and all ranks must call.
-
-        Returns:
-            infonce, hn: the losses, means over all pairs; the gradients are theirs.
-            infonce_norm, hn_norm: lengths of the gradients.
-            cosine: between the gradients; None if one of them is exactly 0.
-            ratio: hn_norm / infonce_norm; None if the latter is 0.
-            infonce_saturated, hn_saturated: shares of the loss evaluations (one for each micro-batch, or for the
-                batch) below `SATURATED`.
-            gamma, negatives, dtype (of the losses), towers ("fp32" or "bf16"): how this was computed.
-        """
-        # Both losses use two of a method's views; the others need not be encoded.
-        images = {name: view for name, view in batch.images.items() if name in self._hn.image_views}
-        texts = {name: view for name, view in batch.texts.items() if name in self._hn.text_views}
-        batch = replace(batch, images=images, texts=texts, present={}, parts={}, text_ids={})
-        infonce, first = self._gradient(self._infonce, batch, groups, memory)
-        hn, second = self._gradient(self._hn, batch, groups, memory)
-        squares = self._inner_products(first, second).tolist()
-        infonce_norm, hn_norm = math.sqrt(squares[0]), math.sqrt(squares[1])
-        cosine = squares[2] / (infonce_norm * hn_norm) if infonce_norm and hn_norm else None
-        return {
-            "infonce": infonce.terms["global"].item(),
-            "hn": hn.terms["global"].item(),
-            "infonce_norm": infonce_norm,
-            "hn_norm": hn_norm,
-            "cosine": None if cosine is None else max(min(cosine, 1.0), -1.0),
-            "ratio": hn_norm / infonce_norm if infonce_norm else None,
-            "infonce_saturated": (infonce.losses < SATURATED).double().mean().item(),
-            "hn_saturated": (hn.losses < SATURATED).double().mean().item(),
-            "gamma": self.gamma,
-            "negatives": self.optim.negatives,
-            "dtype": str(infonce.losses.dtype).removeprefix("torch."),
-            "towers": "bf16" if self.optim.precision == "bf16" else "fp32",
-        }
-
-    def _gradient(
-        self, objective: HNClip, batch: Batch, groups: Sequence[Group] | None, memory: PairMemory | None
-    ) -> tuple[GroupLosses, list[Tensor | None]]:
-        """Losses of a step with this objective, and its gradient by every trained parameter."""
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        with _unchanged(self.model):
-            found = backward(self.model, batch, objective, self.optim, groups, deepcopy(memory))
-            return found, [parameter.grad for parameter in parameters]
-
-    @torch.no_grad()
-    def _inner_products(self, first: Sequence[Tensor | None], second: Sequence[Tensor | None]) -> Tensor:
-        """[3]: first·first, second·second, first·second, over all parameters and ranks, in float64."""
-        # Apple's accelerator has no float64.
-        device = torch.device("cpu") if self.model.device.type == "mps" else self.model.device
-        whole, shards = torch.zeros(2, 3, dtype=torch.float64, device=device)  # [3] each
-        for pair in zip(first, second):
-            present = [grad for grad in pair if grad is not None]
-            if not present:
-                continue
-            zero = torch.zeros_like(local_part(present[0]), dtype=torch.float64, device=device)
-            a, b = (zero if grad is None else local_part(grad).to(device, torch.float64) for grad in pair)
-            total = shards if is_sharded(present[0]) else whole
-            total += torch.stack([a.square().sum(), b.square().sum(), (a * b).sum()])
-        if is_distributed():
-            dist.all_reduce(shards)
-        return whole + shards
+@torch.no_grad()
+def _inner_products(first: Sequence[Tensor | None], second: Sequence[Tensor | None], device: torch.device) -> Tensor:
+    """[3]: first·first, second·second, first·second, over all parameters and ranks, in float64."""
+    if device.type == "mps":  # which has no float64
+        device = torch.device("cpu")
+    whole, shards = torch.zeros(2, 3, dtype=torch.float64, device=device)  # [3] each
+    for pair in zip(first, second):
+        present = [grad for grad in pair if grad is not None]
+        if not present:
+            continue
+        zero = torch.zeros_like(local_part(present[0]), dtype=torch.float64, device=device)
+        a, b = (zero if grad is None else local_part(grad).to(device, torch.float64) for grad in pair)
+        total = shards if is_sharded(present[0]) else whole
+        total += torch.stack([a.square().sum(), b.square().sum(), (a * b).sum()])
+    if is_distributed():
+        dist.all_reduce(shards)
+    return whole + shards
 
 
 @contextmanager

@@ -9,35 +9,33 @@ epoch if N is the number of training pairs. Related: memory bank (Wu et al. 2018
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hnclip.core import Embeddings, NegativePairs, ViewEmbeddings
-from hnclip.data.batching import PairData
-from hnclip.models.dual_encoder import DualEncoder
+from hnclip.core import NegativePairs
 
 
 class PairMemory:
-    """The embeddings of the last `size` distinct pairs.
+    """The last `size` distinct pairs. One that is seen again replaces its own entry, any other replaces the one that
+    was seen longest ago.
 
-    A pair that is seen again replaces its own entry, any other replaces the one that was seen longest ago.
-
-    Shape:
-        image, text: [N, D]; ids: [N, K]; margin_text: [N, D'] or None; row n is slot n. Rows from `used` on are unset.
+    Args:
+        pairs: the first pairs, with gradient or without; at most `size`.
+        rows: [n], their numbers in the training set.
     """
 
-    def __init__(self, size: int, embeddings: Embeddings, rows: Tensor) -> None:
-        """A memory of `size` pairs, filled with at most as many. `rows` [n] are the numbers of these pairs."""
+    def __init__(self, size: int, pairs: NegativePairs, rows: Tensor) -> None:
         self.size = size
         self._slots: OrderedDict[int, int] = OrderedDict()  # number of a pair to its slot, oldest first
-        self._tensors = {name: value.new_zeros(size, *value.shape[1:]) for name, value in _vectors(embeddings).items()}
-        self.add(embeddings, rows)
+        given = {name: value for name, value in vars(pairs).items() if value is not None}
+        # [size, ...]; row n is slot n, those from the number of slots on are unset.
+        self._tensors: dict[str, Tensor] = {n: v.new_zeros(size, *v.shape[1:]) for n, v in given.items()}
+        self.add(pairs, rows)
 
     @torch.no_grad()
-    def add(self, embeddings: Embeddings, rows: Tensor) -> None:
+    def add(self, pairs: NegativePairs, rows: Tensor) -> None:
         """Keep the pairs of a batch. `rows` [n] are their numbers in the training set."""
         slots, kept = [], slice(max(0, len(rows) - self.size), None)
         for row in rows[kept].tolist():
@@ -48,9 +46,9 @@ class PairMemory:
             else:
                 _, self._slots[row] = self._slots.popitem(last=False)
             slots.append(self._slots[row])
-        index = torch.tensor(slots, dtype=torch.long, device=embeddings.scale.device)
-        for name, value in _vectors(embeddings).items():
-            self._tensors[name][index] = value[kept]
+        index = torch.tensor(slots, dtype=torch.long, device=pairs.image.device)
+        for name, tensor in self._tensors.items():
+            tensor[index] = getattr(pairs, name)[kept]
 
     def negatives(self) -> NegativePairs | None:
         """The pairs in memory; None if there are none."""
@@ -64,37 +62,3 @@ class PairMemory:
         for name, value in state["tensors"].items():
             self._tensors[name].copy_(value)
         self._slots = OrderedDict(state["slots"])
-
-
-def _vectors(embeddings: Embeddings) -> dict[str, Tensor]:
-    assert embeddings.ids is not None
-    found = {
-        "image": embeddings.images["full"].vectors,
-        "text": embeddings.texts["caption"].vectors,
-        "ids": embeddings.ids,
-    }
-    return found if embeddings.margin_text is None else {**found, "margin_text": embeddings.margin_text}
-
-
-def fill_memory(
-    model: DualEncoder,
-    pairs: PairData,
-    rows: Sequence[int],
-    encode: Callable[[Any, Any], tuple[Tensor, Tensor]],
-) -> PairMemory:
-    """A memory of these pairs, each with its chosen caption.
-
-    Args:
-        encode: images and captions into global vectors.
-    """
-    numbers = torch.tensor(rows)
-    chosen, captions = pairs.chosen[numbers].tolist(), pairs.texts["caption"]  # rows of captions
-    image, text = encode(pairs.images["full"].select(rows), [captions[row] for row in chosen])
-    embeddings = Embeddings(
-        {"full": ViewEmbeddings(image.to(model.dtype))},
-        {"caption": ViewEmbeddings(text.to(model.dtype))},
-        model.scale.detach(),
-        ids=pairs.ids[numbers].to(model.device),
-        margin_text=None if pairs.margin_text is None else pairs.margin_text[chosen].to(model.device),
-    )
-    return PairMemory(len(rows), embeddings, numbers)

@@ -1,4 +1,4 @@
-"""A model made ready for training: trained parameters, activation checkpointing, compilation, precision.
+"""A model made ready for training: trained parameters, readouts, activation checkpointing, compilation, precision.
 
 The functions change a model in place and keep the names of its weights.
 """
@@ -11,19 +11,20 @@ from typing import Any
 
 import torch
 
-from hnclip.config import Precision, RunOptions, TrainConfig
+from hnclip.config import Precision, RunOptions, SpeedConfig, TrainConfig
 from hnclip.models.adapters import add_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import describe_trainable, encoder_layers, freeze
 from hnclip.objectives.base import Objective
-from hnclip.objectives.registry import METHODS, term_weights
+from hnclip.objectives.registry import METHODS, build_objective, build_readouts, term_weights
 from hnclip.training.distributed import is_distributed, world_size
 
 log = logging.getLogger(__name__)
 
 
-def choose_trainable(config: TrainConfig, model: DualEncoder) -> None:
-    """Set the initial scale, and freeze what a run leaves as it is, or add its adapters."""
+def prepare_model(config: TrainConfig, speed: SpeedConfig, model: DualEncoder) -> Objective:
+    """Set the initial scale, freeze what a run leaves as it is or add its adapters, add the readouts of the method, and
+    apply `speed`; returns the objective."""
     adapt, scale_trains = config.adapt, config.optim.scale_lr != 0
     if config.optim.scale is not None:
         with torch.no_grad():
@@ -42,6 +43,13 @@ def choose_trainable(config: TrainConfig, model: DualEncoder) -> None:
             projections=adapt.projections,
             train_scale=scale_trains,
         )
+    objective = build_objective(config.objective)
+    model.readouts.update(build_readouts(objective, model))
+    if speed.recompute:
+        recompute_activations(model)
+    if speed.compile:
+        compile_blocks(model)
+    return objective
 
 
 def check_processes(config: TrainConfig, options: RunOptions) -> None:
@@ -104,20 +112,15 @@ def compile_blocks(model: DualEncoder, *, backend: str = "inductor") -> None:
             block.compile(backend=backend)
 
 
-def fast_bf16(device: torch.device) -> bool:
-    """Whether the device supports bf16 in hardware; emulated, it is slower than fp32, on CPUs a hundred times.
-
-    False for accelerators that torch cannot query.
-    """
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
-        return False
-    return any(there for name, there in torch.cpu.get_capabilities().items() if "bf16" in name)
-
-
 def choose_precision(wanted: Precision, device: torch.device) -> Precision:
-    """Resolve `auto` to fp32 or bf16."""
+    """Resolve `auto`: bf16 if the device supports it in hardware; emulated, it is slower than fp32, on CPUs a hundred
+    times. fp32 on accelerators that torch cannot query."""
     if wanted != "auto":
         return wanted
-    return "bf16" if fast_bf16(device) else "fp32"
+    if device.type == "cuda":
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "cpu" and hasattr(torch.cpu, "get_capabilities"):
+        fast = any(there for name, there in torch.cpu.get_capabilities().items() if "bf16" in name)
+    else:
+        fast = False
+    return "bf16" if fast else "fp32"

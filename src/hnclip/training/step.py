@@ -18,7 +18,7 @@ accelerator always has work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from hnclip.config import OptimConfig
-from hnclip.core import Batch, Embeddings, ViewEmbeddings, join_embeddings
+from hnclip.core import Batch, Embeddings, NegativePairs, join_embeddings
 from hnclip.data.sampler import share
 from hnclip.losses import clip_loss
 from hnclip.models.dual_encoder import DualEncoder
@@ -170,16 +170,20 @@ def _group_backward(
         with torch.set_grad_enabled(keep_graph), _autocast(optim, device):
             encoded.append(model(chunk, tokens=tokens))
 
-    detached = _map_views(join_embeddings(encoded), Tensor.detach)
-    gathered, offset = gather_embeddings(detached, group.rows)
+    with torch.no_grad():
+        gathered, offset = gather_embeddings(join_embeddings(encoded), group.rows)
     negatives = None if memory is None else memory.negatives()
-    leaves = replace(_map_views(gathered, _leaf), scale=_leaf(gathered.scale), memory=negatives)
+    leaves = replace(gathered, scale=gathered.scale.detach(), memory=negatives)
+    for leaf in (*_tensors(leaves), leaves.scale):
+        leaf.requires_grad_()
     terms = objective(leaves)
     (weight * torch.stack(list(terms.values())).sum()).backward()
     with torch.no_grad():
         infonce = _INFONCE(leaves)
     if memory is not None:
-        memory.add(gathered, torch.tensor(group.pairs))
+        image, text = leaves.images["full"].vectors, leaves.texts["caption"].vectors
+        assert leaves.ids is not None
+        memory.add(NegativePairs(image, text, leaves.ids, leaves.margin_text), torch.tensor(group.pairs))
 
     for number, (chunk, state) in enumerate(zip(chunks, states)):
         if is_sharded_model(model):
@@ -188,11 +192,19 @@ def _group_backward(
         if state is not None:
             with _replayed(state, device), _autocast(optim, device):
                 live = model(chunk, tokens=tokens)
-        pushed = _own_gradients(live, leaves, offset, len(chunk) if group.rows else 0)
+        own = slice(offset, offset + len(chunk))
+        pushed = [
+            # Tokens of a group are padded to its longest caption, those of a chunk to its own.
+            (tensor, leaf.grad[own, : tensor.shape[1]] if group.rows else torch.zeros_like(tensor))
+            for tensor, leaf in zip(_tensors(live), _tensors(leaves))
+            # No gradient: a view that the objective ignores. No graph: a frozen tower.
+            if leaf.grad is not None and tensor.requires_grad
+        ]
         if is_sharded_model(model):  # FSDP averages over ranks
             pushed = [(tensor, world_size() * grad) for tensor, grad in pushed]
-        if number == 0 and rank() == 0 and live.scale.requires_grad and leaves.scale.grad is not None:
-            pushed.append((live.scale, leaves.scale.grad))  # whole on every rank, so one sends it
+        if number == 0 and live.scale.requires_grad and leaves.scale.grad is not None:
+            grad = leaves.scale.grad  # whole on every rank, so one sends it
+            pushed.append((live.scale, grad if rank() == 0 else torch.zeros_like(grad)))
         if pushed:
             tensors, grads = zip(*pushed)
             torch.autograd.backward(tensors, grads)
@@ -200,37 +212,10 @@ def _group_backward(
     return {name: term.detach() for name, term in terms.items()}, infonce
 
 
-def _own_gradients(live: Embeddings, leaves: Embeddings, offset: int, rows: int) -> list[tuple[Tensor, Tensor]]:
-    """The tensors of a chunk with their gradients, those of leaves offset … offset+rows−1; zeros without rows."""
-    found = []
-    for views, others in ((live.images, leaves.images), (live.texts, leaves.texts)):
-        for name, view in views.items():
-            for tensor, leaf in ((view.vectors, others[name].vectors), (view.tokens, others[name].tokens)):
-                # No graph: a frozen tower. No gradient: a view that the objective ignores.
-                if tensor is None or leaf is None or leaf.grad is None or not tensor.requires_grad:
-                    continue
-                grad = leaf.grad[offset : offset + rows] if rows else torch.zeros_like(tensor)
-                # Tokens of a group are padded to its longest caption, those of a chunk to its own.
-                found.append((tensor, grad[:, : tensor.shape[1]]))
-    return found
-
-
-def _map_views(embeddings: Embeddings, change: Callable[[Tensor], Tensor]) -> Embeddings:
-    """The embeddings with `change` of all vectors and tokens."""
-
-    def views(side: Mapping[str, ViewEmbeddings]) -> dict[str, ViewEmbeddings]:
-        return {
-            name: replace(
-                view, vectors=change(view.vectors), tokens=None if view.tokens is None else change(view.tokens)
-            )
-            for name, view in side.items()
-        }
-
-    return replace(embeddings, images=views(embeddings.images), texts=views(embeddings.texts))
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_()
+def _tensors(embeddings: Embeddings) -> list[Tensor]:
+    """Vectors and tokens of every view: what gradients pass through, apart from the scale."""
+    views = [*embeddings.images.values(), *embeddings.texts.values()]
+    return [tensor for view in views for tensor in (view.vectors, view.tokens) if tensor is not None]
 
 
 def _autocast(optim: OptimConfig, device: torch.device) -> AbstractContextManager[Any]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig, to_json, train_command
-from hnclip.core import Batch
+from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig, from_json, to_json, train_command
+from hnclip.core import Batch, NegativePairs
 from hnclip.data.decoding import in_order
 from hnclip.data.records import DataSet
 from hnclip.data.sampler import epoch_order
@@ -29,7 +29,6 @@ from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import RUN_CONFIG, RUN_RESULT, load, save
 from hnclip.models.model_card import Training
 from hnclip.models.parameters import train_mode
-from hnclip.objectives.registry import build_objective, build_readouts
 from hnclip.training.checkpoint import (
     CHECKPOINT,
     TrainState,
@@ -52,18 +51,11 @@ from hnclip.training.distributed import (
     rank_seed,
     world_size,
 )
-from hnclip.training.gradient_probe import GradientProbe
+from hnclip.training.gradient_probe import probe_gradients
 from hnclip.training.log import MetricsLog
-from hnclip.training.memory import PairMemory, fill_memory
+from hnclip.training.memory import PairMemory
 from hnclip.training.optimizer import build_optimizer, keep_positions, warmup_steps
-from hnclip.training.setup import (
-    check_processes,
-    choose_precision,
-    choose_trainable,
-    compile_blocks,
-    log_model,
-    recompute_activations,
-)
+from hnclip.training.setup import check_processes, choose_precision, log_model, prepare_model
 from hnclip.training.step import Group, StepMetrics, TrainStep, split_batch
 from hnclip.util.console import progress
 from hnclip.util.device import find_device, random_state, restore_random_state
@@ -153,14 +145,8 @@ class Trainer:
             self.base = self.base.located()  # where the adapters will look for it
         self.model = self.load_model().to(self.device)
         self.model.untrained_projections = False  # this run trains them
-        choose_trainable(config, self.model)
-        self.objective = build_objective(config.objective)
-        self.model.readouts.update(build_readouts(self.objective, self.model))
+        self.objective = prepare_model(config, options.speed, self.model)
         log_model(config, options, self.model, self.objective)
-        if options.speed.recompute:
-            recompute_activations(self.model)
-        if options.speed.compile:
-            compile_blocks(self.model)
         self.data: RunData = open_run_data(
             config, self.model, self.objective, self._given, batch=options.evaluate_batch
         )
@@ -177,8 +163,6 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, config.optim)
         if config.adapt.freeze_positions:
             keep_positions(self.optimizer, self.model, config.adapt.freeze_positions)
-        gamma = config.objective.gamma if config.objective.global_loss == "hn" else ObjectiveConfig().gamma
-        self.probe = GradientProbe(self.model, config.optim, gamma=gamma)
 
     def load_model(self) -> DualEncoder:
         """The model that the run starts from."""
@@ -283,7 +267,9 @@ class Trainer:
             return
         self._read()  # so that entries are in order
         self.optimizer.zero_grad(set_to_none=True)  # gradients of the last step only take memory
-        found = self.probe.probe(batch, groups, self.train_step.memory)
+        objective, memory = self.config.objective, self.train_step.memory
+        gamma = objective.gamma if objective.global_loss == "hn" else ObjectiveConfig().gamma
+        found = probe_gradients(self.model, batch, self.config.optim, groups, memory, gamma=gamma)
         if math.isfinite(found["infonce_norm"] + found["hn_norm"]):  # else the step ends the run
             self._write({"kind": "gradients", "epoch": epoch + 1, "step": self.step, **found})
 
@@ -318,13 +304,19 @@ class Trainer:
 
     def _memory(self) -> PairMemory | None:
         """The memory at the start: pairs chosen by the seed, as the initial model encodes them."""
-        optim, pairs, seed = self.config.optim, self.data.pairs, self.config.seed
-        size = min(optim.memory, len(pairs))
+        optim, seed, device, dtype = self.config.optim, self.config.seed, self.device, self.model.dtype
+        size = min(optim.memory, len(self.data.pairs))
         if not size:
             return None
+        pairs = self.data.pairs.draw(seed, 0)
         log.info(f"negatives from a memory of {size} of {len(pairs)} training pairs")
-        rows = epoch_order(len(pairs), seed, optim.epochs)[:size]
-        return fill_memory(self.model, pairs.draw(seed, 0), rows, self._encode)
+        rows = torch.tensor(epoch_order(len(pairs), seed, optim.epochs)[:size])
+        chosen = pairs.chosen[rows]  # the rows of their captions
+        captions = [pairs.texts["caption"][row] for row in chosen.tolist()]
+        image, text = self._encode(pairs.images["full"].select(rows.tolist()), captions)
+        margin_text = None if pairs.margin_text is None else pairs.margin_text[chosen].to(device)
+        found = NegativePairs(image.to(dtype), text.to(dtype), pairs.ids[rows].to(device), margin_text)
+        return PairMemory(size, found, rows)
 
     def _save_is_due(self) -> bool:
         return broadcast_object(time.monotonic() - self.saved >= 60 * self.options.save_minutes)
@@ -352,7 +344,7 @@ class Trainer:
         self.saved = time.monotonic()
 
     def _check_unchanged(self, state: TrainState) -> None:
-        if state.config != to_json(self.config):
+        if from_json(TrainConfig, state.config) != self.config:
             raise ValueError(
                 f"{self.out / RUN_CONFIG} has changed since {self.out / CHECKPOINT} was written: restore it, or begin "
                 "another run with hnclip train --config"
