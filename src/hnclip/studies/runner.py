@@ -77,8 +77,8 @@ def run_study(
         out: directory of the runs, which all studies share, and of the tables and figures.
         docs: directory in which `results.md` is also written, one page about all studies of the call.
         dry_run: only list the planned jobs with their state. Data of benchmarks and the model need not be here.
-        shard: "K/N" executes the K-th of N parts of the plan, K from 1 to N; the process that finds everything done
-            writes the tables.
+        shard: "K/N" executes the K-th of N parts of the runs, K from 1 to N; the process that ends last measures what
+            needs runs of several parts, and writes the tables.
         threads: CPU threads of a run; 0 leaves the choice to torch.
 
     Raises:
@@ -115,12 +115,13 @@ def run(planned: Plan, store: Store, *, share: tuple[int, int] | None = None) ->
     """Do what is missing of a plan; returns what failed. A failure stops no other job; its traceback is in a log file.
 
     Args:
-        share: (K, N): only part K of N, counted from 0, and only measurements whose runs are done.
+        share: (K, N): only part K of the N parts of the runs, counted from 0, and all measurements whose runs are done,
+            so that the last of the processes to end leaves nothing undone.
     """
     number, count = share or (0, 1)
     failures: list[str] = []
-    for jobs in (planned.runs, planned.measures):
-        waiting = deque[Job](job for job in jobs[number::count] if not store.is_done(job))
+    for jobs in (planned.runs[number::count], planned.measures):
+        waiting = deque[Job](job for job in jobs if not store.is_done(job))
         total, busy = len(waiting), set[str]()
         while waiting:
             job = waiting.popleft()
