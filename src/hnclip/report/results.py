@@ -12,7 +12,7 @@ from hnclip.evaluation.published import PublishedResult, paper_title, published
 from hnclip.evaluation.ranks import ARROWS
 from hnclip.evaluation.retrieval import EvaluationResult, ResultComparison, comparisons
 from hnclip.report.document import Block, Report, Section, Table, Text
-from hnclip.util.tables import Mark
+from hnclip.util.tables import Mark, Marked
 
 KS = (1, 5, 10, 25, 50)
 MAIN_TABLE = "1"  # the paper's comparison of methods; its other tables are variations of it
@@ -124,15 +124,13 @@ def _table(parts: Sequence[_Part], ks: Sequence[int], note: str) -> Table:
     columns = [(part, direction, k) for part in parts for direction in ARROWS for k in ks]
     models = list(dict.fromkeys(model for part in parts for model in part.results))
     rows: list[list[str]] = []
-    marks: dict[tuple[int, int], Mark] = {}
     notes = [note] if note else []
-    for row, model in enumerate(models):
+    for model in models:
         cells = [model]
-        for column, (part, direction, k) in enumerate(columns, start=1):
+        for part, direction, k in columns:
             result = part.results.get(model)
-            cells.append(_cell(result.metrics if result else None, direction, k, k == ks[0] and len(parts) == 1))
-            if mark := part.marks[direction, k].get(model):
-                marks[row, column] = mark
+            text = _cell(result.metrics if result else None, direction, k, k == ks[0] and len(parts) == 1)
+            cells.append(Marked(text, part.marks[direction, k].get(model)))
         rows.append(cells)
     if len(models) > 1:
         notes.append(_MARKED)
@@ -146,7 +144,7 @@ def _table(parts: Sequence[_Part], ks: Sequence[int], note: str) -> Table:
     title = "Recall in percent" if len(parts) == 1 else "R@1 in percent"
     if len(parts) == 1 and parts[0].is_held_out:
         title += ", held-out images"
-    return Table(headers, rows, title, marks, spans, notes)
+    return Table(headers, rows, title, spans, notes)
 
 
 def _cell(metrics: Mapping[str, Any] | None, direction: str, k: int, with_interval: bool) -> str:

@@ -108,7 +108,7 @@ def _page(studies: Sequence[StudyResults], blocks: Mapping[str, Sequence[Block]]
         for block in blocks[results.study.name]:
             yield ""
             if isinstance(block, Table):
-                yield markdown_table(block.flat_headers, block.rows, marks=block.marks)
+                yield markdown_table(block.flat_headers, block.rows)
             elif isinstance(block, Figure):
                 yield f"![{block.title}]({FIGURES}/{block.name}.svg)"
             elif isinstance(block, Missing):
