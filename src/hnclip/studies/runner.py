@@ -19,8 +19,8 @@ from hnclip.studies.identity import UNKNOWN, gallery_identity, model_identity, p
 from hnclip.studies.page import PAGE, study_report, write_results
 from hnclip.studies.plan import Job, MeasureJob, Plan, RunJob, plan
 from hnclip.studies.results import FIELDS, StudyResults
-from hnclip.studies.settings import Entry, StudyRequest, entries_of, run_options_of
-from hnclip.studies.spec import GallerySpec, galleries_of
+from hnclip.studies.settings import StudyRequest, run_options_of, settings_of
+from hnclip.studies.spec import GallerySpec, Setting
 from hnclip.studies.store import Store
 from hnclip.util.files import Busy, replace_file
 from hnclip.util.tables import text_table
@@ -86,20 +86,20 @@ def run_study(
     """
     share = None if shard is None else parse_share(shard)
     request = StudyRequest(name, data, tests, model, recipe, set, seeds, read or ReadConfig(), device)
-    entries = entries_of(request)
+    settings = settings_of(request)
     store = Store(out / "runs", run_options_of(set, device=device, threads=threads))
     if dry_run:
-        return _dry_run(plan(entries), store)
+        return _dry_run(plan(settings), store)
     store.directory.mkdir(parents=True, exist_ok=True)
-    _check_inputs(entries)
-    planned = plan(entries)
+    _check_inputs(settings)
+    planned = plan(settings)
     failures = run(planned, store, share=share)
     missing = [job.title for job in planned.jobs if not store.is_done(job)]
     content = {"jobs": len(planned.jobs), "missing": missing}
     state = f"{len(planned.jobs) - len(missing)} of {len(planned.jobs)} jobs are done"
     if share and missing:
         return StudyOutcome(f"{state}: the tables are written when all are", content, failures)
-    results = [StudyResults(study, setting, planned, store) for study, setting in entries]
+    results = [StudyResults(setting, planned, store) for setting in settings]
     reports, files = _write_reports(results, out)
     if docs is None:
         texts = [f"{report.to_text()}\n\nwritten: {out / one.study.name}" for one, report in zip(results, reports)]
@@ -200,13 +200,13 @@ def _state(job: Job, store: Store) -> str:
         return NOT_KNOWN
 
 
-def _check_inputs(entries: Sequence[Entry]) -> None:
+def _check_inputs(settings: Sequence[Setting]) -> None:
     """The model opens, and so do the records that are trained on and those that are evaluated on afterwards."""
-    for study, setting in entries:
+    for setting in settings:
         model_identity(setting.base)
         for domain in setting.domains:
             training_records(replace(setting.base, data=domain.data))
-            for gallery in (*galleries_of(study, domain, setting.domains), *map(GallerySpec, domain.galleries)):
+            for gallery in (*setting.galleries_of(domain), *map(GallerySpec, domain.galleries)):
                 gallery_identity(gallery, setting.base.read)
 
 

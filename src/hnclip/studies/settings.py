@@ -15,13 +15,11 @@ from hnclip.data.sources import open_data
 from hnclip.objectives.registry import MethodChoice
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES, RESULTS_RATES
 from hnclip.studies.catalogue import RESULTS_DATA, RESULTS_FIELDS, STUDIES
-from hnclip.studies.spec import Domain, Setting, Study
+from hnclip.studies.spec import SEEDS, Domain, Setting, Study
 from hnclip.training.setup import choose_precision
 from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)
-
-Entry = tuple[Study, Setting]
 
 ALL = "all"
 OPEN = ("gamma", "margin", "center", "mask_duplicates")  # of the objective, what rows do not set themselves
@@ -50,8 +48,8 @@ class StudyRequest:
             raise ValueError(f"seeds hold a seed twice: {' '.join(map(str, self.seeds))}")
 
 
-def entries_of(request: StudyRequest) -> list[Entry]:
-    """The studies, each with its setting. Of `all`, those that need two domains are left out if there is one."""
+def settings_of(request: StudyRequest) -> list[Setting]:
+    """Every study with what it runs on. Of `all`, those that need two domains are left out if there is one."""
     recipe = request.recipe or ("demo" if request.model in (None, "bundled") else "paper")
     is_paper, is_results = recipe.partition("/")[0] == "paper", recipe == "results"
     recipe_config = RECIPES[recipe]()
@@ -60,7 +58,7 @@ def entries_of(request: StudyRequest) -> list[Entry]:
     rates: Mapping[MethodChoice, float] = PAPER_RATES if is_paper else RESULTS_RATES if is_results else {}
     if "optim.lr" in fields:  # then one rate for all was asked for
         rates = {}
-    entries = []
+    found = []
     for study in _studies_named(request.name):
         base = with_fields(recipe_config, {**(RESULTS_FIELDS.get(study.name, {}) if is_results else {}), **fields})
         # "auto" is another number format on another device, and so another run.
@@ -69,12 +67,12 @@ def entries_of(request: StudyRequest) -> list[Entry]:
         data = request.data or (is_results and RESULTS_DATA.get(study.name, RESULTS_DATA[ALL])) or (base.data,)
         domains = domains_of(data, request.tests, request.read, paper=is_paper)
         if len(domains) > 1 or study.columns == "own":
-            entries.append((study, Setting(base, domains, tuple(request.seeds) or None, rates)))
+            found.append(Setting(study, base, domains, tuple(request.seeds) or SEEDS[: study.seeds], rates))
         elif request.name == ALL:
             log.info(f"{study.name} is left out: it needs two domains in --data")
         else:
             raise ValueError(f"{study.name} trains on one domain and tests on another: name two or more with --data")
-    return entries
+    return found
 
 
 def _studies_named(names: str) -> list[Study]:
