@@ -12,7 +12,7 @@ from hnclip.config import TrainConfig
 from hnclip.recipes import PAPER_RATES
 from hnclip.studies.catalogue import STUDIES
 from hnclip.studies.plan import Place, plan
-from hnclip.studies.settings import StudyRequest, settings_of
+from hnclip.studies.settings import settings_of
 from hnclip.studies.spec import Domain, GallerySpec, Setting, Study, Variant
 
 INFONCE = Variant("InfoNCE", method="hn_clip", global_loss="infonce", set={"objective.token_weight": 0.0})
@@ -63,7 +63,7 @@ def test_measurements_name_the_runs_that_they_need(setting: Setting) -> None:
 
 def test_every_study_of_the_catalogue_can_be_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HNCLIP_DATA", raising=False)
-    found = plan(settings_of(StudyRequest("all", recipe="paper/docci", data=("docci", "dci"))))
+    found = plan(settings_of("all", recipe="paper/docci", data=("docci", "dci")))
     assert {name for job in found.jobs for name in job.places} == set(STUDIES)
     rates = {place.row: job.config.optim.lr for job in found.runs for place in job.places.get("plug", ())}
     assert rates["GOAL"] == rates["GOAL + L_HN"] == PAPER_RATES["goal"]

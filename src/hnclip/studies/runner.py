@@ -8,7 +8,7 @@ import shlex
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from hnclip.studies.identity import UNKNOWN, gallery_identity, model_identity, p
 from hnclip.studies.page import PAGE, study_report, write_results
 from hnclip.studies.plan import Job, MeasureJob, Plan, RunJob, plan
 from hnclip.studies.results import FIELDS, StudyResults
-from hnclip.studies.settings import StudyRequest, run_options_of, settings_of
+from hnclip.studies.settings import run_options_of, settings_of
 from hnclip.studies.spec import GallerySpec, Setting
 from hnclip.studies.store import Store
 from hnclip.util.files import Busy, replace_file
@@ -85,8 +85,9 @@ def run_study(
         ValueError: a study cannot be made of the arguments, the data or the model; nothing has been run.
     """
     share = None if shard is None else parse_share(shard)
-    request = StudyRequest(name, data, tests, model, recipe, set, seeds, read or ReadConfig(), device)
-    settings = settings_of(request)
+    read = read or ReadConfig()
+    asked: dict[str, Any] = {"recipe": recipe, "model": model, "data": data, "tests": tests, "set": set, "seeds": seeds}
+    settings = settings_of(name, **asked, read=read, device=device)
     store = Store(out / "runs", run_options_of(set, device=device, threads=threads))
     if dry_run:
         return _dry_run(plan(settings), store)
@@ -104,7 +105,7 @@ def run_study(
     if docs is None:
         texts = [f"{report.to_text()}\n\nwritten: {out / one.study.name}" for one, report in zip(results, reports)]
     else:
-        files += write_results(results, docs, command_line(request, docs))
+        files += write_results(results, docs, command_line(name, asked, read, docs))
         texts = [f"written: {docs / PAGE}"]
     texts += [f"incomplete: {state}"] * bool(missing)
     content |= {"studies": [report.data for report in reports], "files": list(map(str, files))}
@@ -223,11 +224,10 @@ def _write_reports(results: Sequence[StudyResults], out: Path) -> tuple[list[Rep
     return reports, files
 
 
-def command_line(request: StudyRequest, docs: Path) -> str:
+def command_line(study: str, options: Mapping[str, Any], read: ReadConfig, docs: Path) -> str:
     """The command that writes the same page, without where and by which processes the runs are executed."""
-    words = ["hnclip", "study", request.name]
-    for name in ("recipe", "model", "data", "tests", "set", "seeds"):
-        value = getattr(request, name) or ()
+    words = ["hnclip", "study", study]
+    for name, value in options.items():
         words += [f"--{name}", *([value] if isinstance(value, str) else map(str, value))] if value else []
-    words += option_words(request.read, ReadConfig(), "read.")
+    words += option_words(read, ReadConfig(), "read.")
     return shlex.join([*words, "--docs", docs.name])
