@@ -10,7 +10,7 @@ from small_studies import evaluation, queries, study_results
 from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.report.document import Block, Table
 from hnclip.studies.catalogue import STUDIES
-from hnclip.studies.epochs import convergence, epochs, selection
+from hnclip.studies.figures import convergence, epochs, selection
 from hnclip.studies.results import MEAN
 from hnclip.studies.spec import Study, Variant
 from hnclip.studies.tables import brief_recalls, difference_cell, held_out, recalls, spread_cell

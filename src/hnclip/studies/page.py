@@ -12,8 +12,7 @@ from pathlib import Path
 from hnclip.report.document import Block, Figure, Missing, Report, Section, Table
 from hnclip.studies.analyses import duplicates, geometry, retrievals
 from hnclip.studies.claims import CLAIMS, Claim
-from hnclip.studies.epochs import convergence, epochs, selection
-from hnclip.studies.figures import curve, gradients, samples
+from hnclip.studies.figures import convergence, curve, epochs, gradients, samples, selection
 from hnclip.studies.results import StudyResults
 from hnclip.studies.step_timer import efficiency
 from hnclip.studies.tables import MARKS, brief_recalls, held_out, missing_note, recalls, seeds, seeds_note
