@@ -331,6 +331,8 @@ def comparisons(results: Sequence[EvaluationResult], *, ks: Sequence[int] = (1,)
         base = first.setdefault((result.data, result.split), result)
         if base is result:
             continue
+        if base.ids != result.ids:
+            raise ValueError(f"{base.model} and {result.model} were evaluated on different records of {result.data}")
         for is_part, ours, theirs in ((False, result, base), (True, result.held_out, base.held_out)):
             if ours is not None and theirs is not None and theirs.groups.unique().numel() > 1:
                 compared = compare_ranks(ours.ranks, theirs.ranks, groups=theirs.groups, ks=ks)

@@ -12,11 +12,11 @@ from hnclip.evaluation.published import PublishedResult, paper_title, published
 from hnclip.evaluation.ranks import ARROWS
 from hnclip.evaluation.retrieval import EvaluationResult, ResultComparison, comparisons
 from hnclip.report.document import Block, Report, Section, Table, Text
-from hnclip.util.tables import Mark, Marked
+from hnclip.util.tables import MISSING, Mark, Marked
 
 KS = (1, 5, 10, 25, 50)
 MAIN_TABLE = "1"  # the paper's comparison of methods; its other tables are variations of it
-MISSING = "–"
+PAPER_NOTE = f"Rows named “paper” are printed in “{paper_title()}”; they were not measured here."
 
 _MARKED = (
     "The best number ({best}) is above that of every other model, with zero outside the paired 95 % interval of each "
@@ -138,7 +138,7 @@ def _table(parts: Sequence[_Part], ks: Sequence[int], note: str) -> Table:
     printed = [[name, *(_paper_cell(name, *column) for column in columns)] for name in names]
     if printed := [row for row in printed if set(row[1:]) != {MISSING}]:
         rows += [[], *printed]
-        notes.append(f"Rows named “paper” are printed in “{paper_title()}”; they were not measured here.")
+        notes.append(PAPER_NOTE)
     headers = ["model", *(f"{ARROWS[direction]} R@{k}" for _, direction, k in columns)]
     spans = [(part.name, len(ARROWS) * len(ks)) for part in parts]
     title = "Recall in percent" if len(parts) == 1 else "R@1 in percent"
@@ -159,8 +159,7 @@ def _interval(low: float, high: float, sign: str = "") -> str:
 
 
 def _paper_cell(name: str, part: _Part, direction: str, k: int) -> str:
-    recalls = (row.recall[direction].get(k) for row in part.paper if row.name == name)
-    return next((f"{recall:.2f}" for recall in recalls if recall is not None), MISSING)
+    return next((row.cell(direction, k) for row in part.paper if row.name == name), MISSING)
 
 
 def _gallery_note(part: _Part) -> str:

@@ -19,10 +19,11 @@ from hnclip.report.run_figures import (
     sample_efficiency_figure,
     scale_grid_figure,
 )
-from hnclip.studies.paper import GRADIENTS, MISSING, paper_rows, runs_on_paper_data
+from hnclip.studies.paper import GRADIENTS, paper_rows, runs_on_paper_data
 from hnclip.studies.results import MEAN, Column, StudyResults, Term, rounded
 from hnclip.studies.spec import Domain
 from hnclip.studies.tables import spread_cell
+from hnclip.util.tables import MISSING
 from hnclip.util.text import slugify
 
 ALL = ("all", "all")  # rows and domains

@@ -18,7 +18,7 @@ from hnclip.studies.step_timer import efficiency
 from hnclip.studies.tables import MARKS, brief_recalls, held_out, missing_note, recalls, seeds, seeds_note
 from hnclip.studies.verdicts import Judgement
 from hnclip.util.files import replace_directory, replace_file
-from hnclip.util.tables import markdown_table
+from hnclip.util.tables import MISSING, markdown_table
 from hnclip.util.text import duration
 
 PAGE, FIGURES = "results.md", "results"
@@ -95,7 +95,7 @@ def _page(studies: Sequence[StudyResults], blocks: Mapping[str, Sequence[Block]]
     judged = [(claim, claim.judge(one)) for one in studies for claim in CLAIMS.get(one.study.name, ())]
     yield from ["# Results", "", _introduction(studies, command), "", "## Claims", "", _claims_note(judged), ""]
     rows = [
-        [claim.text, claim.where or "a control", found.measured or "–", f"**{found.verdict}**: {found.reason}"]
+        [claim.text, claim.where or "a control", found.measured or MISSING, f"**{found.verdict}**: {found.reason}"]
         for claim, found in judged
     ]
     yield markdown_table(("claim", "source", "measured here", "verdict"), rows)

@@ -23,7 +23,7 @@ from hnclip.studies.settings import run_options_of, settings_of
 from hnclip.studies.spec import GallerySpec, Setting
 from hnclip.studies.store import Store
 from hnclip.util.files import Busy, replace_file
-from hnclip.util.tables import text_table
+from hnclip.util.tables import MISSING, text_table
 from hnclip.util.text import counted, duration, parse_share
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ def _dry_run(planned: Plan, store: Store) -> StudyOutcome:
         text += " What is there already is not known before model and data are here; pairs are the published numbers."
     elif seconds:
         text += f" Training takes about {duration(seconds)}, by the finished runs, one after the other."
-    cells = [["–" if value is None else str(value) for value in job.values()] for job in jobs]
+    cells = [[MISSING if value is None else str(value) for value in job.values()] for job in jobs]
     table = text_table(["job", "pairs", "epochs", "state"], cells)
     return StudyOutcome(f"{table}\n\n{text}", {"jobs": jobs, "seconds": seconds})
 

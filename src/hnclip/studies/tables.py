@@ -13,9 +13,10 @@ from hnclip.evaluation.bootstrap import Estimate
 from hnclip.evaluation.ranks import ARROWS, Ranks
 from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.report.document import Block, Table
-from hnclip.studies.paper import MISSING, NOTE, paper_rows, printed_cell
+from hnclip.report.results import PAPER_NOTE
+from hnclip.studies.paper import paper_rows
 from hnclip.studies.results import MEAN, Column, Spread, StudyResults, row_groups
-from hnclip.util.tables import Marked
+from hnclip.util.tables import MISSING, Marked
 
 MARKS = (
     "{best}: a difference whose interval excludes zero, or the row that is above all others of its group by such "
@@ -96,8 +97,8 @@ def _recall_table(results: StudyResults, column: Column, directions: tuple[str, 
     lines = _compared(results, [(column, *place) for place in places], interval=False)
     notes = _gallery_notes(column)
     if printed := paper_rows(study, column):
-        lines += [(), *((one.name, *(printed_cell(one, *place) for place in places)) for one in printed)]
-        notes.append(NOTE)
+        lines += [(), *((one.name, *(one.cell(*place) for place in places)) for one in printed)]
+        notes.append(PAPER_NOTE)
     direction = [ARROWS[name] for name in directions if len(directions) == 1]
     return Table(
         ("", *(f"R@{k}" for _, k in places)),

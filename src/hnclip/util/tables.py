@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Literal
 
 Mark = Literal["best", "second"]
+MISSING = "–"  # a cell for which there is no number
 LONG_CELL = 40  # characters beyond which a column holds sentences, not numbers or names
 TEXT_MARKS: dict[Mark, str] = {"best": "*", "second": "+"}
 
