@@ -46,6 +46,11 @@ def test_each_format(suffix: str, tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == (GOLDEN / path.name).read_text(encoding="utf-8")
 
 
+def test_a_gallery_of_one_image_has_no_intervals() -> None:
+    assert "interval" in evaluation_report([result("base", "x", 1, images=2)]).to_text()
+    assert "interval" not in evaluation_report([result("base", "x", 1, images=1)]).to_text()
+
+
 @pytest.mark.parametrize(("split", "with_paper"), [("test", True), ("test", False), ("validation", True)])
 def test_rows_of_the_paper_are_added_on_test_splits_if_asked_for(split: str, with_paper: bool) -> None:
     report = evaluation_report([result("base", "docci", 10, split)], with_paper=with_paper)

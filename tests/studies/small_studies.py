@@ -93,7 +93,7 @@ def study_results(
                 store.results |= {place: result for place, result in found.items() if result is not None}
                 if row.trained and (entries := logs(row.name, domain.name, seed)):
                     store.logs[identity] = entries
-        for kind in [MEASURED[part] for part in study.parts if part in MEASURED]:
+        for kind in [part for part in study.parts if part in MEASURED]:
             where = {study.name: (Place(kind, domain.name, seeds[0]),)}
             measures.append(MeasureJob(f"{kind}/{domain.name}", kind, base, domain, (), where))
     return StudyResults(setting, Plan(tuple(runs), tuple(measures)), store)

@@ -50,7 +50,7 @@ def test_equal_runs_are_one_with_the_galleries_and_observations_of_all(setting: 
 
 
 def test_measurements_name_the_runs_that_they_need(setting: Setting) -> None:
-    measured = Study("measured", "", "?", ROWS[1:], parts=("geometry", "retrievals", "recalls", "efficiency"))
+    measured = Study("measured", "", "?", ROWS[1:], parts=("geometry", "retrievals", "recalls", "step_time"))
     found = plan([replace(setting, study=one) for one in (measured, replace(measured, name="again"))])
     jobs = found.measures_of(measured)
     assert jobs == found.measures_of(replace(measured, name="again"))

@@ -13,6 +13,7 @@ from hnclip.evaluation.ranks import ARROWS
 from hnclip.evaluation.retrieval import EvaluationResult, ResultComparison, comparisons
 from hnclip.report.document import Block, Report, Section, Table, Text
 from hnclip.util.tables import MISSING, Mark, Marked
+from hnclip.util.text import counted
 
 KS = (1, 5, 10, 25, 50)
 MAIN_TABLE = "1"  # the paper's comparison of methods; its other tables are variations of it
@@ -164,7 +165,8 @@ def _paper_cell(name: str, part: _Part, direction: str, k: int) -> str:
 
 def _gallery_note(part: _Part) -> str:
     first = next(iter(part.results.values()))
-    sentences = [f"{first.images:,} images, {first.captions:,} captions; 95 % intervals over queries."]
+    intervals = "; 95 % intervals over queries" if "R@1_interval" in first.metrics["text_to_image"] else ""
+    sentences = [f"{counted(first.images, 'image')}, {counted(first.captions, 'caption')}{intervals}."]
     if part.is_held_out:
         sentences.append("Queries and candidates are the images kept from training.")
     if first.skipped:

@@ -36,7 +36,7 @@ PARTS: dict[str, Callable[[StudyResults], list[Block]]] = {
     "geometry": geometry,
     "duplicates": duplicates,
     "retrievals": retrievals,
-    "efficiency": efficiency,
+    "step_time": efficiency,
 }
 """What a study's report can show, by the names in `Study.parts`."""
 
@@ -62,7 +62,7 @@ def study_report(results: StudyResults) -> Report:
 
 
 def _blocks(results: StudyResults, part: str) -> list[Block]:
-    return PARTS[part](results) or [Missing(f"there are no results for “{part}”")]
+    return PARTS[part](results) or [Missing(f"there are no results for “{part.replace('_', ' ')}”")]
 
 
 def write_results(studies: Sequence[StudyResults], docs: Path, command: str) -> list[Path]:

@@ -11,9 +11,8 @@ from hnclip.config import TrainConfig
 from hnclip.studies.identity import OPENING, READING, UNKNOWN, digest, gallery_identity, identify
 from hnclip.studies.spec import Domain, GallerySpec, Setting, Study, Variant
 
-# Parts of reports that show a measurement, and its kind. Those of `COMPARING` measure the runs of the study's rows.
-MEASURED = {"geometry": "geometry", "duplicates": "duplicates", "retrievals": "retrievals", "efficiency": "step_time"}
-COMPARING = ("retrievals", "step_time")
+COMPARING = ("retrievals", "step_time")  # measurements of the runs of a study's rows
+MEASURED = ("geometry", "duplicates", *COMPARING)  # parts of reports that show a measurement of this kind
 
 
 class Place(NamedTuple):
@@ -113,11 +112,11 @@ def plan(settings: Sequence[Setting]) -> Plan:
             runs[job.identity] = _merged(runs[job.identity], job) if job.identity in runs else job
     measures: dict[str, MeasureJob] = {}
     for setting in settings:
-        for kind in [MEASURED[part] for part in setting.study.parts if part in MEASURED]:
-            for domain in setting.domains:
-                measure = _measure_job(setting, kind, domain, runs.values())
-                known = measures.get(measure.identity, measure)
-                measures[measure.identity] = replace(measure, places={**known.places, **measure.places})
+        kinds = [part for part in setting.study.parts if part in MEASURED]
+        for kind, domain in product(kinds, setting.domains):
+            measure = _measure_job(setting, kind, domain, runs.values())
+            known = measures.get(measure.identity, measure)
+            measures[measure.identity] = replace(measure, places={**known.places, **measure.places})
     return Plan(tuple(runs.values()), tuple(measures.values()))
 
 
