@@ -83,3 +83,9 @@ def test_a_held_out_part_has_its_own_table_columns_and_marks() -> None:
     assert not any(mark_of(cell) for row in part.rows for cell in row)
     assert every.rows[0][1:5] == ["83.33", "83.33", "50.00", "50.00"]
     assert [mark_of(cell) for row in every.rows[:2] for cell in row[1:5]] == ["best"] * 2 + [None] * 6
+
+
+def test_models_on_different_records_are_not_compared() -> None:
+    one, other = result("one", "x", 10), result("other", "x", 10)
+    with pytest.raises(ValueError, match="records"):
+        evaluation_report([one, replace(other, ids=other.ids[::-1])])
