@@ -5,11 +5,11 @@ Printed numbers are shown below measured ones, on the paper's own benchmarks onl
 
 from __future__ import annotations
 
-from hnclip.evaluation.published import PublishedResult, Statistics, published, published_statistics
+from hnclip.evaluation.published import PublishedResult, published
 from hnclip.evaluation.published import same_benchmark as same
 from hnclip.recipes import PAPER_GALLERIES
 from hnclip.studies.results import Column
-from hnclip.studies.spec import Domain, Setting, Study, Variant
+from hnclip.studies.spec import Setting, Study, Variant
 from hnclip.util.tables import MISSING
 
 # Images per second of a training step (Table A3): Long-CLIP-L on DCI, one Ascend 910B. FineLIP has none.
@@ -43,12 +43,6 @@ def paper_rows(study: Study, column: Column) -> list[PublishedResult]:
             if _stands_for(result, row) and not any(_repeats(result, other) for other in known):
                 found.append(result)
     return found
-
-
-def paper_statistics(domain: Domain) -> dict[str, Statistics]:
-    """The paper's Table A1 for the galleries of a domain."""
-    names = [gallery.partition("=")[0] for gallery in domain.galleries]
-    return {name: found for name in names if (found := published_statistics(name)) is not None}
 
 
 def runs_on_paper_data(setting: Setting) -> bool:
