@@ -21,7 +21,7 @@ def gallery_of(owner: Tensor, groups: list[str | None] | None = None) -> Any:
         Record(f"r{i}", None, ("a caption",) * n, "test", group=groups[i] if groups else None)  # type: ignore[arg-type]
         for i, n in enumerate(counts)
     ]
-    return SimpleNamespace(records=records, owner=owner, captions=[[0]] * len(owner), truncated=2)
+    return SimpleNamespace(records=records, owner=owner, texts={"caption": SimpleNamespace(truncated=2)})
 
 
 def model_on(gallery: Any, noise: float, seed: int) -> EvaluationResult:

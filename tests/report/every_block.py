@@ -18,6 +18,7 @@ from hnclip.report.document import (
     Text,
 )
 from hnclip.report.run_figures import sample_efficiency_figure
+from hnclip.util.tables import Marked
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(1)> ' \" & {{ 7 * 7 }} {best}"
 LONG_WORD = "w" * 400
@@ -46,10 +47,15 @@ def every_block() -> Report:
         "Average of both directions.",
     )
     headers = ["model", *(f"{arrow} R@{k}" for arrow in ("T→I", "I→T") for k in (1, 5, 10, 25, 50))]
-    row = ["30.00 [25.1, 35.2]", "50.00", "60.00", "70.00", "80.00"] * 2
-    rows = [["InfoNCE", *row], ["HN-CLIP", *row], [], ["paper, Table 1: Long-CLIP, released checkpoint", *["–"] * 10]]
-    spans, marks = [("scenes/park", 5), ("scenes/street", 5)], {(1, 1): "best", (0, 1): "second"}
-    table = Table(headers, rows, "Recall in percent", marks, spans, ["The best number is {best}."])
+    first, *row = ["30.00 [25.1, 35.2]", "50.00", "60.00", "70.00", "80.00"] * 2
+    rows = [
+        ["InfoNCE", Marked(first, "second"), *row],
+        ["HN-CLIP", Marked(first, "best"), *row],
+        [],
+        ["paper, Table 1: Long-CLIP, released checkpoint", *["–"] * 10],
+    ]
+    spans = [("scenes/park", 5), ("scenes/street", 5)]
+    table = Table(headers, rows, "Recall in percent", spans, ["The best number is {best}."])
     finding = Finding("act", "Equal captions", "12 of 340", "Two images share a caption.", "Group them by scene.")
     return Report(
         HOSTILE,

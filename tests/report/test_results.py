@@ -12,6 +12,7 @@ from hnclip.evaluation import Ranks, summarize
 from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.report.document import FORMATS, Report, Table
 from hnclip.report.results import evaluation_report
+from hnclip.util.tables import mark_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -45,6 +46,11 @@ def test_each_format(suffix: str, tmp_path: Path) -> None:
     assert path.read_text(encoding="utf-8") == (GOLDEN / path.name).read_text(encoding="utf-8")
 
 
+def test_a_gallery_of_one_image_has_no_intervals() -> None:
+    assert "interval" in evaluation_report([result("base", "x", 1, images=2)]).to_text()
+    assert "interval" not in evaluation_report([result("base", "x", 1, images=1)]).to_text()
+
+
 @pytest.mark.parametrize(("split", "with_paper"), [("test", True), ("test", False), ("validation", True)])
 def test_rows_of_the_paper_are_added_on_test_splits_if_asked_for(split: str, with_paper: bool) -> None:
     report = evaluation_report([result("base", "docci", 10, split)], with_paper=with_paper)
@@ -62,7 +68,7 @@ def test_rows_of_the_paper_are_added_on_test_splits_if_asked_for(split: str, wit
 def test_a_mark_needs_a_clear_difference_from_every_other_model(hits, at, marks) -> None:
     results = [result(str(row), "x", *one, at=start, images=200) for row, (*one, start) in enumerate(zip(hits, at))]
     (table,) = tables(evaluation_report(results))
-    assert [table.marks.get((row, 1)) for row in range(len(hits))] == marks
+    assert [mark_of(row[1]) for row in table.rows] == marks
     assert [row[1].split()[0] for row in table.rows] == [f"{count / 2:.2f}" for count in hits]
 
 
@@ -73,6 +79,13 @@ def test_a_held_out_part_has_its_own_table_columns_and_marks() -> None:
     ]
     whole, part, _, every = tables(evaluation_report([*found, result("good", "other", 1)]))
     assert part.rows[0][1].startswith("50.00 [")
-    assert set(whole.marks) > set(part.marks) == set()
+    assert any(map(mark_of, whole.rows[0]))
+    assert not any(mark_of(cell) for row in part.rows for cell in row)
     assert every.rows[0][1:5] == ["83.33", "83.33", "50.00", "50.00"]
-    assert {place for place in every.marks if place[1] < 5} == {(0, 1), (0, 2)}
+    assert [mark_of(cell) for row in every.rows[:2] for cell in row[1:5]] == ["best"] * 2 + [None] * 6
+
+
+def test_models_on_different_records_are_not_compared() -> None:
+    one, other = result("one", "x", 10), result("other", "x", 10)
+    with pytest.raises(ValueError, match="records"):
+        evaluation_report([one, replace(other, ids=other.ids[::-1])])

@@ -15,7 +15,7 @@ from hnclip.evaluation.ranks import Ranks
 from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.studies.plan import MEASURED, MeasureJob, Place, Plan, RunJob
 from hnclip.studies.results import StudyResults
-from hnclip.studies.spec import Domain, GallerySpec, Setting, Study, galleries_of
+from hnclip.studies.spec import Domain, GallerySpec, Setting, Study
 from hnclip.studies.store import Store
 
 NOWHERE = TrainConfig(model="no-such-model", data="no-such-data")
@@ -80,8 +80,9 @@ def study_results(
     """
     places = tuple(Domain(name, (galleries or {}).get(name, (name,))) for name in domains)
     store, runs, measures = SmallStore(measured), [], []
+    setting = Setting(study, base, places, seeds)
     for domain in places:
-        shown = galleries_of(study, domain, places)
+        shown = setting.galleries_of(domain)
         for row in study.rows:
             for seed in seeds if row.trained else seeds[:1]:
                 identity = f"{row.name}/{domain.name}/{seed}"
@@ -92,11 +93,10 @@ def study_results(
                 store.results |= {place: result for place, result in found.items() if result is not None}
                 if row.trained and (entries := logs(row.name, domain.name, seed)):
                     store.logs[identity] = entries
-        for kind in [MEASURED[part] for part in study.parts if part in MEASURED]:
+        for kind in [part for part in study.parts if part in MEASURED]:
             where = {study.name: (Place(kind, domain.name, seeds[0]),)}
             measures.append(MeasureJob(f"{kind}/{domain.name}", kind, base, domain, (), where))
-    setting = Setting(base, places, seeds=seeds)
-    return StudyResults(study, setting, Plan(tuple(runs), tuple(measures)), store)
+    return StudyResults(setting, Plan(tuple(runs), tuple(measures)), store)
 
 
 def evaluation(epoch: int, recall: float, kind: str = "evaluation") -> dict[str, Any]:

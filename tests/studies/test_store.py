@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,11 +69,12 @@ def test_every_changed_byte_is_an_error(tmp_path: Path, is_json: bool) -> None:
 @pytest.fixture(scope="module")
 def setting(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Setting:
     data = str(write_pairs(tmp_path_factory.mktemp("store") / "data"))
-    return Setting(with_fields(TrainConfig(model=str(model_directory)), SHORT), (Domain(data, (data,)),))
+    base = with_fields(TrainConfig(model=str(model_directory)), SHORT)
+    return Setting(Study("none", "None", "?", ()), base, (Domain(data, (data,)),), seeds=(42,))
 
 
 def planned(setting: Setting, *rows: Variant, parts: tuple[str, ...] = ("recalls",), **more: object) -> Plan:
-    return plan([(Study("one", "One", "?", rows, parts, **more), setting)])  # type: ignore[arg-type]
+    return plan([replace(setting, study=Study("one", "One", "?", rows, parts, **more))])  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

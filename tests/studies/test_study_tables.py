@@ -10,10 +10,11 @@ from small_studies import evaluation, queries, study_results
 from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.report.document import Block, Table
 from hnclip.studies.catalogue import STUDIES
-from hnclip.studies.epochs import convergence, epochs, selection
+from hnclip.studies.figures import convergence, epochs, selection
 from hnclip.studies.results import MEAN
 from hnclip.studies.spec import Study, Variant
 from hnclip.studies.tables import brief_recalls, difference_cell, held_out, recalls, spread_cell
+from hnclip.util.tables import mark_of
 
 SKILL = {"start": 0.2, "a": 0.5, "b": 0.9, "c": 0.3, "d": 0.7}
 ROWS = (Variant("start", trained=False), Variant("a"), Variant("b", against=("a",)))
@@ -38,7 +39,7 @@ def test_numbers_and_marks_are_those_of_the_results() -> None:
         found = column.difference("b", "a", MEAN, 1)
         assert [cells(mean, row)[number] for row in "ab"] == [spread_cell(column.recall(row, MEAN, 1)) for row in "ab"]
         assert cells(mean, "b − a")[number] == difference_cell(found)
-        marked = {mean.rows[row][0] for row, place in mean.marks if place == number + 1}
+        marked = {row[0] for row in mean.rows if row and mark_of(row[number + 1])}
         assert ("b" in marked) == (column.marks([row.name for row in ROWS], MEAN, 1).get("b") == "best")
         assert ("b − a" in marked) == found.clear
         at = [(way, k) for way in WAYS for k in (1, 5, 10)]
@@ -51,7 +52,7 @@ def test_the_papers_rows_stand_below_its_own_benchmarks() -> None:
     (table, *_), (other, *_) = ([one for one in recalls(found) if one.title.endswith(f", {at}")] for at in ("dci", "x"))
     names = [line[0] if line else "" for line in table.rows]
     first = names.index("paper, Table 1: HN-CLIP")
-    assert all(place < first for place, _ in table.marks)  # neither marked nor compared
+    assert not any(mark_of(cell) for line in table.rows[first:] for cell in line)  # neither marked nor compared
     assert not any("paper" in line[0] for line in other.rows if line)
 
 

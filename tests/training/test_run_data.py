@@ -63,7 +63,7 @@ def test_every_epoch_uses_another_caption_of_each_image(config: TrainConfig, ope
     for epoch in epochs:
         assert {image for image, _ in epoch} == set(range(32))
     assert not epochs[0] & epochs[1]
-    assert (len(data.validation.captions), len(data.problems)) == (40, 52)
+    assert (len(data.validation.owner), len(data.problems)) == (40, 52)
 
 
 def test_equal_captions_lose_no_pair(config: TrainConfig, opened: Opened) -> None:

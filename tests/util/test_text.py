@@ -11,17 +11,19 @@ from hypothesis import strategies as st
 
 from hnclip.util import tables
 from hnclip.util import text as text_module
-from hnclip.util.tables import LATEX, latex_escape, latex_table, markdown_table, text_table
+from hnclip.util.tables import LATEX, Marked, latex_escape, latex_table, markdown_table, text_table
 from hnclip.util.text import Passage, highlight_different, highlight_shared, shorten
 
-HEADERS, ROWS = ["model", "T→I R@1"], [["a", "9.50"], ["my_run", "10.00"], [], ["paper", "–"]]
-MARKS = {(1, 1): "best", (0, 1): "second"}
+HEADERS, ROWS = (
+    ["model", "T→I R@1"],
+    [["a", Marked("9.50", "second")], ["my_run", Marked("10.00", "best")], [], ["paper", "–"]],
+)
 
 
 def test_marks_rules_and_titles_over_columns():
-    markdown = markdown_table(HEADERS, ROWS, marks=MARKS).split("\n")
+    markdown = markdown_table(HEADERS, ROWS).split("\n")
     assert markdown[2:] == ["| a | *9.50* |", "| my_run | **10.00** |", "|  |  |", "| paper | – |"]
-    table = latex_table(HEADERS, ROWS, marks=MARKS, spans=[("DOCCI & more", 1)], caption="100 % of it.", label="tab:it")
+    table = latex_table(HEADERS, ROWS, spans=[("DOCCI & more", 1)], caption="100 % of it.", label="tab:it")
     for part in (r"\caption{100 \% of it.}", r"& \multicolumn{1}{c}{DOCCI \& more} \\", r"my\_run & \textbf{10.00} \\"):
         assert part in table
     assert text_table(["m", "long header"], [["wide name", "1"]]).split("\n")[2] == "wide name            1"

@@ -25,7 +25,6 @@ from hnclip.analysis.sections import (
     KINDS,
     SECTIONS,
     Analysed,
-    DiagnoseOptions,
     Negatives,
     SectionResult,
     data_findings,
@@ -105,45 +104,66 @@ def diagnose(
             raise ValueError(f"{name} must be at least 1, got {number}")
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold must be a cosine above 0 and at most 1, got {threshold}")
-    if gamma < 0:
-        raise ValueError(f"gamma must not be negative, got {gamma}")
-    for name, chosen, choices in (("recipe", recipe, recipes.RECIPES), ("negatives", negatives, KINDS)):
-        if chosen not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
+    for name, value, choices in (("recipe", recipe, recipes.RECIPES), ("negatives", negatives, KINDS)):
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    planned = {"data": data, "objective.gamma": gamma, "optim.negatives": "memory", "optim.memory": SAMPLE}
+    config = with_fields(recipes.RECIPES[recipe](), planned)
     encoder = load(models_of(model)[0][1], **vars(opening or Opening()), device=device)
     encoder.require_trained("a diagnosis")
-    options = DiagnoseOptions(
-        data=data,
-        out=out,
-        read=read or ReadConfig(),
-        split=split,
-        images=images,
-        batches=batches if gradients else 0,
+    read = read or ReadConfig()
+    split, every = _choose_records(data, split, read)
+    chosen = _at_most(every, LARGEST)
+    records, problems, no_images = _drop_invalid(encoder, read, chosen, images=images)
+    if not records:
+        raise ValueError(f"{data} has no caption that can be read: hnclip data check {data} says why")
+    views, cache = () if no_images else ("full",), cache_directory(read.cache)
+    pairs = prepare(records, encoder.text_transform, encoder.image_transform, image_views=views, cache=cache)
+    text, image = _encode(encoder, pairs, out / "features", batch)
+    if image is not None and not image.isfinite().all():
+        image, no_images = None, "the model returned NaN or infinity for some images: check its weights and precision"
+    ids = torch.stack([pairs.image_ids[pairs.owner], pairs.caption_ids], dim=1)  # [T, 2]
+    with progress("comparing captions, tiles") as bar:
+        geometry = caption_geometry(text, pairs.owner, ids=ids, threshold=threshold, progress=bar.iterate)
+    found = Analysed(
         recipe=recipe,
+        config=config,
         negatives=negatives,
-        gamma=gamma,
         threshold=threshold,
-        batch=batch,
+        batches=batches if gradients else 0,
+        model=encoder,
+        split=split,
+        total=len(every),
+        chosen=len(chosen),
+        problems=problems,
+        pairs=pairs,
+        text=text,
+        image=image,
+        no_images=no_images,
+        geometry=geometry,
+        epoch=first_epoch(pairs, config),
     )
-    return _report(_analyse(encoder, options))
+    report = _report(found)
+    report.write(out)
+    return DiagnoseResult(report, out / "report.html")
 
 
-def _report(found: Analysed) -> DiagnoseResult:
-    options, model = found.options, found.model
+def _report(found: Analysed) -> Report:
+    data, model = found.config.data, found.model
     parts = {name: _compute(section, found) for name, (_, section) in SECTIONS.items()}
     findings = [*data_findings(found), *(finding for part in parts.values() for finding in part.findings)]
     findings.sort(key=lambda finding: ("act", "note", "good").index(finding.level))
     reason = no_conclusions(findings)
     advice = [] if reason else [finding for part in parts.values() for finding in part.advice]
     captions, records = counted(len(found.text), "caption"), counted(len(found.records), "record")
-    summary = [f"{captions} of {records} of {options.data} ({found.split}), to {model.source}."]
+    summary = [f"{captions} of {records} of {data} ({found.split}), to {model.source}."]
     if found.chosen < found.total:
         summary.append(
             f"A random part of {found.total:,} records was read, with at most {LARGEST:,} captions. Among all of them "
             "there are more duplicates, and hardest negatives are more similar."
         )
-    report = Report(
-        title=f"Diagnosis of {options.data}",
+    return Report(
+        title=f"Diagnosis of {data}",
         summary=summary,
         sections=[
             Section("Findings", [Findings(findings)]),
@@ -154,7 +174,7 @@ def _report(found: Analysed) -> DiagnoseResult:
             Section("Advice for a run", [Text(f"None. {reason}") if reason else Findings(advice)]),
         ],
         data={
-            "data": options.data,
+            "data": data,
             "model": model.source,
             "split": found.split,
             "records": len(found.records),
@@ -168,8 +188,6 @@ def _report(found: Analysed) -> DiagnoseResult:
             **{name: part.numbers for name, part in parts.items()},
         },
     )
-    report.write(options.out)
-    return DiagnoseResult(report, options.out / "report.html")
 
 
 def _compute(section: Callable[[Analysed], SectionResult], found: Analysed) -> SectionResult:
@@ -179,56 +197,16 @@ def _compute(section: Callable[[Analysed], SectionResult], found: Analysed) -> S
         return SectionResult(missing=str(error))
 
 
-def _analyse(model: DualEncoder, options: DiagnoseOptions) -> Analysed:
-    """Read, validate and encode the split, and compare its captions."""
-    split, every = _choose_records(options)
-    chosen = _at_most(every, LARGEST)
-    records, problems, no_images = _drop_invalid(model, options, chosen)
-    if not records:
-        raise ValueError(f"{options.data} has no caption that can be read: hnclip data check {options.data} says why")
-    pairs = prepare(
-        records,
-        model.text_transform,
-        model.image_transform,
-        image_views=() if no_images else ("full",),
-        cache=cache_directory(options.read.cache),
-    )
-    text, image = _encode(model, pairs, options)
-    if image is not None and not image.isfinite().all():
-        image, no_images = None, "the model returned NaN or infinity for some images: check its weights and precision"
-    ids = torch.stack([pairs.image_ids[pairs.owner], pairs.caption_ids], dim=1)  # [T, 2]
-    with progress("comparing captions, tiles") as bar:
-        geometry = caption_geometry(text, pairs.owner, ids=ids, threshold=options.threshold, progress=bar.iterate)
-    # The memory is there so that all kinds of negatives can be compared, whichever is planned.
-    planned = {"data": options.data, "objective.gamma": options.gamma, "optim.negatives": "memory"}
-    config = with_fields(recipes.RECIPES[options.recipe](), {**planned, "optim.memory": SAMPLE})
-    return Analysed(
-        options=options,
-        config=config,
-        model=model,
-        split=split,
-        total=len(every),
-        chosen=len(chosen),
-        problems=problems,
-        pairs=pairs,
-        text=text,
-        image=image,
-        no_images=no_images,
-        geometry=geometry,
-        epoch=first_epoch(pairs, config),
-    )
-
-
-def _choose_records(options: DiagnoseOptions) -> tuple[str, Sequence[Record]]:
+def _choose_records(source: str, split: str | None, read: ReadConfig) -> tuple[str, Sequence[Record]]:
     """The given split; otherwise what a run would train on, or all records if there are no splits."""
-    data = open_data(options.data, options.read, splits={options.split} if options.split else {"train", "validation"})
+    data = open_data(source, read, splits={split} if split else {"train", "validation"})
     declared = data.splits()
-    split = options.split or next((split for split in ("train", "validation") if split in declared), "all")
-    if split == "all" and declared and not options.split:
+    chosen = split or next((split for split in ("train", "validation") if split in declared), "all")
+    if chosen == "all" and declared and not split:
         raise ValueError(
             f"{data.name} has neither training nor validation records: choose one of {', '.join(declared)} with --split"
         )
-    return split, data.part(split, validation_share=options.read.validation_share)
+    return chosen, data.part(chosen, validation_share=read.validation_share)
 
 
 def _at_most(records: Sequence[Record], captions: int) -> Sequence[Record]:
@@ -239,13 +217,13 @@ def _at_most(records: Sequence[Record], captions: int) -> Sequence[Record]:
 
 
 def _drop_invalid(
-    model: DualEncoder, options: DiagnoseOptions, records: Sequence[Record]
+    model: DualEncoder, read: ReadConfig, records: Sequence[Record], *, images: bool
 ) -> tuple[Sequence[Record], Sequence[Problem], str]:
     """Valid records, the problems of the others, and why images are not used; "" if they are."""
     readable, problems = drop_unreadable(records, model.text_transform)
-    if not options.images:
+    if not images:
         return readable, problems, "images were not asked for (--no-images)"
-    cache = cache_directory(options.read.cache)
+    cache = cache_directory(read.cache)
     with progress("reading images") as bar:
         valid = drop_invalid(readable, model.text_transform, model.image_transform, cache=cache, progress=bar.iterate)
     if len(valid.records) >= LEAST_IMAGES * len(readable):
@@ -255,17 +233,17 @@ def _drop_invalid(
     return readable, problems, reason
 
 
-def _encode(model: DualEncoder, pairs: PairData, options: DiagnoseOptions) -> tuple[Tensor, Tensor | None]:
-    """Vectors of all captions and images; those that an earlier call stored are read."""
+def _encode(model: DualEncoder, pairs: PairData, directory: Path, batch: int) -> tuple[Tensor, Tensor | None]:
+    """Vectors of all captions and images; those that an earlier call stored in the directory are read."""
     name, captions = model_fingerprint(model, model.name), records_fingerprint(pairs.records)
 
     def encode(what: str, key: str, compute: Callable[..., Tensor], views: Any) -> Tensor:
         digest = sha256(json.dumps([FORMAT, name, key]).encode()).hexdigest()[:16]
-        path = options.out / "features" / f"{what}-{digest}.npz"
+        path = directory / f"{what}-{digest}.npz"
         with suppress(OSError, ValueError, KeyError, BadZipFile), path.open("rb") as file:  # not there, or damaged
             return torch.from_numpy(np.load(file)["vectors"])
         with progress(f"encoding {what}, batches") as bar:
-            vectors = compute(model, views, batch=options.batch, progress=bar.iterate).cpu()
+            vectors = compute(model, views, batch=batch, progress=bar.iterate).cpu()
         with replace_file(path) as partial, partial.open("wb") as new:
             np.savez(new, vectors=vectors.numpy())
         return vectors

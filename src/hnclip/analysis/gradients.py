@@ -10,7 +10,7 @@ import numpy as np
 
 from hnclip.report.document import Table
 from hnclip.training.step import SATURATED
-from hnclip.util.tables import text_table
+from hnclip.util.tables import MISSING, text_table
 
 Entries = Sequence[Mapping[str, Any]]
 NAMES = {"infonce": "InfoNCE", "hn": "L_HN"}
@@ -112,6 +112,6 @@ def _cells(name: str, found: Mapping[str, Any]) -> list[str]:
         *(f"{found[f'{loss}_solved']:.0%}" for loss in NAMES),
         *(f"{found[f'{loss}_norm'][1]:.2g}" for loss in NAMES),
         *(f"{found[f'{loss}_zero']:.0%}" for loss in NAMES),
-        "–" if found["ratio"] is None else f"{found['ratio'][1]:.2g}",
-        "–" if found["cosine"] is None else f"{found['cosine'][1]:+.2f}",
+        MISSING if found["ratio"] is None else f"{found['ratio'][1]:.2g}",
+        MISSING if found["cosine"] is None else f"{found['cosine'][1]:+.2f}",
     ]

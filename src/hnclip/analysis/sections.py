@@ -6,7 +6,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -28,7 +27,7 @@ from hnclip.analysis.batches import (
 from hnclip.analysis.captions import CaptionGeometry
 from hnclip.analysis.gradients import gradient_summary
 from hnclip.analysis.near_duplicates import near_duplicate_rows, suspect_rows
-from hnclip.config import ReadConfig, TrainConfig
+from hnclip.config import TrainConfig
 from hnclip.core import NegativePairs, Problem, Record
 from hnclip.data.batching import PairData
 from hnclip.evaluation.metrics import recall_at
@@ -55,32 +54,14 @@ KINDS = {"micro": "the micro-batch", "batch": "the batch", "memory": "memory, at
 
 
 @dataclass(frozen=True)
-class DiagnoseOptions:
-    """What is analysed and for which planned run: arguments of `diagnose`.
-
-    Args:
-        batches: on which gradients are measured; 0 measures none.
-    """
-
-    data: str
-    out: Path
-    read: ReadConfig
-    split: str | None
-    images: bool
-    batches: int
-    recipe: str
-    negatives: Negatives
-    gamma: float
-    threshold: float
-    batch: int
-
-
-@dataclass(frozen=True)
 class Analysed:
     """N records with T captions to a model, and the first epoch of the planned run.
 
     Args:
-        config: of the planned run, with a memory.
+        recipe, config, negatives: of the planned run; the configuration has a memory, so that all kinds of negatives
+            can be compared.
+        threshold: as of `diagnose`.
+        batches: on which gradients are measured; 0 measures none.
         total, chosen: records of the split, and of the random part of them that was read; `problems` are of those that
             are not among `records`, or of their captions.
         no_images: why there is no `image`; "" if there is.
@@ -89,8 +70,11 @@ class Analysed:
         text [T, D], image [N, D] or None; unit vectors, on the CPU
     """
 
-    options: DiagnoseOptions
+    recipe: str
     config: TrainConfig
+    negatives: Negatives
+    threshold: float
+    batches: int
     model: DualEncoder
     split: str
     total: int
@@ -106,6 +90,10 @@ class Analysed:
     @property
     def records(self) -> Sequence[Record]:
         return self.pairs.records
+
+    @property
+    def gamma(self) -> float:
+        return self.config.objective.gamma
 
     @property
     def scale(self) -> float:
@@ -168,7 +156,7 @@ def _similarity(found: Analysed) -> SectionResult:
             Figure(
                 "caption-similarity",
                 "Caption similarity",
-                lambda: motivation_figure({found.options.data: distributions}),
+                lambda: motivation_figure({found.config.data: distributions}),
                 "Cosines of captions of different images: (a) all pairs, (b) each caption and its hardest negative.",
             )
         ],
@@ -200,7 +188,7 @@ def _duplicates(found: Analysed) -> SectionResult:
     same_text = [group for group in _groups(found.pairs.caption_ids.tolist(), owner) if group not in cut]
     same_image = None if found.image is None else _groups(found.pairs.image_ids.tolist(), range(len(records)))
     counts = {"captions": len(same_text)} | ({} if same_image is None else {"images": len(same_image)})
-    suspected, suspects, threshold = found.geometry.suspected, found.geometry.suspects, found.options.threshold
+    suspected, suspects, threshold = found.geometry.suspected, found.geometry.suspects, found.threshold
     blocks: list[Block] = [
         Text(
             "Equal captions and equal images are no negatives of each other in training, as are captions that differ "
@@ -246,11 +234,11 @@ def _cut_groups(found: Analysed) -> list[tuple[int, ...]]:
 
 
 def _negatives(found: Analysed) -> SectionResult:
-    epoch, gamma, data = found.epoch, found.options.gamma, found.options.data
-    text, groups = found.text[epoch.chosen], epoch.groups(found.options.negatives)  # [N, D]
+    epoch, gamma, data = found.epoch, found.gamma, found.config.data
+    text, groups = found.text[epoch.chosen], epoch.groups(found.negatives)  # [N, D]
     batch = batch_negatives(text, groups, epoch.ids)
     of_all = batch_negatives(text, epoch.groups("all"), epoch.ids).hardest
-    clusters = clustered_epoch(epoch, text, found.config.seed).groups(found.options.negatives)
+    clusters = clustered_epoch(epoch, text, found.config.seed).groups(found.negatives)
     clustered = batch_negatives(text, clusters, epoch.ids).hardest
     sample = groups[: max(1, SAMPLE // groups[0].queries)]
     *weights, weight = hardest_weight(text, sample, epoch.ids, [*STRENGTHS, gamma * found.scale])
@@ -271,9 +259,7 @@ def _negatives(found: Analysed) -> SectionResult:
     ]
     return SectionResult(
         [
-            Text(
-                f"The first epoch of the recipe {found.options.recipe}, with {batch.count:,.0f} negatives of a query."
-            ),
+            Text(f"The first epoch of the recipe {found.recipe}, with {batch.count:,.0f} negatives of a query."),
             *tables,
             Figure(
                 "one-batch",
@@ -300,7 +286,7 @@ def _negatives(found: Analysed) -> SectionResult:
 
 
 def _losses(found: Analysed) -> SectionResult:
-    epoch, gamma, planned = found.epoch, found.options.gamma, found.options.negatives
+    epoch, gamma, planned = found.epoch, found.gamma, found.negatives
 
     def measure(kind: str, part: float = 1.0) -> BatchLosses:
         pairs = (found.require_images(), found.text[epoch.chosen], epoch.ids)
@@ -330,23 +316,23 @@ def _losses(found: Analysed) -> SectionResult:
 
 def _gradients(found: Analysed) -> SectionResult:
     """Gradients of both losses by all parameters, on the first batches of the epoch."""
-    options, model, epoch, image = found.options, found.model, found.epoch, found.require_images()
-    if not options.batches:
+    model, epoch, image = found.model, found.epoch, found.require_images()
+    if not found.batches:
         raise ValueError("--gradients measures them")
-    memory = _memory(found, image) if options.negatives == "memory" else None
+    memory = _memory(found, image) if found.negatives == "memory" else None
     optim = replace(
         found.config.optim,
         precision=choose_precision(found.config.optim.precision, model.device),
-        negatives=options.negatives,
+        negatives=found.negatives,
         memory=0 if memory is None else SAMPLE,
     )
     pairs = found.pairs.draw(found.config.seed, 0)
     train_mode(model)
     entries = []
     with progress("measuring gradients, batches") as bar:
-        for number in bar.iterate(range(min(options.batches, len(epoch.batches)))):
+        for number in bar.iterate(range(min(found.batches, len(epoch.batches)))):
             rows, groups = split_batch(epoch.batches[number], optim)
-            entry = probe_gradients(model, pairs.batch(rows), optim, groups, memory, gamma=options.gamma)
+            entry = probe_gradients(model, pairs.batch(rows), optim, groups, memory, gamma=found.gamma)
             if not math.isfinite(entry["infonce_norm"] + entry["hn_norm"]):
                 raise ValueError(f"a gradient of batch {number + 1} is not a number")
             entries.append({"epoch": 1, "step": number, **entry})

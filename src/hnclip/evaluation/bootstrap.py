@@ -123,29 +123,44 @@ def paired_difference(
     Args:
         a, b: ranks of each training run of a model, of the same captions and images in the same order; run i of a is
             paired with run i of b.
+        groups, options: as of `recall_sum`.
+
+    Relations:
+        Swapping a and b flips every sign and keeps the p-values. With one run per model the interval of a direction is
+        that of `bootstrap_intervals` of the differences.
+    """
+    return recall_sum([(1, a, k), (-1, b, k)], groups=groups, **options)
+
+
+def recall_sum(
+    terms: Sequence[tuple[float, Sequence[Ranks], int]], *, groups: Tensor | None = None, **options: Any
+) -> dict[str, Estimate]:
+    """Recalls of several models times their weights, added up, in points: by direction, and the "mean" of both.
+
+    Args:
+        terms: weight, ranks of each training run, and k of every model. The ranks are of the same captions and images
+            in the same order, and run i of all models is paired.
         groups: label per image; images of one label are drawn together, always with all their captions. Without it
             every image is its own group.
         options: level, resamples, seed of `crossed_bootstrap`.
 
     Shape:
         groups [I].
-
-    Relations:
-        Swapping a and b flips every sign and keeps the p-values. With one run per model the interval of a direction is
-        that of `bootstrap_intervals` of the differences.
     """
-    if len(a) != len(b) or not all(torch.equal(ranks.owner, a[0].owner) for ranks in (*a, *b)):
-        raise ValueError("a and b must be the same number of runs, ranked on the same gallery")
-    labels = a[0].query_groups(groups)
+    first = terms[0][1]
+    if not all(
+        len(runs) == len(first) and all(torch.equal(one.owner, first[0].owner) for one in runs) for _, runs, _ in terms
+    ):
+        raise ValueError("all models must have the same number of runs, ranked on the same gallery")
+    labels = first[0].query_groups(groups)
 
-    def hits(runs: Sequence[Ranks], direction: str) -> Tensor:
-        return 100.0 * (torch.stack([getattr(ranks, direction) for ranks in runs], 1) <= k)  # [n, S]
+    def hits(runs: Sequence[Ranks], k: int, direction: str) -> Tensor:
+        return 100.0 * (torch.stack([getattr(ranks, direction) for ranks in runs], 1) <= k).double()  # [n, S]
 
-    found = crossed_bootstrap(
-        [hits(a, direction) - hits(b, direction) for direction in ARROWS],
-        [labels[direction] for direction in ARROWS],
-        **options,
-    )
+    values = [
+        torch.stack([weight * hits(runs, k, direction) for weight, runs, k in terms]).sum(0) for direction in ARROWS
+    ]
+    found = crossed_bootstrap(values, [labels[direction] for direction in ARROWS], **options)
     return dict(zip((*ARROWS, "mean"), found, strict=True))
 
 

@@ -19,7 +19,8 @@ from hnclip.evaluation.ranks import ARROWS, TIE_TOLERANCE, Ranks, top_candidates
 from hnclip.util.files import replace_file
 
 if TYPE_CHECKING:
-    from hnclip.evaluation.retrieval import EvaluationResult, Gallery
+    from hnclip.data.batching import PairData
+    from hnclip.evaluation.retrieval import EvaluationResult
 
 _DECIMALS = 6  # about what fp32 knows of a cosine
 _STRICT = pydantic.ConfigDict(strict=True)
@@ -121,7 +122,7 @@ class Query:
             raise ValueError("the rank does not agree with the list, or the caption with the direction")
 
 
-def query_results(gallery: Gallery, result: EvaluationResult, k: int = 10) -> Iterator[Query]:
+def query_results(gallery: PairData, result: EvaluationResult, k: int = 10) -> Iterator[Query]:
     """Every caption as a query, then every image, each with its k best candidates.
 
     The list agrees with the rank: wrong candidates that tie with a right answer stand before it, so the first right
@@ -160,7 +161,7 @@ def query_results(gallery: Gallery, result: EvaluationResult, k: int = 10) -> It
         yield Query("image_to_text", *images[row], group, rank, score, listed(top.texts, row, own[row], captions))
 
 
-def write_queries(path: Path, gallery: Gallery, result: EvaluationResult, k: int = 10) -> None:
+def write_queries(path: Path, gallery: PairData, result: EvaluationResult, k: int = 10) -> None:
     """Write `query_results` as JSON, one query per line. The file appears whole or not at all."""
     with replace_file(path) as partial, partial.open("w", encoding="utf-8") as file:
         for query in query_results(gallery, result, k):

@@ -10,6 +10,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from hnclip.util.tables import MISSING
+
 
 @dataclass(frozen=True)
 class PublishedResult:
@@ -37,6 +39,13 @@ class PublishedResult:
     deviation: Mapping[str, Mapping[int, float]]
     name: str
 
+    def cell(self, direction: str, k: int) -> str:
+        """88.25, with the deviation over seeds 88.36 ± 0.14."""
+        value, deviation = self.recall[direction].get(k), self.deviation.get(direction, {}).get(k)
+        if value is None:
+            return MISSING
+        return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
+
 
 class Statistics(NamedTuple):
     """A benchmark in the paper's table A1: pairs, words per caption, and the mean cosine of all pairs of captions and
@@ -49,22 +58,17 @@ class Statistics(NamedTuple):
     hardest: float
 
 
-def published(benchmark: str, *, table: str | None = None, method: str | None = None) -> list[PublishedResult]:
+def published(benchmark: str, *, table: str | None = None) -> list[PublishedResult]:
     """The paper's results on a benchmark, in the paper's order; none for data that the paper does not have.
 
     Args:
         benchmark: its name in any spelling: "urban1k" is Urban-1K.
         table: only this table, by its printed number.
-        method: only this method.
     """
     if table is not None and table not in _document()["tables"]:
         raise ValueError(f"the paper has no table {table!r} of retrieval results; {', '.join(_document()['tables'])}")
     return [
-        result
-        for result in _results()
-        if same_benchmark(result.benchmark, benchmark)
-        and table in (None, result.table)
-        and method in (None, result.method)
+        result for result in _results() if same_benchmark(result.benchmark, benchmark) and table in (None, result.table)
     ]
 
 

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from hnclip.config import ReadConfig
 from hnclip.core import Record
-from hnclip.data.batching import prepare
+from hnclip.data.batching import PairData, prepare
 from hnclip.data.benchmarks import held_out as held_out_ids
-from hnclip.data.image_cache import CachedPixels, cache_directory
+from hnclip.data.image_cache import cache_directory
 from hnclip.data.records import DataSet
 from hnclip.data.sources import open_data
-from hnclip.data.texts import Tokens
 from hnclip.data.validate import check_rows, check_share, drop_invalid
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.evaluation.compare import Comparison, compare_ranks, write_queries
@@ -36,23 +35,6 @@ if TYPE_CHECKING:
     from hnclip.models.dual_encoder import DualEncoder
 
 INDEX = "index.json"  # next to query files: which model and data set each is of
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Images and all their captions, decoded and tokenised once.
-
-    Shape:
-        pixels: [I, 3, H, W] uint8
-        captions: T rows of token ids
-        owner: [T], the image each caption belongs to
-    """
-
-    records: Sequence[Record]
-    pixels: CachedPixels
-    captions: Sequence[Tokens]
-    owner: Tensor
-    truncated: int
 
 
 @dataclass(frozen=True)
@@ -121,25 +103,18 @@ class EvaluationResult:
 
 def prepare_gallery(
     records: Sequence[Record], model: DualEncoder, *, cache: Path | None = None, progress: Iterate = iter
-) -> Gallery:
+) -> PairData:
     """Decode and tokenise what an evaluation needs. Every caption of a record counts.
 
     Args:
         cache: directory of the image cache; without one the images are held in memory.
     """
-    data = prepare(records, model.text_transform, model.image_transform, cache=cache, progress=progress)
-    return Gallery(
-        records=records,
-        pixels=data.images["full"],
-        captions=data.texts["caption"],
-        owner=data.owner,
-        truncated=data.texts["caption"].truncated,
-    )
+    return prepare(records, model.text_transform, model.image_transform, cache=cache, progress=progress)
 
 
 def evaluate(
     model: DualEncoder,
-    gallery: Gallery,
+    gallery: PairData,
     *,
     intervals: bool = False,
     held_out: Set[str] | None = None,
@@ -154,13 +129,13 @@ def evaluate(
         held_out: ids of records that are also evaluated among themselves; those that are not in the gallery are
             ignored.
     """
-    image = encode_pixels(model, gallery.pixels, batch=batch, progress=progress)  # [I, D]
-    text = encode_captions(model, gallery.captions, batch=batch, progress=progress)  # [T, D]
+    image = encode_pixels(model, gallery.images["full"], batch=batch, progress=progress)  # [I, D]
+    text = encode_captions(model, gallery.texts["caption"], batch=batch, progress=progress)  # [T, D]
     return rank_gallery(image, text, gallery, intervals=intervals, held_out=held_out)
 
 
 def rank_gallery(
-    image: Tensor, text: Tensor, gallery: Gallery, *, intervals: bool = False, held_out: Set[str] | None = None
+    image: Tensor, text: Tensor, gallery: PairData, *, intervals: bool = False, held_out: Set[str] | None = None
 ) -> EvaluationResult:
     """`evaluate` for vectors [I, D] and [T, D] that are encoded already."""
     result = _ranked(image, text, gallery.owner, gallery.records, intervals)
@@ -175,7 +150,7 @@ def rank_gallery(
             [record for record, keep in zip(gallery.records, kept) if keep],
             intervals,
         )
-    return replace(result, truncated=gallery.truncated, held_out=part)
+    return replace(result, truncated=gallery.texts["caption"].truncated, held_out=part)
 
 
 def _ranked(image: Tensor, text: Tensor, owner: Tensor, records: Sequence[Record], intervals: bool) -> EvaluationResult:
@@ -331,6 +306,8 @@ def comparisons(results: Sequence[EvaluationResult], *, ks: Sequence[int] = (1,)
         base = first.setdefault((result.data, result.split), result)
         if base is result:
             continue
+        if base.ids != result.ids:
+            raise ValueError(f"{base.model} and {result.model} were evaluated on different records of {result.data}")
         for is_part, ours, theirs in ((False, result, base), (True, result.held_out, base.held_out)):
             if ours is not None and theirs is not None and theirs.groups.unique().numel() > 1:
                 compared = compare_ranks(ours.ranks, theirs.ranks, groups=theirs.groups, ks=ks)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from PIL.Image import Image
 
 from hnclip.util.files import replace_file
-from hnclip.util.tables import TEXT_MARKS, Marks, latex_escape, latex_table, markdown_table, text_table
+from hnclip.util.tables import TEXT_MARKS, latex_escape, latex_table, markdown_table, text_table
 from hnclip.util.text import Passage, slugify
 
 if TYPE_CHECKING:
@@ -50,9 +50,8 @@ class Table:
     """Cells of plain text; the first column names the rows.
 
     Args:
-        rows: an empty row is a rule.
+        rows: an empty row is a rule. Cells that stand out are `Marked`.
         title: above it; not needed where a section's heading says it.
-        marks: cells that stand out, by row and column.
         spans: titles above the headers from the second column on, each with the number of columns it spans.
         notes: below it; `{best}` and `{second}` become what the format marks cells with.
     """
@@ -60,7 +59,6 @@ class Table:
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
-    marks: Marks = field(default_factory=dict)
     spans: Sequence[tuple[str, int]] = ()
     notes: Sequence[str] = ()
 
@@ -301,7 +299,7 @@ def _text(block: Block) -> str:
         case Text(paragraphs):
             return "\n".join(map(_fill, paragraphs))
         case Table():
-            table = text_table(block.flat_headers, block.rows, marks=block.marks)
+            table = text_table(block.flat_headers, block.rows)
             notes = map(_fill, block.notes_with(TEXT_MARKS["best"], TEXT_MARKS["second"]))
             return "\n".join([*([block.title] if block.title else []), table, *notes])
         case Figure():
@@ -325,7 +323,7 @@ def _markdown(block: Block) -> str:
         case Text(paragraphs):
             return "\n\n".join(paragraphs)
         case Table():
-            table = markdown_table(block.flat_headers, block.rows, marks=block.marks)
+            table = markdown_table(block.flat_headers, block.rows)
             title = [f"**{block.title}**"] if block.title else []
             return "\n\n".join([*title, table, *block.notes_with("bold", "italic")])
         case Figure():
@@ -345,7 +343,7 @@ def _latex(block: Table | Figure, label: str) -> str:
         caption = " ".join([f"{block.title}.", *notes] if block.title else notes)
         spans = block.spans if block.has_spans else ()
         names = {"caption": caption, "label": f"tab:{label}"}
-        return latex_table(block.headers, block.rows, marks=block.marks, spans=spans, **names)
+        return latex_table(block.headers, block.rows, spans=spans, **names)
     lines = [r"\begin{figure}", r"\centering", f"\\includegraphics[width=\\linewidth]{{{block.name}}}"]
     lines += [f"\\caption{{{latex_escape(f'{block.title}. {block.caption}')}}}", f"\\label{{fig:{label}}}"]
     return "\n".join([*lines, r"\end{figure}"])

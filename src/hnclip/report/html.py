@@ -15,7 +15,7 @@ from PIL.Image import Image
 
 from hnclip.data.images import to_rgb
 from hnclip.report.document import Report
-from hnclip.util.tables import LONG_CELL
+from hnclip.util.tables import LONG_CELL, mark_of
 from hnclip.util.text import Passage
 
 THUMBNAIL = 320  # pixels of the longer side: sharp in a column of the page, small in the file
@@ -38,6 +38,7 @@ def _template() -> Template:
         "thumbnail": _thumbnail,
         "passage": _passage,
         "options": _options,
+        "mark": mark_of,
         "is_long": lambda column: any(len(cell) > LONG_CELL for cell in column),
     }
     environment.globals |= {

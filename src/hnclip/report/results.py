@@ -12,11 +12,12 @@ from hnclip.evaluation.published import PublishedResult, paper_title, published
 from hnclip.evaluation.ranks import ARROWS
 from hnclip.evaluation.retrieval import EvaluationResult, ResultComparison, comparisons
 from hnclip.report.document import Block, Report, Section, Table, Text
-from hnclip.util.tables import Mark
+from hnclip.util.tables import MISSING, Mark, Marked
+from hnclip.util.text import counted
 
 KS = (1, 5, 10, 25, 50)
 MAIN_TABLE = "1"  # the paper's comparison of methods; its other tables are variations of it
-MISSING = "–"
+PAPER_NOTE = f"Rows named “paper” are printed in “{paper_title()}”; they were not measured here."
 
 _MARKED = (
     "The best number ({best}) is above that of every other model, with zero outside the paired 95 % interval of each "
@@ -124,15 +125,13 @@ def _table(parts: Sequence[_Part], ks: Sequence[int], note: str) -> Table:
     columns = [(part, direction, k) for part in parts for direction in ARROWS for k in ks]
     models = list(dict.fromkeys(model for part in parts for model in part.results))
     rows: list[list[str]] = []
-    marks: dict[tuple[int, int], Mark] = {}
     notes = [note] if note else []
-    for row, model in enumerate(models):
+    for model in models:
         cells = [model]
-        for column, (part, direction, k) in enumerate(columns, start=1):
+        for part, direction, k in columns:
             result = part.results.get(model)
-            cells.append(_cell(result.metrics if result else None, direction, k, k == ks[0] and len(parts) == 1))
-            if mark := part.marks[direction, k].get(model):
-                marks[row, column] = mark
+            text = _cell(result.metrics if result else None, direction, k, k == ks[0] and len(parts) == 1)
+            cells.append(Marked(text, part.marks[direction, k].get(model)))
         rows.append(cells)
     if len(models) > 1:
         notes.append(_MARKED)
@@ -140,13 +139,13 @@ def _table(parts: Sequence[_Part], ks: Sequence[int], note: str) -> Table:
     printed = [[name, *(_paper_cell(name, *column) for column in columns)] for name in names]
     if printed := [row for row in printed if set(row[1:]) != {MISSING}]:
         rows += [[], *printed]
-        notes.append(f"Rows named “paper” are printed in “{paper_title()}”; they were not measured here.")
+        notes.append(PAPER_NOTE)
     headers = ["model", *(f"{ARROWS[direction]} R@{k}" for _, direction, k in columns)]
     spans = [(part.name, len(ARROWS) * len(ks)) for part in parts]
     title = "Recall in percent" if len(parts) == 1 else "R@1 in percent"
     if len(parts) == 1 and parts[0].is_held_out:
         title += ", held-out images"
-    return Table(headers, rows, title, marks, spans, notes)
+    return Table(headers, rows, title, spans, notes)
 
 
 def _cell(metrics: Mapping[str, Any] | None, direction: str, k: int, with_interval: bool) -> str:
@@ -161,13 +160,13 @@ def _interval(low: float, high: float, sign: str = "") -> str:
 
 
 def _paper_cell(name: str, part: _Part, direction: str, k: int) -> str:
-    recalls = (row.recall[direction].get(k) for row in part.paper if row.name == name)
-    return next((f"{recall:.2f}" for recall in recalls if recall is not None), MISSING)
+    return next((row.cell(direction, k) for row in part.paper if row.name == name), MISSING)
 
 
 def _gallery_note(part: _Part) -> str:
     first = next(iter(part.results.values()))
-    sentences = [f"{first.images:,} images, {first.captions:,} captions; 95 % intervals over queries."]
+    intervals = "; 95 % intervals over queries" if "R@1_interval" in first.metrics["text_to_image"] else ""
+    sentences = [f"{counted(first.images, 'image')}, {counted(first.captions, 'caption')}{intervals}."]
     if part.is_held_out:
         sentences.append("Queries and candidates are the images kept from training.")
     if first.skipped:

@@ -25,6 +25,7 @@ from hnclip.data.batching import prepare
 from hnclip.data.image_cache import cache_directory
 from hnclip.data.images import to_rgb
 from hnclip.encode.loop import encode_captions
+from hnclip.evaluation.published import published_statistics
 from hnclip.evaluation.retrieval import EvaluationResult, drop_unusable, evaluate, open_task, prepare_gallery
 from hnclip.report.caption_figures import (
     Distribution,
@@ -38,7 +39,6 @@ from hnclip.report.caption_figures import (
 )
 from hnclip.report.document import Block, CaptionedImage, CaptionRow, Figure, Table
 from hnclip.studies.identity import open_start, training_records
-from hnclip.studies.paper import paper_statistics
 from hnclip.studies.plan import MeasureJob
 from hnclip.studies.results import StudyResults
 from hnclip.studies.step_timer import measure_steps
@@ -178,7 +178,9 @@ def _statistics(results: StudyResults, found: Mapping[str, Mapping[str, Any]]) -
         cosines = [f"{one[key]['mean']:.2f}" for key in ("pairwise", "hardest")]
         lines.append((name, f"{one['train']:,}", tests, f"{one['words']:.0f}", *cosines))
     note = "Mean cosines between captions of different images to the model before training; ours of training captions"
-    if paper := {name: one for domain in results.domains for name, one in paper_statistics(domain).items()}:
+    galleries = [gallery.partition("=")[0] for domain in results.domains for gallery in domain.galleries]
+    paper = {name: printed for name in galleries if (printed := published_statistics(name)) is not None}
+    if paper:
         note += ", the paper's of test captions to Long-CLIP-L"
         lines.append(())
     for name, (train, test, words, *means) in paper.items():

@@ -191,7 +191,7 @@ _STUDIES = (
         "Training efficiency",
         "What does a training step cost?",
         (INFONCE, FINELIP, GOAL, STRUCTXLIP, HN_CLIP),
-        parts=("efficiency",),
+        parts=("step_time",),
     ),
     Study(
         "gradients",

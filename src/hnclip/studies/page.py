@@ -12,14 +12,13 @@ from pathlib import Path
 from hnclip.report.document import Block, Figure, Missing, Report, Section, Table
 from hnclip.studies.analyses import duplicates, geometry, retrievals
 from hnclip.studies.claims import CLAIMS, Claim
-from hnclip.studies.epochs import convergence, epochs, selection
-from hnclip.studies.figures import curve, gradients, samples
+from hnclip.studies.figures import convergence, curve, epochs, gradients, samples, selection
 from hnclip.studies.results import StudyResults
 from hnclip.studies.step_timer import efficiency
 from hnclip.studies.tables import MARKS, brief_recalls, held_out, missing_note, recalls, seeds, seeds_note
 from hnclip.studies.verdicts import Judgement
 from hnclip.util.files import replace_directory, replace_file
-from hnclip.util.tables import markdown_table
+from hnclip.util.tables import MISSING, markdown_table
 from hnclip.util.text import duration
 
 PAGE, FIGURES = "results.md", "results"
@@ -37,7 +36,7 @@ PARTS: dict[str, Callable[[StudyResults], list[Block]]] = {
     "geometry": geometry,
     "duplicates": duplicates,
     "retrievals": retrievals,
-    "efficiency": efficiency,
+    "step_time": efficiency,
 }
 """What a study's report can show, by the names in `Study.parts`."""
 
@@ -63,7 +62,7 @@ def study_report(results: StudyResults) -> Report:
 
 
 def _blocks(results: StudyResults, part: str) -> list[Block]:
-    return PARTS[part](results) or [Missing(f"there are no results for “{part}”")]
+    return PARTS[part](results) or [Missing(f"there are no results for “{part.replace('_', ' ')}”")]
 
 
 def write_results(studies: Sequence[StudyResults], docs: Path, command: str) -> list[Path]:
@@ -96,7 +95,7 @@ def _page(studies: Sequence[StudyResults], blocks: Mapping[str, Sequence[Block]]
     judged = [(claim, claim.judge(one)) for one in studies for claim in CLAIMS.get(one.study.name, ())]
     yield from ["# Results", "", _introduction(studies, command), "", "## Claims", "", _claims_note(judged), ""]
     rows = [
-        [claim.text, claim.where or "a control", found.measured or "–", f"**{found.verdict}**: {found.reason}"]
+        [claim.text, claim.where or "a control", found.measured or MISSING, f"**{found.verdict}**: {found.reason}"]
         for claim, found in judged
     ]
     yield markdown_table(("claim", "source", "measured here", "verdict"), rows)
@@ -108,7 +107,7 @@ def _page(studies: Sequence[StudyResults], blocks: Mapping[str, Sequence[Block]]
         for block in blocks[results.study.name]:
             yield ""
             if isinstance(block, Table):
-                yield markdown_table(block.flat_headers, block.rows, marks=block.marks)
+                yield markdown_table(block.flat_headers, block.rows)
             elif isinstance(block, Figure):
                 yield f"![{block.title}]({FIGURES}/{block.name}.svg)"
             elif isinstance(block, Missing):

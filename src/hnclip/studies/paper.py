@@ -5,14 +5,13 @@ Printed numbers are shown below measured ones, on the paper's own benchmarks onl
 
 from __future__ import annotations
 
-from hnclip.evaluation.published import PublishedResult, Statistics, paper_title, published, published_statistics
+from hnclip.evaluation.published import PublishedResult, published
 from hnclip.evaluation.published import same_benchmark as same
 from hnclip.recipes import PAPER_GALLERIES
 from hnclip.studies.results import Column
-from hnclip.studies.spec import Domain, Setting, Study, Variant
+from hnclip.studies.spec import Setting, Study, Variant
+from hnclip.util.tables import MISSING
 
-MISSING = "–"
-NOTE = f"Rows named “paper” are printed in “{paper_title()}”; they were not measured here."
 # Images per second of a training step (Table A3): Long-CLIP-L on DCI, one Ascend 910B. FineLIP has none.
 STEPS = {"InfoNCE": "55.5", "GOAL": "about 22", "StructXLIP": "about 10", "HN-CLIP": "53"}
 # Measurements of gradients (abstract, section 2.4, appendix C), in the columns of the table of gradients. The ratios
@@ -44,20 +43,6 @@ def paper_rows(study: Study, column: Column) -> list[PublishedResult]:
             if _stands_for(result, row) and not any(_repeats(result, other) for other in known):
                 found.append(result)
     return found
-
-
-def printed_cell(result: PublishedResult, direction: str, k: int) -> str:
-    """88.25, with the deviation over seeds 88.36 ± 0.14."""
-    value, deviation = result.recall[direction].get(k), result.deviation.get(direction, {}).get(k)
-    if value is None:
-        return MISSING
-    return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
-
-
-def paper_statistics(domain: Domain) -> dict[str, Statistics]:
-    """The paper's Table A1 for the galleries of a domain."""
-    names = [gallery.partition("=")[0] for gallery in domain.galleries]
-    return {name: found for name in names if (found := published_statistics(name)) is not None}
 
 
 def runs_on_paper_data(setting: Setting) -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import NamedTuple
 
 from hnclip.config import TrainConfig
 from hnclip.studies.identity import OPENING, READING, UNKNOWN, digest, gallery_identity, identify
-from hnclip.studies.spec import Domain, GallerySpec, Setting, Study, Variant, galleries_of
+from hnclip.studies.spec import Domain, GallerySpec, Setting, Study, Variant
 
-# Parts of reports that show a measurement, and its kind. Those of `COMPARING` measure the runs of the study's rows.
-MEASURED = {"geometry": "geometry", "duplicates": "duplicates", "retrievals": "retrievals", "efficiency": "step_time"}
-COMPARING = ("retrievals", "step_time")
+COMPARING = ("retrievals", "step_time")  # measurements of the runs of a study's rows
+MEASURED = ("geometry", "duplicates", *COMPARING)  # parts of reports that show a measurement of this kind
 
 
 class Place(NamedTuple):
@@ -100,35 +100,31 @@ class Plan:
         return {(job.kind, job.domain.name): job for job in self.measures if study.name in job.places}
 
 
-def plan(entries: Iterable[tuple[Study, Setting]]) -> Plan:
-    """The jobs of studies, each with its setting: seed by seed, so that a plan that is cut short is even.
+def plan(settings: Sequence[Setting]) -> Plan:
+    """The jobs of studies: seed by seed, so that a plan that is cut short is even.
 
     A run whose model or data cannot be opened is planned too; it fails with the reason when it is done.
     """
-    entries = list(entries)
     runs: dict[str, RunJob] = {}
-    for study, setting in entries:
-        for seed in setting.seeds_of(study):
-            for domain in setting.domains:
-                for row in study.rows:
-                    job = _run_job(study, row, domain, seed, setting)
-                    runs[job.identity] = _merged(runs[job.identity], job) if job.identity in runs else job
+    for setting in settings:
+        for seed, domain, row in product(setting.seeds, setting.domains, setting.study.rows):
+            job = _run_job(setting, row, domain, seed)
+            runs[job.identity] = _merged(runs[job.identity], job) if job.identity in runs else job
     measures: dict[str, MeasureJob] = {}
-    for study, setting in entries:
-        for kind in [MEASURED[part] for part in study.parts if part in MEASURED]:
-            for domain in setting.domains:
-                measure = _measure_job(study, kind, domain, setting, runs.values())
-                known = measures.get(measure.identity, measure)
-                measures[measure.identity] = replace(measure, places={**known.places, **measure.places})
+    for setting in settings:
+        kinds = [part for part in setting.study.parts if part in MEASURED]
+        for kind, domain in product(kinds, setting.domains):
+            measure = _measure_job(setting, kind, domain, runs.values())
+            known = measures.get(measure.identity, measure)
+            measures[measure.identity] = replace(measure, places={**known.places, **measure.places})
     return Plan(tuple(runs.values()), tuple(measures.values()))
 
 
-def _run_job(study: Study, row: Variant, domain: Domain, seed: int, setting: Setting) -> RunJob:
-    config = setting.config_of(study, row, domain, seed)
+def _run_job(setting: Setting, row: Variant, domain: Domain, seed: int) -> RunJob:
+    config = setting.config_of(row, domain, seed)
     identity = identify(config, trained=row.trained, matched=row.matched)
-    galleries = galleries_of(study, domain, setting.domains)
-    places = {study.name: (Place(row.name, domain.name, seed),)}
-    return RunJob(identity, config, row.trained, row.matched, galleries, places)
+    places = {setting.study.name: (Place(row.name, domain.name, seed),)}
+    return RunJob(identity, config, row.trained, row.matched, setting.galleries_of(domain), places)
 
 
 def _merged(one: RunJob, other: RunJob) -> RunJob:
@@ -146,8 +142,8 @@ def _merged(one: RunJob, other: RunJob) -> RunJob:
     )
 
 
-def _measure_job(study: Study, kind: str, domain: Domain, setting: Setting, runs: Iterable[RunJob]) -> MeasureJob:
-    seed = setting.seeds_of(study)[0]
+def _measure_job(setting: Setting, kind: str, domain: Domain, runs: Iterable[RunJob]) -> MeasureJob:
+    study, seed = setting.study, setting.seeds[0]
     config = replace(setting.base, data=domain.data, seed=seed)
     if kind in COMPARING:
         places = [Place(row.name, domain.name, seed) for row in study.rows]

@@ -9,15 +9,13 @@ from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-import torch
-
-from hnclip.evaluation.bootstrap import Estimate, crossed_bootstrap, mark_best
+from hnclip.evaluation.bootstrap import Estimate, mark_best, recall_sum
 from hnclip.evaluation.metrics import recall_at
 from hnclip.evaluation.ranks import ARROWS
 from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.recipes import PAPER_GALLERIES
 from hnclip.studies.plan import MeasureJob, Place, Plan, RunJob
-from hnclip.studies.spec import Domain, GallerySpec, Setting, Study, galleries_of
+from hnclip.studies.spec import Domain, GallerySpec, Setting, Study
 from hnclip.studies.store import Store
 from hnclip.util.tables import Mark
 
@@ -97,7 +95,7 @@ class Column:
         seeds that all rows have. If all images are one group there is no spread to measure, and it is unbounded.
 
         Relations:
-            With weights 1 and −1 and one k this is `hnclip.evaluation.bootstrap.paired_difference` of both rows' ranks.
+            This is `hnclip.evaluation.bootstrap.recall_sum` of the rows' ranks.
         """
         if (key := tuple(terms)) not in self._sums:
             self._sums[key] = self._bootstrap(key)
@@ -118,23 +116,21 @@ class Column:
         sides = [self.rows[term.row] for term in terms]
         seeded = [side for side in sides if None not in side]  # untrained models have the seeds of the others
         seeds = [seed for seed in seeded[0] if all(seed in side for side in seeded)] if seeded else [None]
-        runs = [[side[seed if seed in side else None] for side in sides] for seed in seeds]
-        if not runs:
+        if not seeds:
             return None
+        runs = [[side[seed if seed in side else None] for seed in seeds] for side in sides]
         first = runs[0][0]
-        if any(one.ids != first.ids for run in runs for one in run):
+        if any(one.ids != first.ids for side in runs for one in side):
             raise ValueError("rows of one column were evaluated on different galleries: evaluate them again")
-
-        def hits(run: Sequence[EvaluationResult], direction: str) -> torch.Tensor:  # [n]
-            ranks = [getattr(one.ranks, direction) for one in run]
-            return sum(100.0 * term.weight * (own <= term.k).double() for term, own in zip(terms, ranks))
-
-        values = [torch.stack([hits(run, direction) for run in runs], dim=1) for direction in ARROWS]  # [n, S] each
         if first.groups.unique().numel() > 1:
-            groups = first.ranks.query_groups(first.groups)
-            return dict(zip(DIRECTIONS, crossed_bootstrap(values, [groups[one] for one in ARROWS])))
-        means = [float(part.mean()) for part in values]
-        return {name: Estimate(one, -math.inf, math.inf) for name, one in zip(DIRECTIONS, [*means, fmean(means)])}
+            ranked = [(term.weight, [one.ranks for one in side], term.k) for term, side in zip(terms, runs)]
+            return recall_sum(ranked, groups=first.groups)
+
+        def total(direction: str) -> float:
+            means = [fmean(_recall(one, direction, term.k) for one in side) for term, side in zip(terms, runs)]
+            return sum(term.weight * mean for term, mean in zip(terms, means))
+
+        return {direction: Estimate(total(direction), -math.inf, math.inf) for direction in DIRECTIONS}
 
 
 class StudyResults:
@@ -143,11 +139,11 @@ class StudyResults:
     What is not there, because it was not run or failed, is None or empty in every method.
     """
 
-    def __init__(self, study: Study, setting: Setting, plan: Plan, store: Store) -> None:
-        self.study, self.setting, self.store = study, setting, store
-        self.seeds, self.domains = setting.seeds_of(study), setting.domains
-        self.jobs: Mapping[Place, RunJob] = plan.of(study)
-        self.measures: Mapping[tuple[str, str], MeasureJob] = plan.measures_of(study)
+    def __init__(self, setting: Setting, plan: Plan, store: Store) -> None:
+        self.setting, self.store = setting, store
+        self.study, self.seeds, self.domains = setting.study, setting.seeds, setting.domains
+        self.jobs: Mapping[Place, RunJob] = plan.of(self.study)
+        self.measures: Mapping[tuple[str, str], MeasureJob] = plan.measures_of(self.study)
         self._read: dict[tuple[Any, ...], Any] = {}
 
     @cached_property
@@ -155,7 +151,7 @@ class StudyResults:
         return tuple(
             Column(domain, gallery, {row.name: self._by_seed(row.name, domain, gallery) for row in self.study.rows})
             for domain in self.domains
-            for gallery in galleries_of(self.study, domain, self.domains)
+            for gallery in self.setting.galleries_of(domain)
         )
 
     @cached_property

@@ -8,7 +8,7 @@ import shlex
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from hnclip.studies.identity import UNKNOWN, gallery_identity, model_identity, p
 from hnclip.studies.page import PAGE, study_report, write_results
 from hnclip.studies.plan import Job, MeasureJob, Plan, RunJob, plan
 from hnclip.studies.results import FIELDS, StudyResults
-from hnclip.studies.settings import Entry, StudyRequest, entries_of, run_options_of
-from hnclip.studies.spec import GallerySpec, galleries_of
+from hnclip.studies.settings import run_options_of, settings_of
+from hnclip.studies.spec import GallerySpec, Setting
 from hnclip.studies.store import Store
 from hnclip.util.files import Busy, replace_file
-from hnclip.util.tables import text_table
+from hnclip.util.tables import MISSING, text_table
 from hnclip.util.text import counted, duration, parse_share
 
 log = logging.getLogger(__name__)
@@ -77,34 +77,35 @@ def run_study(
         out: directory of the runs, which all studies share, and of the tables and figures.
         docs: directory in which `results.md` is also written, one page about all studies of the call.
         dry_run: only list the planned jobs with their state. Data of benchmarks and the model need not be here.
-        shard: "K/N" executes the K-th of N parts of the plan, K from 1 to N; the process that finds everything done
-            writes the tables.
+        shard: "K/N" executes the K-th of N parts of the runs, K from 1 to N; the process that ends last measures what
+            needs runs of several parts, and writes the tables.
         threads: CPU threads of a run; 0 leaves the choice to torch.
 
     Raises:
         ValueError: a study cannot be made of the arguments, the data or the model; nothing has been run.
     """
     share = None if shard is None else parse_share(shard)
-    request = StudyRequest(name, data, tests, model, recipe, set, seeds, read or ReadConfig(), device)
-    entries = entries_of(request)
+    read = read or ReadConfig()
+    asked: dict[str, Any] = {"recipe": recipe, "model": model, "data": data, "tests": tests, "set": set, "seeds": seeds}
+    settings = settings_of(name, **asked, read=read, device=device)
     store = Store(out / "runs", run_options_of(set, device=device, threads=threads))
     if dry_run:
-        return _dry_run(plan(entries), store)
+        return _dry_run(plan(settings), store)
     store.directory.mkdir(parents=True, exist_ok=True)
-    _check_inputs(entries)
-    planned = plan(entries)
+    _check_inputs(settings)
+    planned = plan(settings)
     failures = run(planned, store, share=share)
     missing = [job.title for job in planned.jobs if not store.is_done(job)]
     content = {"jobs": len(planned.jobs), "missing": missing}
     state = f"{len(planned.jobs) - len(missing)} of {len(planned.jobs)} jobs are done"
     if share and missing:
         return StudyOutcome(f"{state}: the tables are written when all are", content, failures)
-    results = [StudyResults(study, setting, planned, store) for study, setting in entries]
+    results = [StudyResults(setting, planned, store) for setting in settings]
     reports, files = _write_reports(results, out)
     if docs is None:
         texts = [f"{report.to_text()}\n\nwritten: {out / one.study.name}" for one, report in zip(results, reports)]
     else:
-        files += write_results(results, docs, command_line(request, docs))
+        files += write_results(results, docs, command_line(name, asked, read, docs))
         texts = [f"written: {docs / PAGE}"]
     texts += [f"incomplete: {state}"] * bool(missing)
     content |= {"studies": [report.data for report in reports], "files": list(map(str, files))}
@@ -115,12 +116,13 @@ def run(planned: Plan, store: Store, *, share: tuple[int, int] | None = None) ->
     """Do what is missing of a plan; returns what failed. A failure stops no other job; its traceback is in a log file.
 
     Args:
-        share: (K, N): only part K of N, counted from 0, and only measurements whose runs are done.
+        share: (K, N): only part K of the N parts of the runs, counted from 0, and all measurements whose runs are done,
+            so that the last of the processes to end leaves nothing undone.
     """
     number, count = share or (0, 1)
     failures: list[str] = []
-    for jobs in (planned.runs, planned.measures):
-        waiting = deque[Job](job for job in jobs[number::count] if not store.is_done(job))
+    for jobs in (planned.runs[number::count], planned.measures):
+        waiting = deque[Job](job for job in jobs if not store.is_done(job))
         total, busy = len(waiting), set[str]()
         while waiting:
             job = waiting.popleft()
@@ -183,7 +185,7 @@ def _dry_run(planned: Plan, store: Store) -> StudyOutcome:
         text += " What is there already is not known before model and data are here; pairs are the published numbers."
     elif seconds:
         text += f" Training takes about {duration(seconds)}, by the finished runs, one after the other."
-    cells = [["–" if value is None else str(value) for value in job.values()] for job in jobs]
+    cells = [[MISSING if value is None else str(value) for value in job.values()] for job in jobs]
     table = text_table(["job", "pairs", "epochs", "state"], cells)
     return StudyOutcome(f"{table}\n\n{text}", {"jobs": jobs, "seconds": seconds})
 
@@ -199,13 +201,13 @@ def _state(job: Job, store: Store) -> str:
         return NOT_KNOWN
 
 
-def _check_inputs(entries: Sequence[Entry]) -> None:
+def _check_inputs(settings: Sequence[Setting]) -> None:
     """The model opens, and so do the records that are trained on and those that are evaluated on afterwards."""
-    for study, setting in entries:
+    for setting in settings:
         model_identity(setting.base)
         for domain in setting.domains:
             training_records(replace(setting.base, data=domain.data))
-            for gallery in (*galleries_of(study, domain, setting.domains), *map(GallerySpec, domain.galleries)):
+            for gallery in (*setting.galleries_of(domain), *map(GallerySpec, domain.galleries)):
                 gallery_identity(gallery, setting.base.read)
 
 
@@ -222,11 +224,10 @@ def _write_reports(results: Sequence[StudyResults], out: Path) -> tuple[list[Rep
     return reports, files
 
 
-def command_line(request: StudyRequest, docs: Path) -> str:
+def command_line(study: str, options: Mapping[str, Any], read: ReadConfig, docs: Path) -> str:
     """The command that writes the same page, without where and by which processes the runs are executed."""
-    words = ["hnclip", "study", request.name]
-    for name in ("recipe", "model", "data", "tests", "set", "seeds"):
-        value = getattr(request, name) or ()
+    words = ["hnclip", "study", study]
+    for name, value in options.items():
         words += [f"--{name}", *([value] if isinstance(value, str) else map(str, value))] if value else []
-    words += option_words(request.read, ReadConfig(), "read.")
+    words += option_words(read, ReadConfig(), "read.")
     return shlex.join([*words, "--docs", docs.name])

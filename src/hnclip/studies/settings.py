@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from hnclip.config import ReadConfig, RunOptions, with_fields
@@ -15,13 +15,11 @@ from hnclip.data.sources import open_data
 from hnclip.objectives.registry import MethodChoice
 from hnclip.recipes import PAPER_GALLERIES, PAPER_RATES, RECIPES, RESULTS_RATES
 from hnclip.studies.catalogue import RESULTS_DATA, RESULTS_FIELDS, STUDIES
-from hnclip.studies.spec import Domain, Setting, Study
+from hnclip.studies.spec import SEEDS, Domain, Setting, Study
 from hnclip.training.setup import choose_precision
 from hnclip.util.device import find_device
 
 log = logging.getLogger(__name__)
-
-Entry = tuple[Study, Setting]
 
 ALL = "all"
 OPEN = ("gamma", "margin", "center", "mask_duplicates")  # of the objective, what rows do not set themselves
@@ -29,52 +27,48 @@ OPTIONS_OF_THEIR_OWN = ("model", "data", "read", "seed", "watch", "out", "device
 RUN_FIELDS = ("speed", "save_minutes", "evaluate_batch", "tensorboard")
 
 
-@dataclass(frozen=True)
-class StudyRequest:
-    """Which studies of which model on which data: arguments of `run_study`, where they are explained."""
-
-    name: str
-    data: Sequence[str] = ()
-    tests: Sequence[str] = ()
-    model: str | None = None
-    recipe: str | None = None
-    set: Sequence[str] = ()
-    seeds: Sequence[int] = ()
-    read: ReadConfig = field(default_factory=ReadConfig)
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.recipe not in (None, *RECIPES):
-            raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {self.recipe!r}")
-        if len({*self.seeds}) < len(self.seeds):
-            raise ValueError(f"seeds hold a seed twice: {' '.join(map(str, self.seeds))}")
-
-
-def entries_of(request: StudyRequest) -> list[Entry]:
-    """The studies, each with its setting. Of `all`, those that need two domains are left out if there is one."""
-    recipe = request.recipe or ("demo" if request.model in (None, "bundled") else "paper")
+def settings_of(
+    names: str,
+    *,
+    data: Sequence[str] = (),
+    tests: Sequence[str] = (),
+    model: str | None = None,
+    recipe: str | None = None,
+    set: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    read: ReadConfig | None = None,
+    device: str = "auto",
+) -> list[Setting]:
+    """Every study with what it runs on, by the arguments of `run_study`. Of `all`, those that need two domains are left
+    out if there is one."""
+    if recipe not in (None, *RECIPES):
+        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+    if len({*seeds}) < len(seeds):
+        raise ValueError(f"seeds hold a seed twice: {' '.join(map(str, seeds))}")
+    read = read or ReadConfig()
+    recipe = recipe or ("demo" if model in (None, "bundled") else "paper")
     is_paper, is_results = recipe.partition("/")[0] == "paper", recipe == "results"
     recipe_config = RECIPES[recipe]()
-    recipe_config = replace(recipe_config, read=request.read, model=request.model or recipe_config.model)
-    fields, _ = _split_fields(request.set)
+    recipe_config = replace(recipe_config, read=read, model=model or recipe_config.model)
+    fields, _ = _split_fields(set)
     rates: Mapping[MethodChoice, float] = PAPER_RATES if is_paper else RESULTS_RATES if is_results else {}
     if "optim.lr" in fields:  # then one rate for all was asked for
         rates = {}
-    entries = []
-    for study in _studies_named(request.name):
+    found = []
+    for study in _studies_named(names):
         base = with_fields(recipe_config, {**(RESULTS_FIELDS.get(study.name, {}) if is_results else {}), **fields})
         # "auto" is another number format on another device, and so another run.
-        precision = choose_precision(base.optim.precision, find_device(request.device))
+        precision = choose_precision(base.optim.precision, find_device(device))
         base = replace(base, optim=replace(base.optim, precision=precision))
-        data = request.data or (is_results and RESULTS_DATA.get(study.name, RESULTS_DATA[ALL])) or (base.data,)
-        domains = domains_of(data, request.tests, request.read, paper=is_paper)
+        sources = data or (is_results and RESULTS_DATA.get(study.name, RESULTS_DATA[ALL])) or (base.data,)
+        domains = domains_of(sources, tests, read, paper=is_paper)
         if len(domains) > 1 or study.columns == "own":
-            entries.append((study, Setting(base, domains, tuple(request.seeds) or None, rates)))
-        elif request.name == ALL:
+            found.append(Setting(study, base, domains, tuple(seeds) or SEEDS[: study.seeds], rates))
+        elif names == ALL:
             log.info(f"{study.name} is left out: it needs two domains in --data")
         else:
             raise ValueError(f"{study.name} trains on one domain and tests on another: name two or more with --data")
-    return entries
+    return found
 
 
 def _studies_named(names: str) -> list[Study]:

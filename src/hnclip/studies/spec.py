@@ -1,8 +1,8 @@
-"""What a study is, as data: rows, columns and comparisons; and what it is run on. The studies are in `catalogue`."""
+"""What a study is, as data: rows, columns and comparisons; and what it runs on. The studies are in `catalogue`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
@@ -65,7 +65,7 @@ class Study:
         parts: what its report shows, names of `hnclip.studies.page.PARTS`, in order.
         columns: test galleries of each training domain: its own, the others', or all.
         ks: lengths of the result list.
-        seeds: how many by default.
+        seeds: how many of the paper's by default.
         tables: of the paper, by their printed numbers, that hold the same rows.
         watch: every epoch of its runs is also evaluated on the domain's own test gallery.
         probe: both losses and their gradients are measured along its runs.
@@ -89,6 +89,8 @@ class Study:
         names = [row.name for row in self.rows]
         if len({*names}) < len(names):
             raise ValueError(f"study {self.name} has two rows of the same name: {', '.join(names)}")
+        if self.seeds > len(SEEDS):
+            raise ValueError(f"study {self.name}: seeds is at most {len(SEEDS)}; name further ones with --seeds")
         for row in self.rows:
             if unknown := {*row.against} - {*names}:
                 raise ValueError(f"study {self.name} compares {row.name!r} with {unknown}, which is no row of it")
@@ -123,28 +125,22 @@ class GallerySpec(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a study is run on.
+    """A study and what it runs on.
 
     Args:
         base: the recipe that rows change.
         domains: data to train on, with their galleries.
-        seeds: of all rows; None takes as many of the paper's as a study asks for.
+        seeds: of all rows.
         rates: learning rates of methods that have their own; the others train at the recipe's.
     """
 
+    study: Study
     base: TrainConfig
     domains: tuple[Domain, ...]
-    seeds: tuple[int, ...] | None = None
+    seeds: tuple[int, ...]
     rates: Mapping[MethodChoice, float] = field(default_factory=dict)
 
-    def seeds_of(self, study: Study) -> tuple[int, ...]:
-        if self.seeds is not None:
-            return self.seeds
-        if study.seeds > len(SEEDS):
-            raise ValueError(f"study {study.name} asks for {study.seeds} seeds: name them with --seeds")
-        return SEEDS[: study.seeds]
-
-    def config_of(self, study: Study, row: Variant, domain: Domain, seed: int) -> TrainConfig:
+    def config_of(self, row: Variant, domain: Domain, seed: int) -> TrainConfig:
         """The configuration of a run, with the observations that the study asks for."""
         config = replace(self.base, data=domain.data, seed=seed)
         if not row.trained:
@@ -152,14 +148,13 @@ class Setting:
         config = resolve(config, row)
         if row.method is not None and row.method in self.rates and "optim.lr" not in row.set:
             config = with_fields(config, {"optim.lr": self.rates[row.method]})
-        if study.probe:
+        if self.study.probe:
             config = replace(config, probe_gradients=config.probe_gradients or PROBE)
-        return replace(config, watch=domain.galleries[0]) if study.watch else config
+        return replace(config, watch=domain.galleries[0]) if self.study.watch else config
 
-
-def galleries_of(study: Study, domain: Domain, domains: Sequence[Domain]) -> tuple[GallerySpec, ...]:
-    """What the runs of a domain are evaluated on in a study, in the order of its columns."""
-    own = [GallerySpec(source) for source in domain.galleries]
-    others = [GallerySpec(source) for other in domains if other != domain for source in other.galleries]
-    found = {"own": own, "others": others, "all": [*own, *others]}[study.columns]
-    return tuple(dict.fromkeys([*found, GallerySpec(domain.data, whole=True)] if study.whole else found))
+    def galleries_of(self, domain: Domain) -> tuple[GallerySpec, ...]:
+        """What the runs of a domain are evaluated on, in the order of the columns."""
+        own = [GallerySpec(source) for source in domain.galleries]
+        others = [GallerySpec(source) for other in self.domains if other != domain for source in other.galleries]
+        found = {"own": own, "others": others, "all": [*own, *others]}[self.study.columns]
+        return tuple(dict.fromkeys([*found, GallerySpec(domain.data, whole=True)] if self.study.whole else found))

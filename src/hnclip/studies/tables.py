@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -14,9 +13,10 @@ from hnclip.evaluation.bootstrap import Estimate
 from hnclip.evaluation.ranks import ARROWS, Ranks
 from hnclip.evaluation.retrieval import EvaluationResult
 from hnclip.report.document import Block, Table
-from hnclip.studies.paper import MISSING, NOTE, paper_rows, printed_cell
+from hnclip.report.results import PAPER_NOTE
+from hnclip.studies.paper import paper_rows
 from hnclip.studies.results import MEAN, Column, Spread, StudyResults, row_groups
-from hnclip.util.tables import Mark
+from hnclip.util.tables import MISSING, Marked
 
 MARKS = (
     "{best}: a difference whose interval excludes zero, or the row that is above all others of its group by such "
@@ -24,9 +24,6 @@ MARKS = (
 )
 _SHALLOW = 10  # tables of both directions have recalls down to here: more columns do not fit on a page
 
-Cell = tuple[str, Mark | None]
-Line = tuple[str, Sequence[Cell]] | None
-"""The name of a row and its cells, or None for a rule."""
 Place = tuple[Column, str, int]
 """Where the recalls of a table's column are: in which results, in which direction, at which rank."""
 
@@ -39,14 +36,15 @@ def spread_cell(value: Spread | None) -> str:
 
 
 def difference_cell(found: Estimate | None, *, interval: bool = True) -> str:
-    """+1.9 [+0.4, +3.3]"""
+    """+1.9 [+0.4, +3.3], marked if it is clear."""
     if found is None:
         return MISSING
-    if not interval or math.isinf(found.low):
-        return signed(found.mean)
-    # A clear difference must not be printed with an end at zero.
-    ends = [f"{end:+.1g}" if found.clear and round(end, 1) == 0 else signed(end) for end in (found.low, found.high)]
-    return f"{signed(found.mean)} [{', '.join(ends)}]"
+    text = signed(found.mean)
+    if interval and not math.isinf(found.low):
+        # A clear difference must not be printed with an end at zero.
+        ends = [f"{end:+.1g}" if found.clear and round(end, 1) == 0 else signed(end) for end in (found.low, found.high)]
+        text += f" [{', '.join(ends)}]"
+    return Marked(text, "best" if found.clear else None)
 
 
 def signed(points: float) -> str:
@@ -85,7 +83,7 @@ def recalls(results: StudyResults) -> list[Block]:
 
 
 def _average_table(results: StudyResults, what: str, columns: Sequence[Column]) -> Table:
-    return _table(
+    return Table(
         ("", *(column.gallery.name if what else column.name for column in columns)),
         _compared(results, [(column, MEAN, 1) for column in columns]),
         title=f"{results.study.title}. R@1 in percent, average of both directions{what}",
@@ -99,10 +97,10 @@ def _recall_table(results: StudyResults, column: Column, directions: tuple[str, 
     lines = _compared(results, [(column, *place) for place in places], interval=False)
     notes = _gallery_notes(column)
     if printed := paper_rows(study, column):
-        lines += [None, *((one.name, [(printed_cell(one, *place), None) for place in places]) for one in printed)]
-        notes.append(NOTE)
+        lines += [(), *((one.name, *(one.cell(*place) for place in places)) for one in printed)]
+        notes.append(PAPER_NOTE)
     direction = [ARROWS[name] for name in directions if len(directions) == 1]
-    return _table(
+    return Table(
         ("", *(f"R@{k}" for _, k in places)),
         lines,
         title=", ".join([f"{study.title}. Recall in percent", *direction, column.name]),
@@ -113,15 +111,16 @@ def _recall_table(results: StudyResults, column: Column, directions: tuple[str, 
 
 def brief_recalls(results: StudyResults) -> Table:
     """Average R@1 of every row and column, and its difference from the first row that it is compared with."""
-    lines: list[Line] = []
+    lines: list[Sequence[str]] = []
     for row in results.study.rows:
         other = next(iter(row.against), "")
-        cells: list[Cell] = [(other, None)]
+        cells = [row.name, other]
         for column in results.columns:
-            cells.append((spread_cell(column.recall(row.name, MEAN, 1)), results.marks(column, MEAN, 1).get(row.name)))
-            cells.append(_difference_cell(column.difference(row.name, other, MEAN, 1)) if other else ("", None))
-        lines.append((row.name, cells))
-    return _table(("", "minus", *(header for column in results.columns for header in (column.name, "Δ"))), lines)
+            mark = results.marks(column, MEAN, 1).get(row.name)
+            cells.append(Marked(spread_cell(column.recall(row.name, MEAN, 1)), mark))
+            cells.append(difference_cell(column.difference(row.name, other, MEAN, 1)) if other else "")
+        lines.append(cells)
+    return Table(("", "minus", *(header for column in results.columns for header in (column.name, "Δ"))), lines)
 
 
 def seeds(results: StudyResults) -> list[Block]:
@@ -158,7 +157,7 @@ def held_out(results: StudyResults) -> list[Block]:
             "held-out alone": _with_queries(column, lambda one: one.held_out),
         }
         blocks.append(
-            _table(
+            Table(
                 ("", *views),
                 _compared(results, [(view, MEAN, 1) for view in views.values()], marked=False),
                 title=f"{results.study.title}. R@1 in percent, average of both directions, {column.name}",
@@ -198,39 +197,23 @@ def _with_queries(column: Column, choose: Callable[[EvaluationResult], Evaluatio
 
 def _compared(
     results: StudyResults, places: Sequence[Place], *, interval: bool = True, marked: bool = True
-) -> list[Line]:
+) -> list[Sequence[str]]:
     """The recalls of every row, group by group, and below each group the differences of its rows."""
     groups = row_groups(results.study)
     marks = [results.marks(*place) if marked else {} for place in places]
-    lines: list[Line] = []
+    lines: list[Sequence[str]] = []
     for group in groups:
-        lines += [None] if lines else []
+        lines += [()] if lines else []
         for row in group:
             recall = [spread_cell(column.recall(row, direction, k)) for column, direction, k in places]
-            lines.append((row, [(text, found.get(row)) for text, found in zip(recall, marks)]))
+            lines.append((row, *(Marked(text, found.get(row)) for text, found in zip(recall, marks))))
         compared = [(row, other) for row in group for other in results.study.row(row).against]
-        lines += [None] if compared and len(groups) == 1 else []
+        lines += [()] if compared and len(groups) == 1 else []
         for row, other in compared:
             found = [column.difference(row, other, direction, k) for column, direction, k in places]
             name = "Δ" if len(groups) > 1 and group == [other, row] else f"{row} − {other}"
-            lines.append((name, [_difference_cell(one, interval=interval) for one in found]))
+            lines.append((name, *(difference_cell(one, interval=interval) for one in found)))
     return lines
-
-
-def _difference_cell(found: Estimate | None, *, interval: bool = True) -> Cell:
-    return difference_cell(found, interval=interval), "best" if found is not None and found.clear else None
-
-
-def _table(headers: Sequence[str], lines: Sequence[Line], **more: Any) -> Table:
-    marks = {
-        (number, column): mark
-        for number, line in enumerate(lines)
-        if line is not None
-        for column, (_, mark) in enumerate(line[1], start=1)
-        if mark
-    }
-    rows = [() if line is None else (line[0], *(text for text, _ in line[1])) for line in lines]
-    return Table(headers, rows, marks=marks, **more)
 
 
 def _gallery_notes(column: Column) -> list[str]:

@@ -96,9 +96,7 @@ def within(row: str, other: str, points: float = 1.0) -> Test:
     return test
 
 
-def exceeds(
-    values: Callable[[StudyResults], Mapping[str, float | None]], bound: float = 0.0, show: str = ".2f"
-) -> Test:
+def exceeds(values: Values, bound: float = 0.0, show: str = ".2f") -> Test:
     """Numbers that are measured and not estimated from a sample exceed a bound.
 
     Args:

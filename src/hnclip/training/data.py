@@ -24,7 +24,7 @@ from hnclip.data.sampler import cluster_order, cut_batches, epoch_order, nearest
 from hnclip.data.sources import open_data
 from hnclip.data.validate import check_rows, check_share, drop_invalid
 from hnclip.encode.loop import encode_captions
-from hnclip.evaluation.retrieval import Gallery, drop_unusable, open_task, prepare_gallery
+from hnclip.evaluation.retrieval import drop_unusable, open_task, prepare_gallery
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.objectives.base import Objective
 from hnclip.training.distributed import broadcast_object, encode_shared, rank
@@ -46,11 +46,11 @@ class RunData:
     """
 
     pairs: PairData
-    validation: Gallery
+    validation: PairData
     problems: tuple[Problem, ...] = ()
     test_split: bool = False
     neighbours: Tensor | None = None
-    watched: Gallery | None = None
+    watched: PairData | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -71,8 +71,8 @@ class RunData:
             "pairs": len(self.pairs),
             "captions": len(self.pairs.owner),
             "truncated": {name: texts.truncated for name, texts in self.pairs.texts.items()},
-            "validation_captions": len(self.validation.captions),
-            "validation_truncated": self.validation.truncated,
+            "validation_captions": len(self.validation.owner),
+            "validation_truncated": self.validation.texts["caption"].truncated,
             "problems": len(self.problems),
             "test_split": self.test_split,
         }
@@ -182,7 +182,7 @@ def choose_records(
     return train, validation, data.problems if other is data else (*data.problems, *other.problems)
 
 
-def _log_data(config: TrainConfig, pairs: PairData, gallery: Gallery, context: int) -> None:
+def _log_data(config: TrainConfig, pairs: PairData, gallery: PairData, context: int) -> None:
     captions, steps, images = len(pairs.owner), len(batch_sizes(len(pairs), config)), len(gallery.records)
     several = f" with {captions} captions, one of each image in an epoch," if captions > len(pairs) else ""
     source = config.data if config.validation is None else f"{config.data} and {config.validation}"
@@ -190,7 +190,7 @@ def _log_data(config: TrainConfig, pairs: PairData, gallery: Gallery, context: i
     for view, present in pairs.present.items():  # terms are averaged over the pairs that have their views
         log.info(f"view {view}: {int(present.sum())} of {len(present)} have it")
     truncated = {f"training texts ({view})": (texts.truncated, len(texts)) for view, texts in pairs.texts.items()}
-    truncated["validation captions"] = gallery.truncated, len(gallery.captions)
+    truncated["validation captions"] = gallery.texts["caption"].truncated, len(gallery.owner)
     for name, (count, total) in truncated.items():
         if count:
             log.warning(f"{count} of {total} {name} are truncated at {context} tokens")
@@ -200,7 +200,7 @@ def _log_data(config: TrainConfig, pairs: PairData, gallery: Gallery, context: i
             "mostly be noise"
         )
     # Under any name: equal images have the same row in the cache.
-    if shared := int(np.isin(gallery.pixels.rows, pairs.images["full"].rows).sum()):
+    if shared := int(np.isin(gallery.images["full"].rows, pairs.images["full"].rows).sum()):
         log.warning(f"{shared} of {images} validation images are training images too")
 
 

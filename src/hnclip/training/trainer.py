@@ -16,6 +16,7 @@ import torch
 
 from hnclip.config import ObjectiveConfig, RunOptions, TrainConfig, from_json, to_json, train_command
 from hnclip.core import Batch, NegativePairs
+from hnclip.data.batching import PairData
 from hnclip.data.decoding import in_order
 from hnclip.data.records import DataSet
 from hnclip.data.sampler import epoch_order
@@ -23,7 +24,6 @@ from hnclip.data.validate import write_problems
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.evaluation.metrics import summarize
 from hnclip.evaluation.ranks import retrieval_ranks
-from hnclip.evaluation.retrieval import Gallery
 from hnclip.models.adapters import BaseModel, save_adapter
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import RUN_CONFIG, RUN_RESULT, load, save
@@ -288,9 +288,9 @@ class Trainer:
         mark = "  (best)" if better and epoch else ""
         log.info(f"{name}: validation R@1 text→image {text:.1f}, image→text {image:.1f}{mark}")
 
-    def _retrieval(self, gallery: Gallery) -> dict[str, Any]:
+    def _retrieval(self, gallery: PairData) -> dict[str, Any]:
         """Metrics of a gallery, encoded by all ranks together."""
-        image, text = self._encode(gallery.pixels, gallery.captions)
+        image, text = self._encode(gallery.images["full"], gallery.texts["caption"])
         return summarize(retrieval_ranks(image, text, gallery.owner))
 
     def _encode(self, pixels: Any, captions: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,12 +8,9 @@ from itertools import accumulate, pairwise
 from typing import Literal
 
 Mark = Literal["best", "second"]
-Marks = Mapping[tuple[int, int], Mark]
-"""Marked cells by row and column, both counted from 0 below the header."""
-
+MISSING = "–"  # a cell for which there is no number
 LONG_CELL = 40  # characters beyond which a column holds sentences, not numbers or names
-TEXT_MARKS: dict[Mark | None, str] = {"best": "*", "second": "+"}
-_NO_MARKS: Marks = {}
+TEXT_MARKS: dict[Mark, str] = {"best": "*", "second": "+"}
 
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -37,7 +34,22 @@ LATEX = {
 }
 
 
-def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: Marks = _NO_MARKS) -> str:
+class Marked(str):
+    """A cell of a table that stands out if it has a mark."""
+
+    mark: Mark | None
+
+    def __new__(cls, text: str, mark: Mark | None) -> Marked:
+        cell = super().__new__(cls, text)
+        cell.mark = mark
+        return cell
+
+
+def mark_of(cell: str) -> Mark | None:
+    return cell.mark if isinstance(cell, Marked) else None
+
+
+def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Aligned plain text: first column to the left, the others to the right. An empty row is a rule.
 
     >>> print(text_table(["model", "R@1"], [["a", "9.5"], ["longer", "10.0"]]))
@@ -48,18 +60,18 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: 
 
     The best cell is marked with *, the second with +:
 
-    >>> print(text_table(["model", "R@1"], [["a", "9.5"], [], ["b", "10.0"]], marks={(2, 1): "best"}))
+    >>> print(text_table(["model", "R@1"], [["a", "9.5"], [], ["b", Marked("10.0", "best")]]))
     model    R@1
     -----  -----
     a       9.5
     -----  -----
     b      10.0*
     """
-    marked = {column for _, column in marks}
+    marked = {column for cells in rows for column, cell in enumerate(cells) if mark_of(cell)}
     # Cells above and below a mark leave its place free, so that the digits stay under each other.
     drawn = [
-        [cell + TEXT_MARKS.get(marks.get((row, column)), " " * (column in marked)) for column, cell in enumerate(cells)]
-        for row, cells in enumerate(rows)
+        [cell + (TEXT_MARKS[mark] if (mark := mark_of(cell)) else " " * (column in marked)) for column, cell in line]
+        for line in map(enumerate, rows)
     ]
     widths = [max(map(len, column)) for column in zip(headers, *(cells for cells in drawn if cells))]
     rule = ["-" * width for width in widths]
@@ -71,11 +83,11 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: 
     return "\n".join([line(headers), line(rule), *(line(cells or rule) for cells in drawn)])
 
 
-def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, marks: Marks = _NO_MARKS) -> str:
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table: numbers to the right, names and sentences to the left; an empty row is one of empty
     cells.
 
-    >>> print(markdown_table(["model", "R@1"], [["a", "9.5"]], marks={(0, 1): "best"}))
+    >>> print(markdown_table(["model", "R@1"], [["a", Marked("9.5", "best")]]))
     | model | R@1 |
     | :--- | ---: |
     | a | **9.5** |
@@ -90,7 +102,7 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]], *, mar
     columns = zip(headers, *(cells for cells in rows if cells))
     long = [any(len(cell) > LONG_CELL for cell in column) for column in columns]
     sides = [":---" if not column or long[column] else "---:" for column in range(len(headers))]
-    drawn = _draw(rows, marks, {"best": "**{}**", "second": "*{}*"}, escape)
+    drawn = _draw(rows, {"best": "**{}**", "second": "*{}*"}, escape)
     return "\n".join(map(line, [[*map(escape, headers)], sides, *drawn]))
 
 
@@ -98,7 +110,6 @@ def latex_table(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
-    marks: Marks = _NO_MARKS,
     spans: Sequence[tuple[str, int]] = (),
     caption: str,
     label: str,
@@ -106,8 +117,8 @@ def latex_table(
     """A floating LaTeX table that needs the package booktabs and nothing else. An empty row is a rule.
 
     Args:
-        headers, rows: plain text; what LaTeX would read as commands is escaped.
-        marks: the best cell becomes bold, the second underlined.
+        headers, rows: plain text; what LaTeX would read as commands is escaped. The best cell becomes bold, the second
+            underlined.
         spans: titles above the headers from the second column on, each with the number of columns it spans.
         caption: plain text.
         label: to refer to the table by.
@@ -122,7 +133,7 @@ def latex_table(
         stops = [*accumulate((columns for _, columns in spans), initial=1)]
         rules = [f"\\cmidrule(lr){{{first + 1}-{last}}}" for first, last in pairwise(stops)]
         lines += [line(["", *titles]), " ".join(rules)]
-    drawn = _draw(rows, marks, {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}, latex_escape)
+    drawn = _draw(rows, {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}"}, latex_escape)
     lines += [line([*map(latex_escape, headers)]), r"\midrule", *map(line, drawn)]
     lines += [r"\bottomrule", r"\end{tabular}"]
     names = [f"\\caption{{{latex_escape(caption)}}}", f"\\label{{{label}}}"]
@@ -140,11 +151,11 @@ def latex_escape(text: str) -> str:
     return re.sub(r"^[\[*]", r"{\g<0>}", re.sub("-(?=-)", "-{}", escaped))
 
 
-def _draw(
-    rows: Sequence[Sequence[str]], marks: Marks, styles: Mapping[Mark | None, str], escape: Callable[[str], str]
-) -> list[list[str]]:
+def _draw(rows: Sequence[Sequence[str]], styles: Mapping[Mark, str], escape: Callable[[str], str]) -> list[list[str]]:
     """Cells as a format writes them."""
-    return [
-        [styles.get(marks.get((row, column)), "{}").format(escape(cell)) for column, cell in enumerate(cells)]
-        for row, cells in enumerate(rows)
-    ]
+
+    def draw(cell: str) -> str:
+        mark = mark_of(cell)
+        return styles[mark].format(escape(cell)) if mark else escape(cell)
+
+    return [[*map(draw, cells)] for cells in rows]
