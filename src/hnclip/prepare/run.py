@@ -213,7 +213,8 @@ def _prepare(
     else:
         pairs = [pair for record, content in done for pair in zip(record.captions, content)]
         counts = {"captions": len(pairs), "changed": sum(old != new for old, new in pairs)}
-    train = ["hnclip", "train", "--objective", "goal" if kind == "regions" else "structxlip", "--data", source]
+    method = "goal" if kind == "regions" else "structxlip"
+    train = ["hnclip", "train", source, "--model", "MODEL", "--method", method]
     return PrepareResult(
         kind=kind,
         data=source,
