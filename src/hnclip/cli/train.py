@@ -247,7 +247,6 @@ def _summary(result: Any) -> list[str]:
         *lines,
         f"evaluate: hnclip eval {shlex.join(words)} --model {out}",
         f"search:   hnclip index IMAGES --model {out} --out images.hnc",
-        f"resume:   hnclip train --resume {out}   (after an interruption)",
     ]
 
 
