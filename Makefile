@@ -15,8 +15,8 @@ PYTEST := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist
 demo: $(CORE)
 	$(BIN)/hnclip demo
 
-# The tests use single-threaded workers: two cores serve two of them better than two threads in each. Whichever is done
-# takes over from the other. `make test` leaves out a few long ones that are marked as slow.
+# The tests use single-threaded workers: two cores serve two of them better than two threads in each. A worker
+# that is done takes tests over from the other. `make test` leaves out a few long ones that are marked as slow.
 test: $(DEV)
 	$(PYTEST) -m "not slow"
 

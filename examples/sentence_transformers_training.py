@@ -60,15 +60,14 @@ class HardNegativeRankingLoss(nn.Module):
         """The loss of one batch, as the trainer asks for it.
 
         Args:
-            sentence_features: the preprocessed columns.
+            sentence_features: the preprocessed columns, images and captions.
             labels: the "label" column, if there is one: pairs with the same number, or with the same number in the
                 same place of a list, are never negatives of each other.
 
         Shape:
             labels [B] or [B, K] integers.
         """
-        columns = two_columns(sentence_features)
-        image, text = (self.model(features)["sentence_embedding"] for features in columns)  # [B, D] each
+        image, text = (self.model(features)["sentence_embedding"] for features in sentence_features)  # [B, D] each
         return self.pair_loss(image, text, labels)
 
     def pair_loss(self, image: Tensor, text: Tensor, labels: Tensor | None) -> Tensor:
@@ -99,7 +98,7 @@ class CachedHardNegativeRankingLoss(CachedLossMixin, HardNegativeRankingLoss):
         self.mini_batch_size = mini_batch_size
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        return self.forward_cached(two_columns(sentence_features), labels)
+        return self.forward_cached(list(sentence_features), labels)
 
     def calculate_loss(
         self, reps: list[list[Tensor]], labels: Tensor | None = None, *, with_backward: bool = False
@@ -113,15 +112,6 @@ class CachedHardNegativeRankingLoss(CachedLossMixin, HardNegativeRankingLoss):
 
     def get_config_dict(self) -> dict[str, Any]:
         return {**super().get_config_dict(), "mini_batch_size": self.mini_batch_size}
-
-
-def two_columns(sentence_features: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    columns = list(sentence_features)
-    if len(columns) != 2:
-        raise ValueError(
-            f"the data set must have two columns, images and captions, and perhaps label; got {len(columns)}"
-        )
-    return columns
 
 
 def constant_scale(model: SentenceTransformer, scale: float | None) -> float:

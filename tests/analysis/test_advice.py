@@ -49,7 +49,7 @@ def test_levels_follow_from_numbers(finding: Finding | None, level: str) -> None
     ("finding", "option"),
     [
         (negatives(0.6, 0.4, 0.0), "--optim.negatives batch"),
-        (negatives(0.6, 0.6, 0.6), "--objective.global-loss hn"),
+        (negatives(0.6, 0.6, 0.6), "--global-loss hn"),
         (advice.clusters(batch(), 0.86, 0.95), "--cluster 4"),
         (advice.scale([losses(0.9), losses(0.6, scale=50), losses(0.1, scale=20)]), "--optim.scale 20"),
         (gamma(0.41), "γ 0.2 "),  # the middle of 0.1, where two negatives differ by one nat, and 0.4

@@ -117,10 +117,14 @@ def test_half_precision_captions_alone_and_metadata_without_pyarrow(
 
 
 def test_of_a_folder_without_captions_the_images_are_encoded(model_directory: Path, tmp_path: Path) -> None:
-    for number, file in enumerate(("b/one.png", "a.png", "b/one.jpg", "b/.hidden.png")):
+    for number, file in enumerate(("val/one.png", "a.png", "val/one.jpg", "val/.hidden.png")):
         save_picture(tmp_path / "images" / file, number)
-    run(tmp_path / "images", model_directory, tmp_path / "out")
-    assert open_embeddings(tmp_path / "out", verify=True).ids == ("a.png", "b/one.jpg", "b/one.png")
+    for split, ids in {
+        "all": ("a.png", "val/one.jpg", "val/one.png"),
+        "validation": ("val/one.jpg", "val/one.png"),
+    }.items():
+        run(tmp_path / "images", model_directory, tmp_path / split, split=split)
+        assert open_embeddings(tmp_path / split, verify=True).ids == ids
 
 
 # Several processes and one directory --------------------------------------------------------------------------

@@ -63,9 +63,6 @@ def test_loss_is_l_hn_of_normalised_vectors(model):
     scale = model[0].auto_model.logit_scale.exp().item()
     expected = hnclip.hard_negative_loss(image, text, scale, 0.5, ids=SAME).item()
     assert HardNegativeRankingLoss(model)(batch(model), SAME).item() == pytest.approx(expected, rel=1e-5)
-    for wrong in (batch(model)[:1], [*batch(model), batch(model)[1]]):
-        with pytest.raises(ValueError, match="columns"):
-            HardNegativeRankingLoss(model)(wrong)
 
 
 def test_gamma_0_is_their_loss_in_both_directions(model):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hnclip.cli import main
+from hnclip.cli import main, positional_data
 from hnclip.cli.train import Train
 from hnclip.core import Box
 from hnclip.data.batching import pad_texts
@@ -109,6 +109,7 @@ def regions(data: Path | str, model: Path, *more: str) -> list[str]:
 def test_regions_of_a_folder(folder: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(capsys, *regions(folder, model_directory))
     assert (found["records"], found["made"], found["kept"], found["problems"]) == (IMAGES, IMAGES, 0, [])
+    assert Train.parse(positional_data(shlex.split(found["next"])[2:])).objective.method == "goal"
     made, applied, _ = apply_manifest(open_data(str(folder)).records, read_manifest(Path(found["manifest"]), "regions"))
     assert applied == IMAGES
     assert any(record.regions for record in made)

@@ -124,7 +124,7 @@ def negatives(losses: Mapping[str, BatchLosses], planned: str) -> Finding:
     title = f"Negatives: InfoNCE is saturated with {planned} negatives"
     if not enough:
         advice = (
-            "More negatives do not change it. Compare InfoNCE with L_HN (--objective.global-loss hn), which the paper "
+            "More negatives do not change it. Compare InfoNCE with L_HN (--global-loss hn), which the paper "
             "proposes for this case, and with a lower scale."
         )
     elif enough[0] != planned:
@@ -180,7 +180,7 @@ def gamma(planned: float, batch: BatchNegatives, scale: float, decides: float | 
         f"{weight:.0%} of the weight."
     )
     margin = planned * batch.similarities.mean
-    control = f"--objective.global-loss fixed_margin --objective.parameters margin {margin:.2g}"
+    control = f"--global-loss fixed_margin --objective.parameters margin {margin:.2g}"
     if planned == 0:
         advice = f"γ 0 is InfoNCE. Compare it with γ {low:.2g}."
     elif planned < low:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Annotated
 
 import tyro
 
 from hnclip.cli.options import Output, OutputGroup, Printed
+
+PARTS = ("", "tutorials", "how-to", "reference", "explanation")  # folders in the order of the list
+API_ENTRY = re.compile(r"^::: ([\w.]+)\n((?: +.+\n)*)", re.MULTILINE)  # of mkdocstrings: a name, and options
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Docs:
             close = get_close_matches(wanted, [*pages, *(name.rpartition("/")[2] for name in pages)], n=1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             raise ValueError(f"there is no page {wanted!r}{hint} hnclip docs lists all")
-        text = pages[found[0]].read_text(encoding="utf-8")
+        text = API_ENTRY.sub(_summarize, pages[found[0]].read_text(encoding="utf-8"))
         if self.output.json or not sys.stdout.isatty():
             return Printed(text, {"page": found[0], "text": text})
         from rich.console import Console
@@ -48,7 +54,16 @@ class Docs:
 
 
 def find_pages() -> dict[str, Path]:
-    """The pages by name, those of the top folder first."""
+    """The pages by name, part by part."""
     top = Path(__file__).parents[1] / "pages"
-    paths = sorted(top.rglob("*.md"), key=lambda path: (len(path.relative_to(top).parts), path))
-    return {path.relative_to(top).with_suffix("").as_posix(): path for path in paths}
+    pages = {path.relative_to(top).with_suffix("").as_posix(): path for path in top.rglob("*.md")}
+    return dict(sorted(pages.items(), key=lambda item: (PARTS.index(item[0].rpartition("/")[0]), item[0])))
+
+
+def _summarize(entry: re.Match[str]) -> str:
+    """A name and the members that its options list, each with the first paragraph of its docstring."""
+    members = re.search(r"members: \[(.+)\]", entry[2])
+    names = [f"{entry[1]}.{name}" for name in members[1].split(", ")] if members else []
+    docs = {name: inspect.getdoc(resolve_name(name)) or "" for name in (entry[1], *names)}
+    first = {name: " ".join(doc.partition("\n\n")[0].split()) for name, doc in docs.items()}
+    return "".join(f"- `{name}`: {paragraph}\n" for name, paragraph in first.items())

@@ -32,7 +32,7 @@ from hnclip.data.sources import is_own_data
 from hnclip.objectives.registry import MethodChoice
 from hnclip.recipes import NEEDS_MODEL, change_method, make_config
 from hnclip.util.optional import large_import
-from hnclip.util.text import duration
+from hnclip.util.text import counted, duration
 
 log = logging.getLogger("hnclip")
 
@@ -227,7 +227,7 @@ def _summary(result: Any) -> list[str]:
     from hnclip.training.log import read_metrics
     from hnclip.training.runs import saved_config
 
-    lines = [f"trained {result.steps} steps in {duration(result.seconds)}"]
+    lines = [f"trained {counted(result.steps, 'step')} in {duration(result.seconds)}"]
     for name, found in (("best", result.best), ("last", result.last)):
         recall = found["mean_R@1"]
         lines.append(f"  {name}: epoch {found['epoch']}, validation R@1 {recall:.1f}   {result.out / name}")
@@ -247,7 +247,6 @@ def _summary(result: Any) -> list[str]:
         *lines,
         f"evaluate: hnclip eval {shlex.join(words)} --model {out}",
         f"search:   hnclip index IMAGES --model {out} --out images.hnc",
-        f"resume:   hnclip train --resume {out}   (after an interruption)",
     ]
 
 

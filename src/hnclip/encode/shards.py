@@ -29,7 +29,7 @@ from hnclip.data.image_sources import FileImage, is_image_name
 from hnclip.data.readers.columns import invalid_text
 from hnclip.data.readers.folders import count_captioned
 from hnclip.data.readers.locate import files_below
-from hnclip.data.records import DataSet
+from hnclip.data.records import SPLITS, DataSet, normal_split
 from hnclip.data.sources import is_data_name, local_path, open_data
 from hnclip.data.validate import check_rows, check_share, drop_unreadable, write_problems
 from hnclip.encode import embeddings as stored
@@ -341,7 +341,8 @@ class Encoder:
 def open_records(settings: EncodeSettings) -> tuple[DataSet, str]:
     """The records of a split with the problems of the source, and what of them is encoded: both, images or captions.
 
-    A directory of images has a record for each of them with --only images, and also if there are no captions.
+    A directory of images has a record for each of them with --only images, and also if there are no captions. Its
+    splits are the directories train, validation and test at the top.
     """
     source, read, only = settings.data, settings.read, settings.only
     folder = local_path(source)
@@ -354,7 +355,11 @@ def open_records(settings: EncodeSettings) -> tuple[DataSet, str]:
         names = [file for file in files if is_image_name(file)]
         invalid = {file: reason for file in names if (reason := invalid_text(file))}
         problems = [Problem("bad text", ascii(file), reason) for file, reason in invalid.items()]
-        records = [Record(file, FileImage(folder / file), (), None) for file in names if file not in invalid]
+        splits = {file: normal_split(file.partition("/")[0]) for file in names if file not in invalid}
+        records = [
+            Record(file, FileImage(folder / file), (), split if split in SPLITS else None)
+            for file, split in splits.items()
+        ]
         data = DataSet(source, tuple(records), tuple(problems))
     else:
         data = open_data(source, read, splits={settings.split})

@@ -41,7 +41,7 @@ INDEX = "index.json"  # next to query files: which model and data set each is of
 class EvaluationResult:
     """One model on one split of one data set.
 
-    Attributes:
+    Args:
         ranks: of every query.
         groups: the group of near-duplicates of every image, as a number.
         ids: the record of every image; two results can be compared query by query if they agree.

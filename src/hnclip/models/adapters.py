@@ -74,7 +74,7 @@ def add_adapters(
         dropout: on the input of the adapters, in training.
         towers: which towers get adapters; the other one is frozen.
         projections: also train both projections in full, as two newly joined towers need.
-        train_scale: whether the temperature trains.
+        train_scale: whether the scale trains.
     """
     if model.has_adapters:
         raise ValueError("the model already has adapters: merge them first (merge_adapters)")
@@ -104,7 +104,7 @@ def save_adapter(
     """Write the adapters without the model.
 
     The directory is one of peft: `peft.PeftModel.from_pretrained(backbone, directory)` opens it. `hnclip.json` adds
-    how the base was opened, and the temperature. The directory is written atomically and replaces an existing one.
+    how the base was opened, and the scale. The directory is written atomically and replaces an existing one.
 
     Args:
         weights: as in `hnclip.save`.
@@ -166,7 +166,7 @@ def open_adapter(directory: Path, *, tokenizer: Any = None) -> DualEncoder:
 
 
 def _read_base(directory: Path) -> tuple[BaseModel, float | None]:
-    """The base model, and the temperature if known."""
+    """The base model, and the scale if known."""
     if (file := directory / ABOUT).is_file():
         about = read_json(file)
         try:

@@ -146,13 +146,13 @@ def describe_trainable(model: DualEncoder) -> str:
             parts[part] = parts.get(part, 0) + parameter.numel()
     trained = sum(parts.values())
     fixed = not model.backbone.logit_scale.requires_grad
-    temperature = f"temperature fixed at {model.scale.item():.1f}" if fixed else "temperature trains"
+    scale = f"scale fixed at {model.scale.item():.1f}" if fixed else "scale trains"
     if added := sum(parameter.numel() for parameter in model.readouts.parameters()):
-        temperature += f"; {added:,} parameters of the training method also train and are not saved with the model"
+        scale += f"; {added:,} parameters of the training method also train and are not saved with the model"
     if trained == total:
-        return f"all {total:,} parameters train; {temperature}"
+        return f"all {total:,} parameters train; {scale}"
     where = ", ".join(f"{part} {count:,}" for part, count in parts.items()) or "nothing"
-    return f"{trained:,} of {total:,} parameters train ({trained / total:.2%}): {where}; {temperature}"
+    return f"{trained:,} of {total:,} parameters train ({trained / total:.2%}): {where}; {scale}"
 
 
 def match_base(base: DualEncoder, tuned: DualEncoder) -> None:

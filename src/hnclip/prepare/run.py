@@ -200,8 +200,8 @@ def _prepare(
     else:
         pairs = [pair for record, content in done for pair in zip(record.captions, content)]
         counts = {"captions": len(pairs), "changed": sum(old != new for old, new in pairs)}
-    train = ["hnclip", "train", source, "--model", "MODEL"]
-    train += ["--method", "goal" if kind == "regions" else "structxlip"]
+    method = "goal" if kind == "regions" else "structxlip"
+    train = ["hnclip", "train", source, "--model", "MODEL", "--method", method]
     return PrepareResult(
         kind=kind,
         data=source,

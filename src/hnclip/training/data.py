@@ -30,6 +30,7 @@ from hnclip.objectives.base import Objective
 from hnclip.training.distributed import broadcast_object, encode_shared, rank
 from hnclip.training.step import chunk_slices
 from hnclip.util.console import progress
+from hnclip.util.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -196,8 +197,8 @@ def _log_data(config: TrainConfig, pairs: PairData, gallery: PairData, context: 
             log.warning(f"{count} of {total} {name} are truncated at {context} tokens")
     if steps < FEW_STEPS or images < FEW_IMAGES:
         log.warning(
-            f"only {steps} optimiser steps an epoch and {images} validation images: differences between runs will "
-            "mostly be noise"
+            f"only {counted(steps, 'optimiser step')} an epoch and {counted(images, 'validation image')}: differences "
+            "between runs will mostly be noise"
         )
     # Under any name: equal images have the same row in the cache.
     if shared := int(np.isin(gallery.images["full"].rows, pairs.images["full"].rows).sum()):

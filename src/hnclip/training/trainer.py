@@ -61,6 +61,7 @@ from hnclip.util.console import progress
 from hnclip.util.device import find_device, random_state, restore_random_state
 from hnclip.util.files import recover_directory, replace_file
 from hnclip.util.optional import import_extra
+from hnclip.util.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +185,8 @@ class Trainer:
         if rank() == 0:
             if self.data.problems:
                 write_problems(self.out / LEFT_OUT, self.data.problems)
-                log.warning(f"{len(self.data.problems)} problems in the data are listed in {self.out / LEFT_OUT}")
+                problems = counted(len(self.data.problems), "problem")
+                log.warning(f"{problems} in the data, listed in {self.out / LEFT_OUT}")
             length = 0 if state is None else state.log_bytes
             self.log = MetricsLog(self.out, length, self.step, tensorboard=self.options.tensorboard)
         if state is None:
