@@ -284,7 +284,7 @@ def test_images_of_a_tar_file(build: Indexing) -> None:
 def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def scanned(data: Path | str, split: str = "all") -> tuple[Captions, list[Problem]]:
         source = open_source(str(data), ReadConfig(), split=split)
-        return {entry.name: entry.captions for entry in source.entries()}, source.problems
+        return {record.id: record.captions for record in source.records}, list(source.problems)
 
     for name in ("val/a.png", "test/b.png", "test/b.jpg", "c.png", ".hidden/d.png", "docci/.e.png", "docci/f.png"):
         save_picture(tmp_path / name, 0)
