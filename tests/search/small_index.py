@@ -14,8 +14,8 @@ from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
 from hnclip.search.database import About, content_hash, text_hash
-from hnclip.search.indexer import make_thumbnail
 from hnclip.search.reader import place_of
+from hnclip.search.update import make_thumbnail
 from hnclip.search.writer import Change, NewFile, NewImage, open_writer
 
 

@@ -26,12 +26,13 @@ from hnclip.core import InvalidImage, Problem
 from hnclip.data.image_sources import FileImage, decode_image
 from hnclip.data.images import to_rgb
 from hnclip.models.load import load
-from hnclip.search import indexer
+from hnclip.search import indexer, update
 from hnclip.search.database import Kind
-from hnclip.search.indexer import build_index, make_thumbnail
+from hnclip.search.indexer import build_index
 from hnclip.search.reader import IndexReader
 from hnclip.search.render import IndexResult
 from hnclip.search.scan import open_source
+from hnclip.search.update import make_thumbnail
 from hnclip.search.writer import Change, IndexWriter
 
 COUNTS = ("added", "updated", "deleted", "unchanged", "encoded", "encoded_captions")
@@ -235,7 +236,7 @@ def index_until(end: str, data: Path, out: Path, replacing: bool) -> None:
             raise OSError("the disk fails")
         commit(writer, change)
 
-    indexer.TOGETHER, IndexWriter.commit = 4, counted  # type: ignore[method-assign]
+    update.TOGETHER, IndexWriter.commit = 4, counted  # type: ignore[method-assign]
     build_index(str(data), out, model="bundled", batch=2, replace=replacing, text_encoder=False, device="cpu")
 
 
