@@ -20,7 +20,7 @@ from hnclip.data.sources import SCENES, local_path
 from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import BUNDLED, load, models_of
-from hnclip.search.database import KINDS, About, EngineName, published_database
+from hnclip.search.database import COMMAND, KINDS, About, EngineName, published_database
 from hnclip.search.engines import check_engine, import_faiss, update_engine
 from hnclip.search.query_encoder import update_text_encoder
 from hnclip.search.reader import IndexReader
@@ -71,7 +71,7 @@ def build_index(
     start, out, read = time.monotonic(), Path(out), read or ReadConfig()
     _check_place(out, local_path(data))
     existing = None
-    if not replace and published_database(out):
+    if not replace and (published_database(out) or (out / COMMAND).is_file()):  # damaged, if it has no database
         with IndexReader(out) as reader:
             existing = reader.about
     name, opening = _choose_model(data, model, opening or Opening(), existing)
