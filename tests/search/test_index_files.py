@@ -155,6 +155,18 @@ def test_a_second_writer_is_refused_at_once(tmp_path: Path) -> None:
         check_state(reader, {"0.jpg": (0, ())})
 
 
+def test_a_look_at_an_index_does_not_end_the_locks_of_its_writer(tmp_path: Path) -> None:
+    """Otherwise SQLite in another process would delete the log that the writer goes on with."""
+    read = "import sys; from hnclip.search.reader import IndexReader; IndexReader(sys.argv[1]).close()"
+    path = tmp_path / "x.hnc"
+    with open_writer(path, about()) as writer:
+        commit_state(writer, {"0.jpg": (0, ())})
+        assert is_index(path)
+        assert published_database(path) == path / "index-1.db"
+        subprocess.run([sys.executable, "-c", read, path], check=True)
+        assert (path / "index-1.db-wal").exists()
+
+
 def append_half(file: Path, start: int, content: bytes) -> None:
     os.truncate(file, start + len(content) // 2)
     raise OSError(errno.ENOSPC, "No space left on device", str(file))

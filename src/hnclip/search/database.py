@@ -11,8 +11,8 @@ imports torch.
 
 The database is the only commit point. Bytes of other files are flushed before the transaction that names them, so a
 killed writer leaves bytes that are not referenced. Of several databases the published one with the highest number
-counts, and what publishes a database is the format number in its header: an index is replaced by setting it in a new
-one.
+counts, and what publishes a database is its format number, which is 0 before: an index is replaced by setting that of a
+new database.
 
 An image is its content, identified by its hash; a file is a name that has an image and captions. Each new image or
 caption gets the next id and the next row, so ids rise with rows. An id is never given to something else, so a reader
@@ -26,7 +26,7 @@ import re
 import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -115,14 +115,8 @@ def text_hash(text: str) -> bytes:
 
 
 def current_database(path: Path) -> Path:
-    """The published database of an index; ValueError if there is none, or if it has another format."""
+    """The published database of an index; ValueError if there is none."""
     if file := published_database(path):
-        application, version = read_header(file)
-        if application == APPLICATION and version != FORMAT:
-            raise ValueError(
-                f"{path} has format {version}, this version of hnclip reads {FORMAT}: use the version that made it, or "
-                f"make it anew with\n  {rebuild_command(path)}"
-            )
         return file
     make = f"create it with hnclip index FOLDER --model MODEL --out {shlex.quote(str(path))}"
     if not path.is_dir():
@@ -133,8 +127,15 @@ def current_database(path: Path) -> Path:
 
 
 def published_database(path: Path) -> Path | None:
-    """The published database with the highest number."""
-    return next((file for _, file in sorted(database_files(path).items(), reverse=True) if read_header(file)[1]), None)
+    """The published database with the highest number. A damaged one counts: an error is reported when it is opened."""
+    for _, file in sorted(database_files(path).items(), reverse=True):
+        try:
+            published = read_pragma(file, "user_version") > 0
+        except (OSError, sqlite3.DatabaseError):
+            published = True
+        if published:
+            return file
+    return None
 
 
 def database_files(path: Path) -> dict[int, Path]:
@@ -143,18 +144,18 @@ def database_files(path: Path) -> dict[int, Path]:
     return {int(match[1]): file for match, file in names if match}
 
 
-def read_header(file: Path) -> tuple[int, int]:
-    """application_id and user_version of a database as they are in the file, without what is only in its log."""
-    with file.open("rb") as opened:
-        header = opened.read(72)
-    return int.from_bytes(header[68:], "big"), int.from_bytes(header[60:64], "big")
-
-
 def is_index(path: Path) -> bool:
     """Whether a directory is an index, by the header of its database."""
-    with suppress(OSError):
-        return any(read_header(file)[0] == APPLICATION for file in database_files(path).values())
+    with suppress(OSError, sqlite3.DatabaseError):
+        return any(read_pragma(file, "application_id") == APPLICATION for file in database_files(path).values())
     return False
+
+
+def read_pragma(file: Path, name: str) -> int:
+    """A number in the header of a database. Only SQLite may open its files: to close one that it has open in the same
+    process would end its locks, and other processes would delete the log of a writer."""
+    with closing(connect(file)) as database:
+        return database.execute(f"PRAGMA {name}").fetchone()[0]
 
 
 def connect(file: Path) -> sqlite3.Connection:
@@ -176,6 +177,12 @@ def connect(file: Path) -> sqlite3.Connection:
 
 def read_meta(database: sqlite3.Connection, path: Path) -> tuple[About, dict[Kind, RowFile], dict[str, Any]]:
     """What an index is about, its files of vectors, and what else its directory holds: engines, the text encoder."""
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, FORMAT):
+        raise ValueError(
+            f"{path} has format {version}, this version of hnclip reads {FORMAT}: use the version that made it, or "
+            f"make it anew with\n  {rebuild_command(path)}"
+        )
     try:
         meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
         return About(**meta.pop("about")), {kind: RowFile(**meta.pop(kind)) for kind in KINDS}, meta

@@ -111,14 +111,14 @@ class Searcher:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if rerank and (text is None or find != "images"):
-            raise ValueError("re-ranking needs a text and finds images")
+            raise ValueError("re-ranking requires a text and finds images")
         query = None if text is None else read_query(self.encoder.transform, text)
         if query is not None and image is None:
             vector = self.encoder.encode_text(query.given)  # [D]
         elif query is None and image is not None:
             vector = self.encoder.encode_image(image)  # [D]
         else:
-            raise ValueError("give either a text or an image")
+            raise ValueError("give either a description or an image")
         hits, captions = tuple[Hit, ...](), tuple[CaptionHit, ...]()
         if find == "captions":
             captions = self.find_captions(vector, k)

@@ -35,7 +35,6 @@ from hnclip.search.database import (
     database_errors,
     database_files,
     published_database,
-    read_header,
     read_ids,
     read_meta,
     text_hash,
@@ -47,7 +46,7 @@ log = logging.getLogger(__name__)
 
 LOCK = "lock"
 DELETED_SHARE, DELETED_LEAST = 0.25, 1000  # of rows: with more of them the vectors are written anew
-_OWN = re.compile(r"(index|images|captions|text)-.*|lock|command\.txt")
+_OWN = re.compile(r"(index|images|captions|text)-.*|lock|\.?command\.txt.*")
 _COPIED = 4096  # rows copied at once
 
 Noted = dict[str, tuple[Problem, str]]
@@ -111,7 +110,7 @@ class IndexWriter:
     """The only writer of an index; see `open_writer`."""
 
     def __init__(self, path: Path, database: Path) -> None:
-        self.path, self._file, self._published = path, database, read_header(database)[1] > 0
+        self.path, self._file = path, database
         with database_errors(path):
             self._database = connect(database)
             self._database.execute("PRAGMA journal_mode = WAL")  # no effect where the file system does not allow it
@@ -214,11 +213,9 @@ class IndexWriter:
 
     def publish(self) -> None:
         """Make a new database the current one, and delete files that belong to an older one."""
-        if not self._published:
+        if not self._is_published():
             with database_errors(self.path):
                 self._database.execute(f"PRAGMA user_version = {FORMAT}")
-                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # readers look for it in the file
-            self._published = True
         write_command(self.path, self.about)
         self.delete_leftovers()
 
@@ -228,10 +225,13 @@ class IndexWriter:
         kept = {LOCK, COMMAND, self._file.name, f"{self._file.name}-wal", f"{self._file.name}-shm"}
         kept |= {rows.name for rows in self.files.values()}
         kept |= {str(extra.get("file")) for extra in self.extras.values() if isinstance(extra, dict)}
-        for file in self.path.iterdir() if self._published else ():
+        for file in self.path.iterdir() if self._is_published() else ():
             if file.name not in kept and _OWN.fullmatch(file.name):
                 with suppress(OSError):  # some systems keep files that are open; the next run deletes them
                     shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+    def _is_published(self) -> bool:
+        return self._query("PRAGMA user_version")[0][0] > 0
 
     def new_name(self, stem: str, suffix: str) -> str:
         """A file name that the directory has not used: STEM-NUMBER.SUFFIX."""
@@ -349,7 +349,7 @@ def _unfinished(path: Path, about: About) -> Path | None:
     """A database that an interrupted call has begun, if it is intact, and of the same model and data."""
     numbered = database_files(path)
     database = numbered[max(numbered)]
-    if read_header(database)[1]:
+    if database == published_database(path):
         return None
     with suppress(ValueError, OSError), closing(IndexWriter(path, database)) as writer:
         writer.verify()
@@ -369,9 +369,8 @@ def _create(path: Path, about: About) -> Path:
         created.execute(f"PRAGMA application_id = {APPLICATION}")
         for statement in SCHEMA.split(";"):
             created.execute(statement)
-        meta = {"about": about, **named}
-        values = ((key, json.dumps(asdict(value))) for key, value in meta.items())
-        created.executemany("INSERT INTO meta VALUES (?, ?)", values)
+        for key, value in (("about", about), *named.items()):
+            created.execute("INSERT INTO meta VALUES (?, ?)", (key, json.dumps(asdict(value))))
     return database
 
 
