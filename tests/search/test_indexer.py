@@ -198,6 +198,14 @@ def test_unreadable_files_and_folders_keep_their_entries(
     assert counts(build()) == {"unchanged": 11}
 
 
+def test_captions_are_kept_while_their_table_cannot_be_read(build: Indexing) -> None:
+    (build.folder / "captions.csv").write_text("image,caption\nb/01.png,two small trees\n")
+    build()
+    (build.folder / "other.csv").write_text("image,caption\n")  # which of the two has the captions?
+    assert counts(build()) == {"unchanged": 11, "problems": 1}
+    check_index(build.out, build.folder, {"b/01.png": ("two small trees",)})
+
+
 def test_what_would_empty_or_mix_an_index_is_refused(build: Indexing, model_directory: Path) -> None:
     build()
     folder, out, other, new = build.folder, build.out, build.tmp / "other", build.tmp / "new.hnc"
@@ -214,11 +222,15 @@ def test_what_would_empty_or_mix_an_index_is_refused(build: Indexing, model_dire
         ("engine", folder, {"engine": "best", "out": new}),
         ("password", folder, {"engine": "milvus", "uri": "http://me:secret@x", "out": new}),
         ("--model", folder, {"model": None, "out": new}),
+        ("is a file", folder, {"out": folder / "a/00.png"}),
     ):
         with pytest.raises(ValueError, match=message):
             build(data, **changed)
     assert not new.exists()
     check_index(out, folder, CAPTIONS)
+    (out / "index-1.db").unlink()
+    with pytest.raises(ValueError, match="is damaged.*no database"):
+        build(model=None)
     result = build(other, split="test", model=str(model_directory), replace=True)
     assert counts(result) == {"added": 1, "encoded": 1, "encoded_captions": 1}
     assert captions_in(out) == {"test/1.png": ("a house",)}

@@ -370,7 +370,7 @@ def _create(path: Path, about: About) -> Path:
         for statement in SCHEMA.split(";"):
             created.execute(statement)
         for key, value in (("about", about), *named.items()):
-            created.execute("INSERT INTO meta VALUES (?, ?)", (key, json.dumps(asdict(value))))
+            created.execute("INSERT INTO meta VALUES (?, ?)", (key, json.dumps(vars(value))))
     return database
 
 
