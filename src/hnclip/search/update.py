@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hnclip.core import ImageSource, InvalidImage, Problem, Record, upright_shape
+from hnclip.core import ImageSource, InvalidImage, Problem, Record, ViewEmbeddings, upright_shape
 from hnclip.data.decoding import decoding_threads, in_order
 from hnclip.data.image_sources import FileImage, TarImage
 from hnclip.data.images import preprocess_image, to_rgb
@@ -29,8 +29,8 @@ from hnclip.search.scan import Source, is_unreachable, lies_in
 from hnclip.search.writer import Change, IndexWriter, Known, NewFile, NewImage, Noted, captions_hash
 from hnclip.util.console import progress
 
-TOGETHER, SECONDS = 256, 5.0  # files of a commit, as many are decoded ahead; seconds until there is one with fewer
-AHEAD = 64  # times as many are compared ahead: their folder may be on a slow network
+TOGETHER, SECONDS = 256, 5.0  # files of a commit, and seconds after which there is one with fewer
+AHEAD = 2  # batches that are decoded ahead
 THUMBNAIL, QUALITY = 320, 80  # pixels of the longer side, and quality of the JPEG
 
 
@@ -60,7 +60,7 @@ class Update:
         self, writer: IndexWriter, model: DualEncoder, source: Source, batch: int, result: IndexResult
     ) -> None:
         self._writer, self._model, self._source, self._result = writer, model, source, result
-        self._batch, self._chunk = batch, max(batch, TOGETHER)
+        self._batch = batch
         self._known, self._noted = writer.known(), writer.problems()
         self._images, self._texts = writer.hashes("images"), writer.hashes("captions")
         self._problems = _by_place(source.problems)
@@ -71,7 +71,7 @@ class Update:
         with decoding_threads(workers) as pool, ThreadPoolExecutor(1) as writing:
             work = self._compare(pool)
             with progress("images", len(work)) as self._bar:
-                read = in_order(pool, self._read, work, self._chunk)
+                read = in_order(pool, self._read, work, AHEAD * self._batch)
                 for _ in in_order(writing, self._writer.commit, self._changes(read), 1):
                     pass
         self._writer.finish(self._deleted, self._problems)
@@ -88,7 +88,7 @@ class Update:
         parts = (records[start : start + TOGETHER] for start in range(0, len(records), TOGETHER))
         work = list[Record]()
         with progress("comparing", len(records)) as bar:
-            for part, same in in_order(pool, lambda part: (part, list(map(self._is_same, part))), parts, AHEAD):
+            for part, same in in_order(pool, lambda part: (part, list(map(self._is_same, part))), parts, 64):
                 for record, is_same in zip(part, same):
                     if not is_same:
                         work.append(record)
@@ -157,64 +157,67 @@ class Update:
         return _ReadFile(NewFile(record.id, b"", place, stamp), problem=problem, unreachable=unreachable)
 
     def _changes(self, read: Iterable[_ReadFile]) -> Iterator[Change]:
-        """What to commit: files with their new images and captions. If encoding these takes long, they are committed
-        before the files, so that a kill does not lose them."""
-        for chunk in self._chunks(read):
-            new = {one.file.hash: one for one in chunk if one.pixels is not None and one.file.hash not in self._images}
-            files = [file for file in self._readable([one.file for one in chunk]) if self._differs(file)]
-            texts = dict.fromkeys(text for file in files for text in file.captions)
-            change = Change()
-            for encoded in self._encode([*new.values()], [one for one in texts if text_hash(one) not in self._texts]):
-                change.images += encoded.images
-                change.captions |= encoded.captions
-                if self._commit_is_due():
-                    yield change
-                    change, self._committed_at = Change(), time.monotonic()
-            self._images |= new.keys()
-            self._texts.update(map(text_hash, texts))
-            if files:
-                change.files = files
-                yield change
-            self._committed_at = time.monotonic()
+        """What to commit: files with their new images and captions."""
+        files, images = list[NewFile](), list[NewImage]()
+        for some, encoded in encode_batches(self._model, self._encode_images, self._batches(read)):
+            files += [one.file for one in some]
+            new = [one for one in some if one.pixels is not None]
+            vectors = encoded.vectors.float().cpu().numpy()  # [B, D]
+            images += [NewImage(one.file.hash, vector, one.size, one.thumbnail) for one, vector in zip(new, vectors)]
+            self._result.encoded += len(new)
+            if len(files) >= TOGETHER or self._commit_is_due():
+                yield from self._with_captions(files, images)
+                files, images = [], []
+        yield from self._with_captions(files, images)
 
-    def _chunks(self, read: Iterable[_ReadFile]) -> Iterator[list[_ReadFile]]:
-        """Files that can be indexed, as many as are committed together; problems are noted."""
-        chunk: list[_ReadFile] = []
+    def _batches(self, read: Iterable[_ReadFile]) -> Iterator[tuple[list[_ReadFile], Tensor]]:
+        """Files that can be indexed, and the pixels of those whose content is new, [B, 3, S, S] or [0]; problems are
+        noted."""
+        files, pixels = list[_ReadFile](), list[Tensor]()
         for one in read:
             self._bar.advance()
             name = one.file.name
-            if one.problem is None:
-                chunk.append(one)
-            else:
+            if one.problem is not None:
                 self._problems[name] = one.problem, one.file.stamp
                 if name in self._known and one.unreachable:
                     self._result.unchanged += 1
                 elif name in self._known:
                     self._deleted.append(name)
-            if len(chunk) >= self._chunk or self._commit_is_due():  # images that arrive slowly are not waited for
-                yield chunk
-                chunk = []
-        yield chunk
+            elif one.pixels is None or one.file.hash in self._images:  # copies may be decoded at the same time
+                files.append(replace(one, pixels=None))
+            else:
+                self._images.add(one.file.hash)
+                files.append(one)
+                pixels.append(one.pixels)
+            # Images that arrive slowly are not waited for.
+            if len(pixels) >= self._batch or len(files) >= TOGETHER or self._commit_is_due():
+                yield files, torch.stack(pixels) if pixels else torch.empty(0)
+                files, pixels = [], []
+        yield files, torch.stack(pixels) if pixels else torch.empty(0)
 
-    def _encode(self, images: Sequence[_ReadFile], texts: Sequence[str]) -> Iterator[Change]:
-        """The images and captions to insert, a batch at a time."""
-        model, result = self._model, self._result
-        parts = (images[start : start + self._batch] for start in range(0, len(images), self._batch))
-        pixels = ((part, torch.stack([one.pixels for one in part if one.pixels is not None])) for part in parts)
-        for some, encoded in encode_batches(model, model.encode_images, pixels):
-            vectors = encoded.vectors.float().cpu().numpy()  # [B, D]
-            yield Change(
-                [NewImage(one.file.hash, vector, one.size, one.thumbnail) for one, vector in zip(some, vectors)]
-            )
-            result.encoded += len(some)
-        tokens = model.text_transform(texts)
-        result.truncated += tokens.truncated
-        for rows, encoded in encode_batches(
-            model, model.encode_texts, caption_batches(model, tokens, batch=self._batch)
-        ):
-            vectors = encoded.vectors.float().cpu().numpy()  # [B, D]
-            yield Change(captions=dict(zip((texts[row] for row in rows), vectors)))
-            result.encoded_captions += len(rows)
+    def _encode_images(self, pixels: Tensor) -> ViewEmbeddings:
+        return self._model.encode_images(pixels) if len(pixels) else ViewEmbeddings(pixels)
+
+    def _with_captions(self, files: Sequence[NewFile], images: list[NewImage]) -> Iterator[Change]:
+        """Encode the new captions of files. If that takes long, the images and captions are committed before the
+        files, so that a kill does not lose what was encoded."""
+        files = [file for file in self._readable(files) if self._differs(file)]
+        texts = list(dict.fromkeys(text for file in files for text in file.captions))
+        texts = [text for text in texts if text_hash(text) not in self._texts]
+        tokens = self._model.text_transform(texts)
+        self._result.truncated += tokens.truncated
+        self._result.encoded_captions += len(texts)
+        self._texts.update(map(text_hash, texts))
+        change, batches = Change(images), caption_batches(self._model, tokens, batch=self._batch)
+        for rows, encoded in encode_batches(self._model, self._model.encode_texts, batches):
+            change.captions.update(zip((texts[row] for row in rows), encoded.vectors.float().cpu().numpy()))  # [n, D]
+            if self._commit_is_due():
+                yield change
+                change, self._committed_at = Change(), time.monotonic()
+        if files:
+            change.files = files
+            yield change
+        self._committed_at = time.monotonic()
 
     def _commit_is_due(self) -> bool:
         return time.monotonic() > self._committed_at + SECONDS
