@@ -229,7 +229,7 @@ def test_what_would_empty_or_mix_an_index_is_refused(build: Indexing, model_dire
     assert not new.exists()
     check_index(out, folder, CAPTIONS)
     (out / "index-1.db").unlink()
-    with pytest.raises(ValueError, match="is damaged.*no database"):
+    with pytest.raises(ValueError, match=r"is damaged.*no database"):
         build(model=None)
     result = build(other, split="test", model=str(model_directory), replace=True)
     assert counts(result) == {"added": 1, "encoded": 1, "encoded_captions": 1}
