@@ -31,7 +31,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -155,6 +155,17 @@ def write_index(
         writer.publish()
 
 
+@contextmanager
+def open_index_of(index: Path, name: str) -> Iterator[VectorSearch]:
+    """The images of an index, searched by an engine."""
+    with IndexReader(index) as reader:
+        engine = open_engine(reader, "images", name)
+        if engine is None and name != "exact":
+            raise ValueError(f"{name} is not built for so few rows: raise --rows")
+        with closing(engine) if hasattr(engine, "close") else nullcontext():
+            yield VectorSearch(reader, "images", engine)
+
+
 @dataclass(frozen=True)
 class Engines:
     """Recall and time per query of the search engines."""
@@ -198,18 +209,11 @@ def engines(options: Engines) -> Report:
                 start = time.perf_counter()
                 update_engine(writer, "images", name, options.uri)
                 built = time.perf_counter() - start
-            opened_index = opened.enter_context(
-                IndexReader(index)
-            )  # stays mapped when the next engine replaces its file
-            engine = open_engine(opened_index, "images", name)
-            if engine is None and name != "exact":
-                raise ValueError(f"{name} is not built for so few rows: raise --rows")
-            if close := getattr(engine, "close", None):
-                opened.callback(close)
-            size = sum(file.stat().st_size for file in index.glob("images-*.faiss"))
-            search = VectorSearch(opened_index, "images", engine)
-            ways[name] = lambda query, search=search: search.nearest(query, K)[0]
-            costs[name] = {"build s": built, "engine MB": size / 1e6} if engine else {}
+            found = opened.enter_context(open_index_of(index, name))  # stays mapped when the next one replaces its file
+            ways[name] = lambda query, found=found: found.nearest(query, K)[0]
+            if found.engine is not None:
+                size = sum(file.stat().st_size for file in index.glob("images-*.faiss"))
+                costs[name] = {"build s": built, "engine MB": size / 1e6}
         log.info(f"{options.queries} queries")
         taken, recall = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
         names, right = list(ways), [ways["float32 product"](query)[:10] for query in queries]
@@ -305,18 +309,12 @@ def indexing(options: Indexing) -> Report:
         files = write_photos(folder / "photos", options.images)
         text, vision = {"layers": 1, "width": 64, "context": 77}, {"layers": options.layers, "width": options.width}
         name = write_model(folder / "model", load().tokenizer, text=text, vision={**vision, "patch": 32})
-        model, given = load(name).eval(), {"batch": options.batch, "threads": options.threads, "device": "cpu"}
+        model = load(name).eval()
         pixels = torch.stack([preprocess_image(FileImage(file).load(), model.image_transform) for file in files])
         for turn in range(options.turns + 1):
             log.info(f"turn {turn} of {options.turns}" if turn else "warm-up")
-            index = partial(
-                build_index,
-                str(files[0].parent),
-                folder / f"{turn}.hnc",
-                model=name,
-                text_encoder=False,
-                **given,  # type: ignore[arg-type]
-            )
+            source, out = str(files[0].parent), folder / f"{turn}.hnc"
+            index = partial(build_index, source, out, model=name, text_encoder=False, device="cpu", batch=options.batch)
             alone = time_ways({"encoder": lambda: encode_pixels(model, pixels, batch=options.batch)}, turns=1, warmup=0)
             first, again = index(), index()
             if (first.encoded, again.encoded) != (len(files), 0):
@@ -345,14 +343,12 @@ class Serving:
     seconds: float = 10.0
     images: int = 10
     """One query in so many is an image."""
-    waiting: int = 32
-    """As for `hnclip serve`."""
 
 
 @contextmanager
-def server(index: Path, waiting: int) -> Iterator[int]:
+def server(index: Path) -> Iterator[int]:
     """A process that serves, and its port. RuntimeError if it ends before the block does."""
-    command = [sys.executable, "-m", "hnclip", "serve", str(index), "--port", "0", "--waiting", str(waiting)]
+    command = [sys.executable, "-m", "hnclip", "serve", str(index), "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None
@@ -365,16 +361,16 @@ def server(index: Path, waiting: int) -> Iterator[int]:
             process.terminate()
 
 
-def send(connection: http.client.HTTPConnection, path: str, kind: str, body: bytes) -> tuple[str, float]:
-    """The status of the response, or the name of an error, and seconds to wait before the next request."""
+def send(connection: http.client.HTTPConnection, path: str, kind: str, body: bytes) -> str:
+    """The status of the response, or the name of an error."""
     try:
         connection.request("POST", path, body, {"Content-Type": kind})
         response = connection.getresponse()
         response.read()
     except (OSError, http.client.HTTPException) as error:
         connection.close()
-        return type(error).__name__, 0.1
-    return str(response.status), float(response.headers.get("Retry-After", 0))
+        return type(error).__name__
+    return str(response.status)
 
 
 def serving(options: Serving) -> Report:
@@ -393,19 +389,19 @@ def serving(options: Serving) -> Report:
             for turn in itertools.count(7 * number):
                 kind = "text" if turn % options.images else "image"
                 start = time.perf_counter()
-                status, pause = send(connection, *requests[kind][turn % len(requests[kind])])
+                status = send(connection, *requests[kind][turn % len(requests[kind])])
                 responses.append((kind, status, time.perf_counter() - start))
-                if stop.wait(pause):
+                if stop.wait(0 if status == "200" else 1):
                     break
 
     with tempfile.TemporaryDirectory() as place:
         log.info(f"writing an index of {options.rows:,} images")
         index, model = Path(place) / "made-up.hnc", load()
         write_index(index, options.rows, model.width, model, captions)
-        with server(index, options.waiting) as port, ThreadPoolExecutor(options.clients) as pool:
+        with server(index) as port, ThreadPoolExecutor(options.clients) as pool:
             with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)) as connection:
                 for some in requests.values():  # until the model is loaded
-                    while send(connection, *some[0])[0] == "503":
+                    while send(connection, *some[0]) == "503":
                         time.sleep(0.1)
             log.info(f"{options.clients} clients for {options.seconds:.0f} s")
             clients = [pool.submit(client, port, number) for number in range(options.clients)]

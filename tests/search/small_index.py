@@ -13,9 +13,9 @@ from hnclip.data.image_sources import FileImage
 from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.load import load
-from hnclip.search.database import About, content_hash
-from hnclip.search.indexer import make_thumbnail
+from hnclip.search.database import About, content_hash, text_hash
 from hnclip.search.reader import place_of
+from hnclip.search.update import make_thumbnail
 from hnclip.search.writer import Change, NewFile, NewImage, open_writer
 
 
@@ -63,7 +63,11 @@ def small_index(
     with open_writer(path, about) as writer:
         if writer.about.root is None:
             writer.set_about(about)
-        writer.commit(Change(new_images, dict(zip(texts, model.encode(texts) if texts else ())), new_files))
+        known = writer.hashes("images"), writer.hashes("captions")
+        different = {new.hash: new for new in new_images if new.hash not in known[0]}
+        texts = [text for text in texts if text_hash(text) not in known[1]]
+        vectors = model.encode(texts) if texts else ()
+        writer.commit(Change([*different.values()], dict(zip(texts, vectors)), new_files))
 
 
 def _write(record: Record, files: Path) -> ImageSource:

@@ -49,17 +49,27 @@ def image_hash(number: int) -> bytes:
     return content_hash(b"image %d" % number)
 
 
-def change_to(writer: IndexWriter, state: State) -> Change:
-    """The change that makes an index show this state."""
-    return Change(
+def commit_state(writer: IndexWriter, state: State) -> None:
+    """Insert what an index needs to show a state, in one commit."""
+    images, texts = writer.hashes("images"), writer.hashes("captions")
+    change = Change(
         images=[
             NewImage(image_hash(number), unit_vector(number), (number + 1, 7), b"thumbnail %d" % number)
             for number in sorted({number for number, _ in state.values()})
+            if image_hash(number) not in images
         ],
-        captions={text: unit_vector(text) for _, texts in state.values() for text in texts},
+        captions={
+            text: unit_vector(text) for _, some in state.values() for text in some if text_hash(text) not in texts
+        },
         files=[NewFile(name, image_hash(n), "{}", f"stamp {n}", texts) for name, (n, texts) in state.items()],
-        deleted=writer.known().keys() - state.keys(),
     )
+    writer.commit(change)
+
+
+def show_state(writer: IndexWriter, state: State) -> None:
+    """Make an index show exactly this state."""
+    commit_state(writer, state)
+    writer.finish(writer.known().keys() - state.keys(), {})
 
 
 def all_files(reader: IndexReader) -> list[IndexedImage]:
@@ -111,8 +121,7 @@ def write_states(path: Path, log: Path, seed: int, turns: int) -> None:
 
     def step(writer: IndexWriter, done: Callable[[], object] = lambda: None) -> None:
         note("begun", state := random_state(random))
-        writer.commit(change_to(writer, state))
-        writer.delete_unused()
+        show_state(writer, state)
         done()
         note("done", state)
 

@@ -41,8 +41,7 @@ def add(writer: IndexWriter, rows: np.ndarray) -> None:
 
 
 def delete(writer: IndexWriter, ids: Sequence[int]) -> None:
-    writer.commit(Change(deleted=[str(number) for number in ids]))
-    writer.delete_unused()
+    writer.finish([str(number) for number in ids], {})
 
 
 def true_scores(search: VectorSearch, query: np.ndarray) -> np.ndarray:

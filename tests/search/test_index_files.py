@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,21 @@ import pytest
 import store_helpers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_helpers import State, about, all_files, change_to, check_state, random_state, unit_vector, vectors_of
+from store_helpers import (
+    State,
+    about,
+    all_files,
+    check_state,
+    commit_state,
+    random_state,
+    show_state,
+    unit_vector,
+    vectors_of,
+)
 
 from hnclip.search import reader as reader_module
 from hnclip.search import writer as writer_module
-from hnclip.search.database import KINDS, is_index
+from hnclip.search.database import KINDS, is_index, published_database
 from hnclip.search.reader import IndexReader
 from hnclip.search.writer import open_writer
 from hnclip.util.files import Busy
@@ -33,8 +44,7 @@ from hnclip.util.files import Busy
 def write(path: Path, state: State, *, compact: bool = False, replace: bool = False) -> Path:
     with open_writer(path, about(), replace=replace) as writer:
         writer.verify()
-        writer.commit(change_to(writer, state))
-        writer.delete_unused()
+        show_state(writer, state)
         if compact:
             writer.compact(least=1)
         writer.publish()
@@ -42,20 +52,21 @@ def write(path: Path, state: State, *, compact: bool = False, replace: bool = Fa
 
 
 def possible_states(log: Path) -> list[State]:
-    """What the index may hold by the log of its writer: the last state that was done, or the one that was begun."""
+    """What the index may hold by the log of its writer: the last state that was done, or the one that was begun, before
+    or after its files were deleted."""
     states = [State()]
     for line in log.read_text().splitlines(keepends=True) if log.exists() else []:
         if line.endswith("\n"):  # otherwise the writer was killed while it wrote the log
             what, found = json.loads(line)
             state = {name: (number, tuple(texts)) for name, (number, texts) in found.items()}
-            states = [state] if what == "done" else [states[0], state]
+            states = [state] if what == "done" else [states[0], states[0] | state, state]
     return states
 
 
 def check_after_kill(path: Path, log: Path, seed: int) -> None:
     """The index holds what was done, or what was begun after it, and the next writer continues."""
     numbers = {store_helpers.image_hash(number): number for number in range(25)}
-    if any(path.glob("index-*.db")):
+    if published_database(path):
         with IndexReader(path) as reader:
             state = {file.name: (numbers[file.hash], file.captions) for file in all_files(reader)}
             assert state in possible_states(log)
@@ -86,7 +97,7 @@ def test_sigkill_at_any_moment_while_readers_open_the_index(tmp_path: Path) -> N
             try:
                 reads = int(random.integers(3, 12))
                 while reads and process.poll() is None:
-                    if not any(path.glob("index-*.db")) or not log.exists():
+                    if not published_database(path) or not log.exists():
                         continue
                     with IndexReader(path) as reader:
                         vectors = vectors_of(reader, "images")
@@ -118,14 +129,13 @@ def test_a_reader_keeps_its_state_while_the_index_is_compacted_and_replaced(tmp_
         assert not old.changed()
         kept = {name: shown for name, shown in first.items() if shown[0] % 3 == 0}
         with open_writer(path, about()) as writer:
-            writer.commit(change_to(writer, kept))
-            writer.delete_unused()
+            show_state(writer, kept)
             assert writer.compact(least=3)
             writer.publish()
         assert old.changed()
         assert {file.name for file in all_files(old)} == set(kept)  # deleted images are not found any more
         with open_writer(path, about(fingerprint="another"), replace=True) as writer:
-            writer.commit(change_to(writer, {"other.jpg": (3, ())}))
+            show_state(writer, {"other.jpg": (3, ())})
             with IndexReader(path) as reader:  # until the new one is published
                 check_state(reader, kept)
                 assert len(reader.ids["images"]) == len(kept)
@@ -140,9 +150,21 @@ def test_a_second_writer_is_refused_at_once(tmp_path: Path) -> None:
         for replace in (False, True):
             with pytest.raises(Busy, match="another process is writing"):
                 write(tmp_path / "x.hnc", {}, replace=replace)
-        writer.commit(change_to(writer, {"0.jpg": (0, ())}))
+        commit_state(writer, {"0.jpg": (0, ())})
     with IndexReader(tmp_path / "x.hnc") as reader:
         check_state(reader, {"0.jpg": (0, ())})
+
+
+def test_a_look_at_an_index_does_not_end_the_locks_of_its_writer(tmp_path: Path) -> None:
+    """Otherwise SQLite in another process would delete the log that the writer goes on with."""
+    read = "import sys; from hnclip.search.reader import IndexReader; IndexReader(sys.argv[1]).close()"
+    path = tmp_path / "x.hnc"
+    with open_writer(path, about()) as writer:
+        commit_state(writer, {"0.jpg": (0, ())})
+        assert is_index(path)
+        assert published_database(path) == path / "index-1.db"
+        subprocess.run([sys.executable, "-c", read, path], check=True)
+        assert (path / "index-1.db-wal").exists()
 
 
 def append_half(file: Path, start: int, content: bytes) -> None:
@@ -211,7 +233,7 @@ def test_damage_is_reported_with_the_command_that_rebuilds_the_index(
 
 def test_other_formats_and_other_directories_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.hnc", {"0.jpg": (0, ())})
-    with sqlite3.connect(path / "index-1.db") as database:
+    with closing(sqlite3.connect(path / "index-1.db")) as database:
         database.execute("PRAGMA user_version = 99")
     (tmp_path / "notes.txt").write_text("mine")
     for other, message in ((path, "format 99"), (tmp_path, "not an index"), (tmp_path / "none", "does not exist")):

@@ -26,12 +26,13 @@ from hnclip.core import InvalidImage, Problem
 from hnclip.data.image_sources import FileImage, decode_image
 from hnclip.data.images import to_rgb
 from hnclip.models.load import load
-from hnclip.search import indexer
+from hnclip.search import indexer, update
 from hnclip.search.database import Kind
-from hnclip.search.indexer import build_index, make_thumbnail
+from hnclip.search.indexer import build_index
 from hnclip.search.reader import IndexReader
 from hnclip.search.render import IndexResult
 from hnclip.search.scan import open_source
+from hnclip.search.update import make_thumbnail
 from hnclip.search.writer import Change, IndexWriter
 
 COUNTS = ("added", "updated", "deleted", "unchanged", "encoded", "encoded_captions")
@@ -197,6 +198,14 @@ def test_unreadable_files_and_folders_keep_their_entries(
     assert counts(build()) == {"unchanged": 11}
 
 
+def test_captions_are_kept_while_their_table_cannot_be_read(build: Indexing) -> None:
+    (build.folder / "captions.csv").write_text("image,caption\nb/01.png,two small trees\n")
+    build()
+    (build.folder / "other.csv").write_text("image,caption\n")  # which of the two has the captions?
+    assert counts(build()) == {"unchanged": 11, "problems": 1}
+    check_index(build.out, build.folder, {"b/01.png": ("two small trees",)})
+
+
 def test_what_would_empty_or_mix_an_index_is_refused(build: Indexing, model_directory: Path) -> None:
     build()
     folder, out, other, new = build.folder, build.out, build.tmp / "other", build.tmp / "new.hnc"
@@ -213,11 +222,15 @@ def test_what_would_empty_or_mix_an_index_is_refused(build: Indexing, model_dire
         ("engine", folder, {"engine": "best", "out": new}),
         ("password", folder, {"engine": "milvus", "uri": "http://me:secret@x", "out": new}),
         ("--model", folder, {"model": None, "out": new}),
+        ("is a file", folder, {"out": folder / "a/00.png"}),
     ):
         with pytest.raises(ValueError, match=message):
             build(data, **changed)
     assert not new.exists()
     check_index(out, folder, CAPTIONS)
+    (out / "index-1.db").unlink()
+    with pytest.raises(ValueError, match=r"is damaged.*no database"):
+        build(model=None)
     result = build(other, split="test", model=str(model_directory), replace=True)
     assert counts(result) == {"added": 1, "encoded": 1, "encoded_captions": 1}
     assert captions_in(out) == {"test/1.png": ("a house",)}
@@ -235,7 +248,7 @@ def index_until(end: str, data: Path, out: Path, replacing: bool) -> None:
             raise OSError("the disk fails")
         commit(writer, change)
 
-    indexer.TOGETHER, IndexWriter.commit = 4, counted  # type: ignore[method-assign]
+    update.TOGETHER, IndexWriter.commit = 4, counted  # type: ignore[method-assign]
     build_index(str(data), out, model="bundled", batch=2, replace=replacing, text_encoder=False, device="cpu")
 
 
@@ -284,7 +297,7 @@ def test_images_of_a_tar_file(build: Indexing) -> None:
 def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def scanned(data: Path | str, split: str = "all") -> tuple[Captions, list[Problem]]:
         source = open_source(str(data), ReadConfig(), split=split)
-        return {entry.name: entry.captions for entry in source.entries()}, source.problems
+        return {record.id: record.captions for record in source.records}, list(source.problems)
 
     for name in ("val/a.png", "test/b.png", "test/b.jpg", "c.png", ".hidden/d.png", "docci/.e.png", "docci/f.png"):
         save_picture(tmp_path / name, 0)

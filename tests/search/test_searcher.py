@@ -23,7 +23,6 @@ from hnclip.models.load import load
 from hnclip.search.database import KINDS, Kind
 from hnclip.search.reader import IndexReader
 from hnclip.search.searcher import Searcher, open_index
-from hnclip.search.writer import Change
 
 RECORDS = scene_records("park", "test", families=3)
 TEXT, IMAGE = RECORDS[5].captions[0], RECORDS[9].image.load()
@@ -40,8 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copies = [FileImage(shutil.copy(files / names[n], files / f"copy-{copy}.png")) for copy, n in enumerate((5, 8, 8))]
     small_index(path, [Record(f"copy {n}", image, (SHARED,) * (n % 2), None) for n, image in enumerate(copies)])
     with continue_index(path) as writer:
-        writer.commit(Change(deleted={names[3], names[7], names[8]}))
-        writer.delete_unused()
+        writer.finish({names[3], names[7], names[8]}, {})
     return folder
 
 
@@ -99,7 +97,7 @@ def test_a_searcher_of_an_older_state_and_its_successor(tmp_path: Path, model_di
     with open_index(path) as old:
         deleted, *others = (hit.file for hit in old.search(TEXT).hits)
         with continue_index(path) as writer:
-            writer.commit(Change(deleted={deleted.name}))
+            writer.finish({deleted.name}, {})
         small_index(path, [replace(RECORDS[4], captions=deleted.captions)], files=tmp_path / "files")
         assert [hit.file for hit in old.search(TEXT).hits] == others
         captions = old.search(TEXT, find="captions").captions

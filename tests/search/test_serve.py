@@ -31,7 +31,6 @@ from hnclip.core import Problem
 from hnclip.search.searcher import Searcher, open_index
 from hnclip.search.serve import service
 from hnclip.search.serve.run import Settings, is_local, listen, own_names
-from hnclip.search.writer import Change
 
 TEXT = scenes()[3].captions[0]
 TOKEN = "räuber hotzenplotz"
@@ -73,7 +72,7 @@ def test_no_response_contains_paths_of_the_machine(tmp_path: Path) -> None:
     path = scene_index(tmp_path, 3)
     broken = Problem("corrupt image", "a/b.jpg", f"{tmp_path / 'images' / 'a' / 'b.jpg'} is empty")
     with continue_index(path) as writer:
-        writer.commit(Change(problems=[(broken, "a stamp")]))
+        writer.finish((), {broken.where: (broken, "a stamp")})
     with served(path, max_k=7) as client:
         info, problems, *others = (
             *(client.get(path) for path in ("/api/index", "/api/problems", "/api/images/9", "/openapi.json")),

@@ -17,7 +17,6 @@ from browser import open_browser
 from hnclip.core import Problem, Record
 from hnclip.data.image_sources import FileImage
 from hnclip.data.scenes import scene_records
-from hnclip.search.writer import Change
 
 # Scenes that the bundled model finds first, with a lead of 0.01 or more, and the captions of which it finds.
 TEXT, OTHER = scenes()[15].captions[0], scenes()[17].captions[0]
@@ -70,7 +69,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         records.append(Record(f"{text}{number}.jpg", scene.image, (text,), None))
     small_index(path, records)
     with continue_index(path) as writer:
-        writer.commit(Change(problems=[(Problem("corrupt image", f"{EVIL}.jpg", f"{EVIL}.jpg is empty"), "a stamp")]))
+        name = f"{EVIL}.jpg"
+        writer.finish((), {name: (Problem("corrupt image", name, f"{name} is empty"), "a stamp")})
     with live(path, max_k=K) as found:
         yield found
 

@@ -92,13 +92,6 @@ class Search:
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: OutputGroup = field(default_factory=Output)
 
-    def __post_init__(self) -> None:
-        if (self.text is None) == (self.image is None):
-            raise ValueError("give either a description or an image with --image")
-        at_least(1, self, "k")
-        if self.rerank and (self.text is None or self.find != "images"):
-            raise ValueError("--rerank requires TEXT and --find images")
-
     def run(self) -> SearchResult:
         from hnclip.search.searcher import open_index
 

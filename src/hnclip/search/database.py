@@ -10,8 +10,9 @@ imports torch.
     command.txt       the command that updates the index
 
 The database is the only commit point. Bytes of other files are flushed before the transaction that names them, so a
-killed writer leaves bytes that are not referenced. Of several databases the one with the highest number counts: an
-index is replaced by renaming a finished one to the next number.
+killed writer leaves bytes that are not referenced. Of several databases the published one with the highest number
+counts, and what publishes a database is its format number, which is 0 before: an index is replaced by setting that of a
+new database.
 
 An image is its content, identified by its hash; a file is a name that has an image and captions. Each new image or
 caption gets the next id and the next row, so ids rise with rows. An id is never given to something else, so a reader
@@ -25,8 +26,8 @@ import re
 import shlex
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -35,7 +36,7 @@ import numpy as np
 
 from hnclip.search.vectors import checksum
 
-FORMAT = 3  # raised by hand; PRAGMA user_version of the database
+FORMAT = 3  # raised by hand; PRAGMA user_version of a published database
 APPLICATION = 0x686E6378  # PRAGMA application_id: "hncx"
 COMMAND = "command.txt"
 PATIENCE = 60.0  # seconds to wait for the transaction of another process
@@ -114,10 +115,9 @@ def text_hash(text: str) -> bytes:
 
 
 def current_database(path: Path) -> Path:
-    """The database of an index; ValueError if there is none."""
-    numbered = database_files(path)
-    if numbered:
-        return numbered[max(numbered)]
+    """The published database of an index; ValueError if there is none."""
+    if file := published_database(path):
+        return file
     make = f"create it with hnclip index FOLDER --model MODEL --out {shlex.quote(str(path))}"
     if not path.is_dir():
         raise ValueError(f"{path} does not exist: {make}")
@@ -126,18 +126,36 @@ def current_database(path: Path) -> Path:
     raise ValueError(f"{path} is not an index of hnclip: {make}")
 
 
+def published_database(path: Path) -> Path | None:
+    """The published database with the highest number. A damaged one counts: an error is reported when it is opened."""
+    for _, file in sorted(database_files(path).items(), reverse=True):
+        try:
+            published = read_pragma(file, "user_version") > 0
+        except (OSError, sqlite3.DatabaseError):
+            published = True
+        if published:
+            return file
+    return None
+
+
 def database_files(path: Path) -> dict[int, Path]:
-    """Databases by number."""
+    """Databases by number, published or not."""
     names = [(re.fullmatch(r"index-(\d+)\.db", file.name), file) for file in path.glob("index-*.db")]
     return {int(match[1]): file for match, file in names if match}
 
 
 def is_index(path: Path) -> bool:
     """Whether a directory is an index, by the header of its database."""
-    for file in database_files(path).values():
-        with suppress(OSError), file.open("rb") as opened:
-            return opened.read(72)[68:] == APPLICATION.to_bytes(4, "big")
+    with suppress(OSError, sqlite3.DatabaseError):
+        return any(read_pragma(file, "application_id") == APPLICATION for file in database_files(path).values())
     return False
+
+
+def read_pragma(file: Path, name: str) -> int:
+    """A number in the header of a database. Only SQLite may open its files: to close one that it has open in the same
+    process would end its locks, and other processes would delete the log of a writer."""
+    with closing(connect(file)) as database:
+        return database.execute(f"PRAGMA {name}").fetchone()[0]
 
 
 def connect(file: Path) -> sqlite3.Connection:
@@ -159,20 +177,15 @@ def connect(file: Path) -> sqlite3.Connection:
 
 def read_meta(database: sqlite3.Connection, path: Path) -> tuple[About, dict[Kind, RowFile], dict[str, Any]]:
     """What an index is about, its files of vectors, and what else its directory holds: engines, the text encoder."""
-    application, version = (
-        database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-    )
-    if application != APPLICATION:
-        raise ValueError(damaged(path, "its database has no header of an index"))
-    if version != FORMAT:
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, FORMAT):
         raise ValueError(
             f"{path} has format {version}, this version of hnclip reads {FORMAT}: use the version that made it, or "
             f"make it anew with\n  {rebuild_command(path)}"
         )
     try:
         meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
-        about = About(**{field.name: meta["about"][field.name] for field in fields(About)})
-        return about, {kind: RowFile(**meta.pop(kind)) for kind in KINDS}, meta
+        return About(**meta.pop("about")), {kind: RowFile(**meta.pop(kind)) for kind in KINDS}, meta
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(damaged(path, f"its database does not say what it holds ({error!r})")) from error
 

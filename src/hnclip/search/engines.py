@@ -19,7 +19,7 @@ from typing import Any, Protocol, get_args
 
 import numpy as np
 
-from hnclip.search.database import EngineName, Kind, RowFile
+from hnclip.search.database import EngineName, Kind, RowFile, rebuild_command
 from hnclip.search.reader import IndexReader
 from hnclip.search.vectors import map_rows, score_rows
 from hnclip.search.writer import IndexWriter
@@ -183,7 +183,8 @@ def open_engine(reader: IndexReader, kind: Kind, name: str) -> Engine | None:
     if name == "exact" or reader.files[kind].rows < FEW:
         return None
     found = reader.extras.get(f"engine:{kind}") or {}
-    build = f"build it with\n  {reader.about.command} --out {reader.path} --engine {name}"
+    update = rebuild_command(reader.path, replace=False).replace(f" --engine {reader.about.engine}", "")
+    build = f"build it with\n  {update} --engine {name}"
     if (found.get("engine"), found.get("vectors")) != (name, reader.files[kind].name):
         if name == reader.about.engine:
             return None

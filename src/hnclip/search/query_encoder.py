@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hnclip.data.texts import TextTransform, clean_caption
-from hnclip.search.database import check_file, damaged, rebuild_command
+from hnclip.search.database import About, check_file, damaged, rebuild_command
 from hnclip.search.reader import CHECKED, IndexReader
 from hnclip.search.vectors import checksum
 from hnclip.util.text import word_spans
@@ -111,38 +111,37 @@ class QueryEncoder:
             ValueError: the text encoder of the index is damaged; or it has none, and its model cannot be opened or is
                 another one now.
         """
-        self._name, self._device = model, device
+        self._path, self._about, self._name, self._device = reader.path, reader.about, model, device
         self._model: DualEncoder | None = None
         self._lock = Lock()
-        self.fingerprint = reader.about.fingerprint
         exported = reader.extras.get(KEY) and all(map(find_spec, PACKAGES))
         self._text_tower = OnnxTextTower(reader) if exported else None
-        self.transform = self._text_tower.transform if self._text_tower else self.model(reader).text_transform
+        self.transform = self._text_tower.transform if self._text_tower else self.model().text_transform
 
     def for_index(self, reader: IndexReader) -> QueryEncoder:
         """An encoder for a newer state of the index: this one, unless the state has another model."""
-        if reader.about.fingerprint == self.fingerprint:
+        if (reader.about.fingerprint, reader.about.model) == (self._about.fingerprint, self._about.model):
             return self
         return QueryEncoder(reader, model=self._name, device=self._device)
 
-    def model(self, reader: IndexReader) -> DualEncoder:
-        """The model of an index, loaded at the first call. ValueError if it cannot be opened or is another one now."""
+    def model(self) -> DualEncoder:
+        """The model of the index, loaded at the first call. ValueError if it cannot be opened or is another one now."""
         with self._lock:
             if self._model is None:
-                self._model = open_model(reader, self._name, self._device)
+                self._model = open_model(self._path, self._about, self._name, self._device)
             return self._model
 
-    def encode_text(self, reader: IndexReader, text: str) -> np.ndarray:
+    def encode_text(self, text: str) -> np.ndarray:
         """[D]; what exceeds the model's context is cut."""
         if self._text_tower is not None:
             return self._text_tower.encode(text)
-        model = self.model(reader)
+        model = self.model()
         with model.inference():  # model.encode would read a file whose name is the text
             return model.encode_texts(model.tokenize([text])).vectors[0].float().cpu().numpy()
 
-    def encode_image(self, reader: IndexReader, image: Image.Image) -> np.ndarray:
+    def encode_image(self, image: Image.Image) -> np.ndarray:
         """[D]; ValueError for an image that the model cannot take."""
-        return self.model(reader).encode([image])[0]
+        return self.model().encode([image])[0]
 
 
 class OnnxTextTower:
@@ -197,7 +196,7 @@ class FastTokenizer:
         return {"input_ids": [one.ids for one in found], "offset_mapping": [one.offsets for one in found]}
 
 
-def open_model(reader: IndexReader, name: str | None, device: str) -> DualEncoder:
+def open_model(path: Path, about: About, name: str | None, device: str) -> DualEncoder:
     """The model that an index was made with.
 
     Args:
@@ -210,20 +209,19 @@ def open_model(reader: IndexReader, name: str | None, device: str) -> DualEncode
         from hnclip.models.load import load, models_of
         from hnclip.util.device import find_device
 
-    about = reader.about
     try:
         model = load(models_of(name or about.model)[0][1], **about.opening).eval()
     except (ValueError, OSError) as error:
         if name is not None:
             raise
         raise ValueError(
-            f"{reader.path} was made with {about.source}, which cannot be opened: {error}\n"
+            f"{path} was made with {about.source}, which cannot be opened: {error}\n"
             "If it has moved, say where it is now with --model"
         ) from error
     if model_fingerprint(model, model.name) != about.fingerprint:
         raise ValueError(
-            f"{reader.path} was made with {about.source}, but {name or about.model} is another model now: give the one "
-            f"that it was made with as --model, or make the index anew with\n  {rebuild_command(reader.path)}"
+            f"{path} was made with {about.source}, but {name or about.model} is another model now: give the one "
+            f"that it was made with as --model, or make the index anew with\n  {rebuild_command(path)}"
         )
     return model.to(find_device(device))
 

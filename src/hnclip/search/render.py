@@ -223,30 +223,14 @@ def _line(text: str) -> str:
 
 
 @dataclass
-class UpdateCounts:
-    """What an update did.
-
-    Args:
-        added, updated, deleted, unchanged: files; a file that was moved is one that was added and one that was deleted.
-        encoded, encoded_captions: known content is not encoded again.
-        truncated: encoded captions that are longer than the model's context.
-    """
-
-    added: int = 0
-    updated: int = 0
-    deleted: int = 0
-    unchanged: int = 0
-    encoded: int = 0
-    encoded_captions: int = 0
-    truncated: int = 0
-
-
-@dataclass(kw_only=True)
-class IndexResult(UpdateCounts):
+class IndexResult:
     """What an update did, and what the index holds now.
 
     Args:
         images, captions: of the index.
+        added, updated, deleted, unchanged: files; a file that was moved is one that was added and one that was deleted.
+        encoded, encoded_captions: known content is not encoded again.
+        truncated: encoded captions that are longer than the model's context.
         seconds: of the call; `working` without opening the data and the model.
         compacted: deleted rows were removed from the files.
         problems: what could not be indexed.
@@ -255,12 +239,19 @@ class IndexResult(UpdateCounts):
     out: Path
     data: str
     model: str
-    images: int
-    captions: int
-    seconds: float
-    working: float
-    compacted: bool
-    problems: tuple[Problem, ...]
+    images: int = 0
+    captions: int = 0
+    added: int = 0
+    updated: int = 0
+    deleted: int = 0
+    unchanged: int = 0
+    encoded: int = 0
+    encoded_captions: int = 0
+    truncated: int = 0
+    seconds: float = 0.0
+    working: float = 0.0
+    compacted: bool = False
+    problems: tuple[Problem, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return {**vars(self), "out": str(self.out), "problems": [asdict(problem) for problem in self.problems]}

@@ -80,7 +80,7 @@ class Searcher:
 
     def load_model(self) -> None:
         """Load the model with torch, which only text queries do not need. ValueError if it cannot be opened."""
-        self.encoder.model(self.reader)
+        self.encoder.model()
 
     def engine_of(self, kind: Kind) -> str:
         """The engine that searches a kind: exact where there are few rows, or no engine was built."""
@@ -111,14 +111,14 @@ class Searcher:
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         if rerank and (text is None or find != "images"):
-            raise ValueError("re-ranking needs a text and finds images")
+            raise ValueError("re-ranking requires a text and finds images")
         query = None if text is None else read_query(self.encoder.transform, text)
         if query is not None and image is None:
-            vector = self.encoder.encode_text(self.reader, query.given)  # [D]
+            vector = self.encoder.encode_text(query.given)  # [D]
         elif query is None and image is not None:
-            vector = self.encoder.encode_image(self.reader, image)  # [D]
+            vector = self.encoder.encode_image(image)  # [D]
         else:
-            raise ValueError("give either a text or an image")
+            raise ValueError("give either a description or an image")
         hits, captions = tuple[Hit, ...](), tuple[CaptionHit, ...]()
         if find == "captions":
             captions = self.find_captions(vector, k)
@@ -147,13 +147,13 @@ class Searcher:
         """Which words of a text match which parts of the images with these ids. KeyError for an unknown id."""
         from hnclip.search.explain import explain
 
-        return explain(self.encoder.model(self.reader), self.reader, text, self._files(ids))
+        return explain(self.encoder.model(), self.reader, text, self._files(ids))
 
     def separate(self, text: str, ids: Sequence[int]) -> Separation:
         """Which words of a text separate the images with these ids. KeyError for an unknown id."""
         from hnclip.search.explain import separate
 
-        return separate(self.encoder.model(self.reader), self.reader, text, self._files(ids))
+        return separate(self.encoder.model(), self.reader, text, self._files(ids))
 
     def find_images(self, vector: np.ndarray, k: int) -> tuple[Hit, ...]:
         """The k nearest files to a vector [D]; files with equal images have equal scores."""
@@ -198,7 +198,7 @@ class Searcher:
         from hnclip.search.explain import MOST, rerank
 
         hits = self.find_images(vector, max(k, MOST))
-        return tuple(rerank(self.encoder.model(self.reader), self.reader, query.given, hits)[:k])
+        return tuple(rerank(self.encoder.model(), self.reader, query.given, hits)[:k])
 
     def _explained(self, result: SearchResult, query: QueryText | None) -> SearchResult:
         """With the words that separate groups, and explanations of the best hits, for a text that finds images."""
@@ -206,7 +206,7 @@ class Searcher:
             return replace(result, groups=tuple(replace(group, separation=Separation()) for group in result.groups))
         from hnclip.search.explain import explain, separate
 
-        model, text = self.encoder.model(self.reader), query.given
+        model, text = self.encoder.model(), query.given
 
         def separated(group: NearDuplicates) -> NearDuplicates:
             different: dict[int, IndexedImage] = {}

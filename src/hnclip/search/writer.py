@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -34,20 +34,19 @@ from hnclip.search.database import (
     current_database,
     database_errors,
     database_files,
+    published_database,
     read_ids,
     read_meta,
     text_hash,
 )
 from hnclip.search.vectors import append_bytes, checksum, invalid_rows, map_rows
 from hnclip.util.files import exclusive_lock, replace_file, transaction
-from hnclip.util.text import shorten
 
 log = logging.getLogger(__name__)
 
 LOCK = "lock"
-PARTIAL = "new.db"  # a database that is not finished yet: of an index that is created or replaced
 DELETED_SHARE, DELETED_LEAST = 0.25, 1000  # of rows: with more of them the vectors are written anew
-_OWN = re.compile(r"(index|images|captions|text)-.*|new\.db.*|lock|command\.txt")
+_OWN = re.compile(r"(index|images|captions|text)-.*|lock|\.?command\.txt.*")
 _COPIED = 4096  # rows copied at once
 
 Noted = dict[str, tuple[Problem, str]]
@@ -80,21 +79,17 @@ class NewFile:
     captions: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Change:
-    """What one commit changes.
+    """What one commit inserts or updates.
 
     Args:
         captions: vectors [D] of texts that the index does not have yet.
-        deleted: names of files.
-        problems: all that could not be indexed, with the files' stamps; None leaves what is noted.
     """
 
-    images: Sequence[NewImage] = ()
-    captions: Mapping[str, np.ndarray] = field(default_factory=dict)
-    files: Sequence[NewFile] = ()
-    deleted: Collection[str] = ()
-    problems: Collection[tuple[Problem, str]] | None = None
+    images: list[NewImage] = field(default_factory=list)
+    captions: dict[str, np.ndarray] = field(default_factory=dict)
+    files: list[NewFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +133,9 @@ class IndexWriter:
         rows = self._query("SELECT name, kind, detail, stamp FROM problems")
         return {name: (Problem(kind, name, detail), stamp) for name, kind, detail, stamp in rows}
 
-    def hashes(self) -> set[bytes]:
-        """Of the images that have a vector, also of those that no file has any more."""
-        return {found for (found,) in self._query("SELECT hash FROM images")}
+    def hashes(self, kind: Kind) -> set[bytes]:
+        """Of the images or texts that have a vector, also of those that no file has any more."""
+        return {found for (found,) in self._query(f"SELECT hash FROM {kind}")}
 
     def captions_of(self, name: str) -> tuple[str, ...]:
         question = (
@@ -149,14 +144,9 @@ class IndexWriter:
         )
         return tuple(text for (text,) in self._query(question, name))
 
-    def known_texts(self, texts: Sequence[str]) -> set[str]:
-        """Those that have a vector."""
-        return {text for text in texts if self._has("captions", text_hash(text))}
-
-    def counts(self) -> dict[Kind, int]:
+    def counts(self) -> tuple[int, int]:
         """Files, and captions that a file has."""
-        files, captions = (self._query(f"SELECT count(*) FROM {name}")[0][0] for name in ("files", "captions"))
-        return {"images": files, "captions": captions}
+        return self._query("SELECT (SELECT count(*) FROM files), (SELECT count(*) FROM captions)")[0]
 
     def commit(self, change: Change) -> None:
         """Apply a change.
@@ -165,27 +155,39 @@ class IndexWriter:
             ValueError: a vector is not finite or not of length 1; the index is as it was.
             OSError: the disk is full or fails; the index is as it was.
         """
-        images = list({new.hash: new for new in change.images if not self._has("images", new.hash)}.values())
-        texts = [text for text in change.captions if not self._has("captions", text_hash(text))]
-        names = {file.hash: file.name for file in change.files}
         added: dict[Kind, RowFile] = {
-            "images": self._append(
-                "images", [new.vector for new in images], [names.get(new.hash, "an image") for new in images]
-            ),
-            "captions": self._append("captions", [change.captions[text] for text in texts], texts),
+            "images": self._append("images", [new.vector for new in change.images]),
+            "captions": self._append("captions", [*change.captions.values()]),
         }
         with self._transaction():
-            self._insert_images(images)
-            self._insert_captions(texts)
-            self._insert_files(change.files)
-            self._delete_files(change.deleted)
-            if change.problems is not None:
-                self._database.execute("DELETE FROM problems")
-                noted = ((problem.where, problem.kind, problem.detail, stamp) for problem, stamp in change.problems)
-                self._many("INSERT INTO problems VALUES (?, ?, ?, ?)", noted)
+            for number, new in enumerate(change.images, self.files["images"].next_id):
+                self._database.execute("INSERT INTO images VALUES (?, ?, ?, ?)", (number, new.hash, *new.size))
+                self._database.execute("INSERT INTO thumbnails VALUES (?, ?)", (number, new.thumbnail))
+            for number, text in enumerate(change.captions, self.files["captions"].next_id):
+                self._database.execute("INSERT INTO captions VALUES (?, ?, ?)", (number, text_hash(text), text))
+            for file in change.files:
+                self._insert_file(file)
             for kind, rows in added.items():
                 self._set(kind, asdict(rows))
         self.files = added
+
+    def finish(self, deleted: Collection[str], problems: Noted) -> None:
+        """End an update: delete these files, and images and captions that no file has any more; note what could not be
+        indexed."""
+        execute, many = self._database.execute, self._database.executemany
+        names, same = [(name,) for name in deleted], problems == self.problems()
+        with self._transaction():
+            many("DELETE FROM said WHERE file = (SELECT id FROM files WHERE name = ?)", names)
+            many("DELETE FROM files WHERE name = ?", names)
+            for kind, used in (("images", "SELECT image FROM files"), ("captions", "SELECT caption FROM said")):
+                unused = f"FROM {kind} WHERE id NOT IN ({used})"
+                execute(f"INSERT INTO deleted SELECT '{kind}', id {unused}")
+                execute(f"DELETE {unused}")
+            execute("DELETE FROM thumbnails WHERE image IN (SELECT id FROM deleted WHERE kind = 'images')")
+            if not same:  # otherwise readers would take it for a change
+                noted = ((name, problem.kind, problem.detail, stamp) for name, (problem, stamp) in problems.items())
+                execute("DELETE FROM problems")
+                many("INSERT INTO problems VALUES (?, ?, ?, ?)", noted)
 
     def set_about(self, about: About) -> None:
         """The folder or the model has moved, or another engine is to search."""
@@ -199,16 +201,6 @@ class IndexWriter:
             self._set(key, value)
         self.extras = {**self.extras, key: value}
 
-    def delete_unused(self) -> None:
-        """Delete images and captions that no file has."""
-        with self._transaction():
-            for kind, used in (("images", "SELECT image FROM files"), ("captions", "SELECT caption FROM said")):
-                execute, deleted = self._database.execute, f"SELECT id FROM deleted WHERE kind = '{kind}'"
-                execute(f"INSERT INTO deleted SELECT '{kind}', id FROM {kind} WHERE id NOT IN ({used})")
-                execute(f"DELETE FROM {kind} WHERE id IN ({deleted})")
-                if kind == "images":
-                    execute(f"DELETE FROM thumbnails WHERE image IN ({deleted})")
-
     def compact(self, *, least: int = DELETED_LEAST) -> bool:
         """Write vectors without deleted rows to new files if there are many of them; whether that was done."""
         done = False
@@ -221,77 +213,56 @@ class IndexWriter:
 
     def publish(self) -> None:
         """Make a new database the current one, and delete files that belong to an older one."""
-        if self._file.name == PARTIAL:
-            target = self.path / f"index-{max(database_files(self.path), default=0) + 1}.db"
+        if not self._is_published():
             with database_errors(self.path):
-                self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                self._database.execute("PRAGMA journal_mode = DELETE")  # a database with a log cannot be renamed
-                self._database.close()
-                os.replace(self._file, target)
-                _flush_names(self.path)
-                self._file = target
-                self._database = connect(target)
-                self._database.execute("PRAGMA journal_mode = WAL")
+                self._database.execute(f"PRAGMA user_version = {FORMAT}")
         write_command(self.path, self.about)
         self.delete_leftovers()
 
     def delete_leftovers(self) -> None:
-        """Delete files that nothing refers to: of older databases, and of killed writers."""
+        """Delete files that nothing refers to: of older databases, and of killed writers. Until this database is
+        published, readers may use them."""
         kept = {LOCK, COMMAND, self._file.name, f"{self._file.name}-wal", f"{self._file.name}-shm"}
         kept |= {rows.name for rows in self.files.values()}
         kept |= {str(extra.get("file")) for extra in self.extras.values() if isinstance(extra, dict)}
-        if self._file.name == PARTIAL:
-            return
-        for file in self.path.iterdir():
+        for file in self.path.iterdir() if self._is_published() else ():
             if file.name not in kept and _OWN.fullmatch(file.name):
                 with suppress(OSError):  # some systems keep files that are open; the next run deletes them
                     shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+    def _is_published(self) -> bool:
+        return self._query("PRAGMA user_version")[0][0] > 0
 
     def new_name(self, stem: str, suffix: str) -> str:
         """A file name that the directory has not used: STEM-NUMBER.SUFFIX."""
         return _new_name(self.path, stem, suffix)
 
-    def _append(self, kind: Kind, vectors: Sequence[np.ndarray], names: Sequence[str]) -> RowFile:
+    def _append(self, kind: Kind, vectors: Sequence[np.ndarray]) -> RowFile:
         """Write vectors behind the committed ones; the file as the commit will record it."""
         rows = self.files[kind]
         if not vectors:
             return rows
         stored = np.stack(vectors).astype(np.float16)  # [n, D]
-        if len(bad := invalid_rows(stored)):
-            raise ValueError(f"the model's vector of {shorten(names[bad[0]], 80)!r} is not finite or not of length 1")
-        content = stored.tobytes()
+        if len(invalid_rows(stored)):
+            raise ValueError(f"the model's vectors of some {kind} are not finite or not of length 1")
+        content, count = stored.tobytes(), len(stored)
         append_bytes(self.path / rows.name, rows.rows * 2 * self.about.width, content)
-        count = len(stored)
         crc = zlib.crc32(content, rows.crc)
         return replace(rows, rows=rows.rows + count, crc=crc, next_id=rows.next_id + count)
 
-    def _insert_images(self, images: Sequence[NewImage]) -> None:
-        for number, new in enumerate(images, self.files["images"].next_id):
-            self._database.execute("INSERT INTO images VALUES (?, ?, ?, ?)", (number, new.hash, *new.size))
-            self._database.execute("INSERT INTO thumbnails VALUES (?, ?)", (number, new.thumbnail))
-
-    def _insert_captions(self, texts: Sequence[str]) -> None:
-        numbered = enumerate(texts, self.files["captions"].next_id)
-        self._many("INSERT INTO captions VALUES (?, ?, ?)", ((id, text_hash(text), text) for id, text in numbered))
-
-    def _insert_files(self, files: Sequence[NewFile]) -> None:
-        for new in files:
-            (number,) = self._database.execute(
-                "INSERT INTO files (name, image, place, stamp, captions) "
-                "VALUES (?, (SELECT id FROM images WHERE hash = ?), ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
-                "image = excluded.image, place = excluded.place, stamp = excluded.stamp, captions = excluded.captions "
-                "RETURNING id",
-                (new.name, new.hash, new.place, new.stamp, captions_hash(new.captions)),
-            ).fetchone()
-            self._database.execute("DELETE FROM said WHERE file = ?", (number,))
-            self._many(
-                "INSERT INTO said VALUES (?, ?, (SELECT id FROM captions WHERE hash = ?))",
-                ((number, place, text_hash(text)) for place, text in enumerate(new.captions)),
-            )
-
-    def _delete_files(self, names: Collection[str]) -> None:
-        self._many("DELETE FROM said WHERE file = (SELECT id FROM files WHERE name = ?)", ((name,) for name in names))
-        self._many("DELETE FROM files WHERE name = ?", ((name,) for name in names))
+    def _insert_file(self, new: NewFile) -> None:
+        (number,) = self._database.execute(
+            "INSERT INTO files (name, image, place, stamp, captions) "
+            "VALUES (?, (SELECT id FROM images WHERE hash = ?), ?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+            "image = excluded.image, place = excluded.place, stamp = excluded.stamp, captions = excluded.captions "
+            "RETURNING id",
+            (new.name, new.hash, new.place, new.stamp, captions_hash(new.captions)),
+        ).fetchone()
+        self._database.execute("DELETE FROM said WHERE file = ?", (number,))
+        self._database.executemany(
+            "INSERT INTO said VALUES (?, ?, (SELECT id FROM captions WHERE hash = ?))",
+            [(number, place, text_hash(text)) for place, text in enumerate(new.captions)],
+        )
 
     def _compact(self, kind: Kind) -> None:
         old, file = self.files[kind], self.path / self.new_name(kind, ".f16")
@@ -311,14 +282,8 @@ class IndexWriter:
             self._set(kind, asdict(new))
         self.files = {**self.files, kind: new}
 
-    def _has(self, kind: Kind, digest: bytes) -> bool:
-        return bool(self._query(f"SELECT 1 FROM {kind} WHERE hash = ?", digest))
-
     def _set(self, key: str, value: Any) -> None:
         self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
-
-    def _many(self, statement: str, values: Any) -> None:
-        self._database.executemany(statement, values)
 
     def _query(self, question: str, *values: Any) -> list[Any]:
         with database_errors(self.path):
@@ -348,20 +313,15 @@ def open_writer(path: Path, about: About, *, replace: bool = False) -> Iterator[
         raise ValueError(f"{path} holds other files ({other[0]}): choose another --out")
     busy = f"another process is writing to {path}: wait until it has finished"
     with explain_full_disk(path), exclusive_lock(path / LOCK, busy):
-        database = path / PARTIAL
-        if not replace or not database_files(path):
-            if not database_files(path):  # there is nothing that readers could go on with: they see it grow
-                _create(path, database, about)
-                os.replace(database, path / "index-1.db")
-                write_command(path, about)
-            database = current_database(path)
-        elif not _continues(path, database, about):
-            _create(path, database, about)
-        writer = IndexWriter(path, database)
-        try:
+        new = published_database(path) is None
+        if replace and not new:
+            database = _unfinished(path, about) or _create(path, about)
+        else:
+            database = _create(path, about) if new else current_database(path)
+        with closing(IndexWriter(path, database)) as writer:
+            if new:  # there is nothing that readers could go on with: they see it grow
+                writer.publish()
             yield writer
-        finally:
-            writer.close()
 
 
 def write_command(path: Path, about: About) -> None:
@@ -385,50 +345,35 @@ def explain_full_disk(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _continues(path: Path, database: Path, about: About) -> bool:
-    """Whether an unfinished database is intact, and of the same model and data."""
-    if not database.exists():
-        return False
+def _unfinished(path: Path, about: About) -> Path | None:
+    """A database that an interrupted call has begun, if it is intact, and of the same model and data."""
+    numbered = database_files(path)
+    database = numbered[max(numbered)]
+    if database == published_database(path):
+        return None
     with suppress(ValueError, OSError), closing(IndexWriter(path, database)) as writer:
         writer.verify()
         own = writer.about
-        return (own.fingerprint, own.data, own.split) == (about.fingerprint, about.data, about.split)
-    return False
+        if (own.fingerprint, own.data, own.split) == (about.fingerprint, about.data, about.split):
+            return database
+    return None
 
 
-def _create(path: Path, database: Path, about: About) -> None:
-    for leftover in path.glob(f"{PARTIAL}*"):
-        leftover.unlink()
+def _create(path: Path, about: About) -> Path:
+    """A new database without files, which is not published yet."""
+    database = path / _new_name(path, "index", ".db")
     named = {kind: RowFile(_new_name(path, kind, ".f16")) for kind in KINDS}
-    for rows in named.values():
-        (path / rows.name).touch()
-    database.touch()
-    with database_errors(path):
-        created = connect(database)
-        try:
-            with transaction(created):
-                created.execute(f"PRAGMA application_id = {APPLICATION}")
-                created.execute(f"PRAGMA user_version = {FORMAT}")
-                for statement in SCHEMA.split(";"):
-                    created.execute(statement)
-                created.execute("INSERT INTO meta VALUES ('about', ?)", (json.dumps(asdict(about)),))
-                for kind, rows in named.items():
-                    created.execute("INSERT INTO meta VALUES (?, ?)", (kind, json.dumps(asdict(rows))))
-        finally:
-            created.close()
+    for name in (database.name, *(rows.name for rows in named.values())):
+        (path / name).touch()
+    with database_errors(path), closing(connect(database)) as created, transaction(created):
+        created.execute(f"PRAGMA application_id = {APPLICATION}")
+        for statement in SCHEMA.split(";"):
+            created.execute(statement)
+        for key, value in (("about", about), *named.items()):
+            created.execute("INSERT INTO meta VALUES (?, ?)", (key, json.dumps(vars(value))))
+    return database
 
 
 def _new_name(directory: Path, stem: str, suffix: str) -> str:
     used = [re.match(rf"{re.escape(stem)}-(\d+)", file.name) for file in directory.iterdir()]
     return f"{stem}-{max((int(match[1]) for match in used if match), default=0) + 1}{suffix}"
-
-
-def _flush_names(directory: Path) -> None:
-    """Write the names of a directory to disk, so that a power cut does not undo a rename."""
-    if os.name == "nt":  # directories cannot be opened there
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
