@@ -378,8 +378,8 @@ def read_config(kind: type[Config], path: Path) -> Config:
         raise ValueError(f"{path} is not a text file: {error}") from error
 
 
-def one_line(error: ValidationError) -> str:
-    """The fields that are wrong, and why.
+def one_line(error: ValidationError, prefix: str = "") -> str:
+    """The fields that are wrong, and why; with the `prefix` of their options as these.
 
     >>> try: with_fields(TrainConfig(), {"optim.epochs": 0, "seed": "x"})
     ... except ValidationError as error: print(one_line(error))
@@ -387,7 +387,10 @@ def one_line(error: ValidationError) -> str:
     """
     problems = []
     for found in error.errors(include_url=False):
-        name, message = ".".join(map(str, found["loc"])), found["msg"].removeprefix("Value error, ")
+        name = ".".join(part for part in found["loc"] if isinstance(part, str))
+        message = found["msg"].removeprefix("Value error, ")
+        if name and prefix:
+            name = prefix + name.replace("_", "-")
         if found["type"] == "unexpected_keyword_argument":
             message = "there is no such field"
         elif isinstance(found["input"], str | int | float) and found["type"] != "json_invalid":

@@ -160,15 +160,15 @@ def tiny() -> TrainConfig:
 
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "demo": demo,
     "paper": paper,
     "paper/docci": paper_docci,
     "paper/dci": paper_dci,
     "paper/urban-1k": paper_urban_1k,
-    "lora": lora,
-    "dora": dora,
-    "demo": demo,
     "tiny": tiny,
     "results": results,
+    "lora": lora,
+    "dora": dora,
     "long_clip": long_clip,
     "finelip": finelip,
     "goal": goal,

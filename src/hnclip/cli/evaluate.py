@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import (
     Compute,
@@ -16,14 +18,14 @@ from hnclip.cli.options import (
     Output,
     OutputGroup,
     Printed,
+    Recipe,
     Repeatable,
     SeveralData,
     arguments_of,
-    at_least,
     several,
     sources,
 )
-from hnclip.config import Opening, ReadConfig
+from hnclip.config import Count, NonNegative, Opening, ReadConfig
 from hnclip.util.optional import large_import
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class Eval:
     """Also write the results to these files: .json, .md, .tex, .txt or .html."""
     queries: Path | None = None
     """Also write every query with its rank and top candidates to this directory, one file per model and data set."""
-    top: int = 10
+    top: Count = 10
     """Candidates per query in those files."""
     paper: bool = True
     """Show the paper's published numbers next to the results, if it has the benchmark."""
@@ -57,9 +59,6 @@ class Eval:
     opening: ModelOpening = field(default_factory=Opening)
     read: ReadConfig = field(default_factory=ReadConfig)
     output: OutputGroup = field(default_factory=Output)
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "top")
 
     def run(self) -> Printed:
         with large_import():
@@ -101,7 +100,7 @@ class Compare:
     """The model, or the file, that it is compared with."""
     data: SeveralData = ()
     """Data on which two models are compared, as for `hnclip eval`; scenes/park if not given."""
-    k: tuple[int, ...] = (1, 5, 10)
+    k: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 5, 10)
     """Values of K for R@K."""
     split: str | None = None
     """As for `hnclip eval`."""
@@ -111,8 +110,6 @@ class Compare:
     output: OutputGroup = field(default_factory=Output)
 
     def __post_init__(self) -> None:
-        if not self.k or min(self.k) < 1:
-            raise ValueError(f"--k must be numbers from 1 on, got {self.k}")
         files = [name.endswith(".jsonl") for name in (self.a, self.b)]
         if any(files) and (self.data or not all(files)):
             raise ValueError("compare two files of queries, or two models on data")
@@ -161,13 +158,13 @@ class Diagnose:
     """Also encode the images, for retrieval, losses and gradients."""
     gradients: bool = False
     """Measure the gradients of both losses with respect to all parameters, at the model's weights."""
-    batches: int = 16
+    batches: Count = 16
     """Batches on which gradients are measured."""
-    recipe: Literal["demo", "paper", "tiny", "lora", "dora"] = "demo"
+    recipe: Recipe = "demo"
     """Settings of the planned run, above all its batch sizes."""
     negatives: Literal["micro", "batch", "memory"] = "micro"
     """Negatives of the planned run, as --optim.negatives of `hnclip train`."""
-    gamma: float = 0.5
+    gamma: NonNegative = 0.5
     """γ of the planned run."""
     threshold: float = 0.98
     """Captions with at least this cosine are reported as suspected duplicates."""
