@@ -10,6 +10,7 @@ import pytest
 import hnclip
 from hnclip.api import split_settings
 from hnclip.config import RunOptions, TrainConfig
+from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 
 
@@ -34,6 +35,9 @@ def test_fine_tune_evaluate_and_search(tmp_path: Path, model_directory: Path) ->
     before, after = (hnclip.evaluate(model, tmp_path, split="all") for model in (model_directory, tmp_path / "run"))
     assert before.images == after.images == 24
     assert result.best["epoch"] in (0, 1)
+    records = DataSet("photos", tuple(scene_records("park", "test", families=3, members=2)))
+    loaded = hnclip.evaluate(hnclip.load(tmp_path / "run"), records)
+    assert (loaded.images, loaded.data, loaded.split) == (6, "photos", "test")
     hnclip.build_index(str(tmp_path), tmp_path / "photos.hnc", model=str(tmp_path / "run"), text_encoder=False)
     with hnclip.open_index(tmp_path / "photos.hnc") as index:
         hits = index.search(captions[3], k=24).hits
@@ -62,7 +66,10 @@ def test_settings_belong_to_the_section_that_has_them() -> None:
     ("arguments", "keyword"),
     [
         ({"data": "somewhere.csv"}, "--model"),
-        ({"data": "scenes/park", "epochs": 0}, "optim.epochs"),
+        ({"data": "scenes/park", "epochs": 0}, r"^optim\.epochs: .* got 0$"),
+        ({"method": "gaol"}, "goal"),
+        ({"global_loss": "nonsense"}, "infonce"),
+        ({"model": 3}, "model"),
         ({"recipe": "none"}, "recipe"),
         ({"method": "goal", "fidelity": "official", "token_weight": 1.0}, "token_weight"),
     ],

@@ -10,12 +10,12 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from hnclip.cli.commands import COMMANDS, NOTHING, help_text, options_class
 from hnclip.cli.errors import user_message
 from hnclip.util.console import configure_logging
+from hnclip.util.text import did_you_mean
 
 log = logging.getLogger("hnclip")
 
@@ -47,8 +47,7 @@ def _unknown(words: Sequence[str]) -> int:
         print(help_text(group))
         return 0 if len(words) > 1 else 2
     name = " ".join(words[:2]) if group else words[0]
-    close = get_close_matches(name, group or {word for known in COMMANDS for word in (known, known.split()[0])}, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, group or {word for known in COMMANDS for word in (known, known.split()[0])})
     print(f"hnclip: there is no command {name!r}{hint}\n\n{help_text(group)}", file=sys.stderr)
     return 2
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import tyro
 from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import Output, OutputGroup, Printed
+from hnclip.util.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,8 @@ class Docs:
         wanted = self.page.removesuffix(".md").removeprefix("docs/")
         found = [name for name in pages if wanted in (name, name.rpartition("/")[2])]
         if not found:
-            close = get_close_matches(wanted, [*pages, *(name.rpartition("/")[2] for name in pages)], n=1)
-            hint = f"; did you mean {close[0]!r}" if close else ""
-            raise ValueError(f"there is no page {wanted!r}{hint}; hnclip docs lists all")
+            hint = did_you_mean(wanted, [*pages, *(name.rpartition("/")[2] for name in pages)])
+            raise ValueError(f"hnclip docs lists all pages; there is no {wanted!r}{hint}")
         text = pages[found[0]].read_text(encoding="utf-8")
         if self.output.json or not sys.stdout.isatty():
             return Printed(text, {"page": found[0], "text": text})
