@@ -10,9 +10,8 @@ import tyro
 from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import (
-    Compute,
-    ComputeGroup,
     Data,
+    ModelOnData,
     ModelOpening,
     Output,
     OutputGroup,
@@ -96,7 +95,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class PrepareRegions:
+class PrepareRegions(ModelOnData):
     """Find regions of the images and the sentences of the captions that describe them. The same command continues
     after an interruption and updates records that have changed."""
 
@@ -119,10 +118,6 @@ class PrepareRegions:
     """Overwrite a manifest instead of continuing it, for example with another proposer or model."""
     workers: Count | None = None
     """Images processed at once before they are encoded; the number of processors if not given."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
 
     def run(self) -> PrepareResult:
         from hnclip.prepare.run import prepare_regions as run
@@ -158,7 +153,7 @@ class PrepareText:
 
 
 @dataclass(frozen=True)
-class Encode:
+class Encode(ModelOnData):
     """Encode images and captions to a directory of embeddings in the layout of clip-retrieval. The same command resumes
     an interrupted one and encodes damaged files again. With --partition 1/N to N/N, N processes share the work; the
     result is bit-identical."""
@@ -188,10 +183,6 @@ class Encode:
     threads: Number = 0
     """CPU threads per process or actor; 0 leaves the choice to torch, and with ray divides the CPUs among the
     actors."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         parse_share(self.partition)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,11 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import (
-    Compute,
-    ComputeGroup,
-    ModelOpening,
-    Output,
-    OutputGroup,
+    ModelOnData,
     Printed,
     Recipe,
     Repeatable,
@@ -25,17 +19,15 @@ from hnclip.cli.options import (
     several,
     sources,
 )
-from hnclip.config import Count, NonNegative, Opening, ReadConfig
+from hnclip.config import Count, NonNegative
 from hnclip.util.optional import large_import
 
 if TYPE_CHECKING:
     from hnclip.analysis.diagnose import DiagnoseResult
 
-log = logging.getLogger("hnclip")
-
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(ModelOnData):
     """Retrieval metrics of one or more models on one or more data sets: both directions, with bootstrap intervals.
     Every model is compared with the first."""
 
@@ -55,10 +47,6 @@ class Eval:
     """Candidates per query in those files."""
     paper: bool = True
     """Show the paper's published numbers next to the results, if it has the benchmark."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
 
     def run(self) -> Printed:
         with large_import():
@@ -91,7 +79,7 @@ class Eval:
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(ModelOnData):
     """Compare two models on the same queries: the difference in recall, with the interval of a paired bootstrap."""
 
     a: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="A")]
@@ -104,10 +92,6 @@ class Compare:
     """Values of K for R@K."""
     split: str | None = None
     """As for `hnclip eval`."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         files = [name.endswith(".jsonl") for name in (self.a, self.b)]
@@ -142,7 +126,7 @@ class Compare:
 
 
 @dataclass(frozen=True)
-class Diagnose:
+class Diagnose(ModelOnData):
     """Analyse data with a model before training: how similar captions are, which records are duplicates, whether the
     model knows the images, and whether InfoNCE is saturated. Writes a report that ends with advice for a run."""
 
@@ -168,10 +152,6 @@ class Diagnose:
     """γ of the planned run."""
     threshold: float = 0.98
     """Captions with at least this cosine are reported as suspected duplicates."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
 
     def run(self) -> DiagnoseResult:
         with large_import():

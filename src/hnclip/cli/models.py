@@ -15,8 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import (
-    Compute,
-    ComputeGroup,
+    ModelOnData,
     ModelOpening,
     Output,
     OutputGroup,
@@ -25,7 +24,7 @@ from hnclip.cli.options import (
     check_free,
     sources,
 )
-from hnclip.config import Opening, ReadConfig
+from hnclip.config import Opening
 
 log = logging.getLogger("hnclip")
 
@@ -68,7 +67,7 @@ class Convert:
 
 
 @dataclass(frozen=True)
-class Interpolate:
+class Interpolate(ModelOnData):
     """Interpolate the weights of a base model and its fine-tuned version (WiSE-FT): (1 − α)·base + α·tuned.
 
     With one --alpha and --out, writes that model. With several, evaluates each on the validation split of all DATA,
@@ -93,10 +92,6 @@ class Interpolate:
     """Directory to write; it must be empty or not exist, unless --replace is given."""
     replace: bool = False
     """Replace the contents of the directory."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
 
     def __post_init__(self) -> None:
         if len(self.alpha) == 1 and self.out is None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import field, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tyro
 from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from hnclip.config import Count, Opening, one_line
+from hnclip.config import Count, Opening, ReadConfig, one_line
 from hnclip.recipes import RECIPES
 
 if TYPE_CHECKING:
@@ -54,7 +54,16 @@ class Compute:
 
 
 OutputGroup = tyro.conf.OmitArgPrefixes[Output]
-ComputeGroup = tyro.conf.OmitArgPrefixes[Compute]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOnData:
+    """The groups of a command that runs models on data."""
+
+    compute: tyro.conf.OmitArgPrefixes[Compute] = field(default_factory=Compute)
+    opening: ModelOpening = field(default_factory=Opening)
+    read: ReadConfig = field(default_factory=ReadConfig)
+    output: OutputGroup = field(default_factory=Output)
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,7 @@ class Refused(Exception):
 
 
 REGISTRY = ConstructorRegistry()
+NOT_NONE: Any = tyro.conf.DisallowNone
 _reading = set[Any]()
 
 
@@ -128,15 +138,12 @@ def dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
 
     described = []
     for found in spec.fields:
-        kind = tyro.conf.DisallowNone[found.type] if found.default is None else found.type
+        kind = NOT_NONE[found.type] if found.default is None else found.type
         described.append(replace(found, type=kind, helptext=partial(paragraph, found.helptext)))
     return replace(spec, instantiate=create, fields=tuple(described))
 
 
-Options = TypeVar("Options")
-
-
-def parse_options(kind: type[Options], name: str, words: Sequence[str], **extra: Any) -> Options:
+def parse_options(kind: type, name: str, words: Sequence[str], **extra: Any) -> Any:
     """The options of a command from the command line. Prints help, and options that do not exist, by itself and exits.
 
     Raises:

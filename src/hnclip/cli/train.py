@@ -154,7 +154,7 @@ class Train:
         except SystemExit:  # the second pass says what is wrong
             base = Base()
         usual = cls.with_defaults(*base.defaults())
-        options = parse_options(cls, "train", words, default=usual)
+        options: Train = parse_options(cls, "train", words, default=usual)
         if options.resume is not None:
             may_change = {name: getattr(options, name) for name in ("resume", "execution", "speed", "output")}
             if options != replace(usual, **may_change):
