@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,13 @@ def test_help_imports_nothing_heavy() -> None:
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.count("usage: hnclip") == len(COMMANDS) + 1
     assert found.stdout.rstrip().endswith("LOADED")
+
+
+def test_characters_that_the_output_lacks_are_replaced() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-m", "hnclip", "--help"]
+    found = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    assert "image?text retrieval" in found.stdout
 
 
 def test_the_help_of_train_leads_with_the_options_that_most_runs_need() -> None:

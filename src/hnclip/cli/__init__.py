@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from typing import Any
 
 from hnclip.cli.commands import COMMANDS, NOTHING, help_text, options_class
@@ -23,6 +24,9 @@ log = logging.getLogger("hnclip")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns 0 on success, 1 for an error with a message, 2 for wrong arguments, 130 if interrupted;
     an error of the program itself is raised with its traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # of a terminal or file whose encoding lacks → or γ
+            stream.reconfigure(errors="replace")
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text())
