@@ -155,7 +155,7 @@ class Failing:
 def test_user_errors_are_a_line_and_errors_of_the_program_keep_their_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(COMMANDS, "failing", Command("none", "fails", "the same command continues"))
+    monkeypatch.setitem(COMMANDS, "failing", Command("none", "fails", "continue with --resume {error}"))
     monkeypatch.setattr("hnclip.cli.options_class", lambda name: Failing)
     assert main(["failing"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
@@ -165,7 +165,7 @@ def test_user_errors_are_a_line_and_errors_of_the_program_keep_their_traceback(
     with pytest.raises(ValueError, match="nowhere"):
         main(["failing", "--traceback"])
     assert main(["failing", "--error", "interrupted"]) == 130
-    assert "the same command continues" in capsys.readouterr().err
+    assert "continue with --resume interrupted" in capsys.readouterr().err
     assert main(["failing", "--error", "none", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == [1]
     log = tmp_path / "hnclip.log"
