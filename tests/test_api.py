@@ -30,15 +30,28 @@ def test_fine_tune_evaluate_and_search(tmp_path: Path, model_directory: Path) ->
         (tmp_path / f"{number:02}.txt").write_text(captions[-1])
 
     result = hnclip.train(
-        tmp_path, model=model_directory, out=tmp_path / "run", epochs=1, micro_batch=4, accumulate=1, lr=1e-4, threads=1
+        tmp_path,
+        model=model_directory,
+        out=tmp_path / "run",
+        options=hnclip.RunOptions(threads=1),
+        epochs=1,
+        micro_batch=4,
+        accumulate=1,
+        lr=1e-4,
     )
-    before, after = (hnclip.evaluate(model, tmp_path, split="all") for model in (model_directory, tmp_path / "run"))
+    assert result.out == tmp_path / "run"
+    queries = str(tmp_path / "queries")
+    before, after = (
+        hnclip.evaluate(model, tmp_path, split="all", queries=queries) for model in (model_directory, tmp_path / "run")
+    )
     assert before.images == after.images == 24
     assert result.best["epoch"] in (0, 1)
     records = DataSet("photos", tuple(scene_records("park", "test", families=3, members=2)))
     loaded = hnclip.evaluate(hnclip.load(tmp_path / "run"), records)
     assert (loaded.images, loaded.data, loaded.split) == (6, "photos", "test")
-    hnclip.build_index(str(tmp_path), tmp_path / "photos.hnc", model=str(tmp_path / "run"), text_encoder=False)
+    hnclip.build_index(tmp_path, tmp_path / "photos.hnc", model=tmp_path / "run", text_encoder=False)
+    hnclip.diagnose(tmp_path, model=tmp_path / "run", out=str(tmp_path / "diagnosis"))
+    assert (tmp_path / "diagnosis" / "report.html").exists()
     with hnclip.open_index(tmp_path / "photos.hnc") as index:
         hits = index.search(captions[3], k=24).hits
     assert {hit.file.name for hit in hits} == {f"{number:02}.png" for number in range(24)}

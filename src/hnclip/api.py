@@ -29,7 +29,7 @@ def train(
     data: str | Path | DataSet | None = None,
     *,
     model: str | Path | None = None,
-    out: str | Path = "runs/train",
+    out: str | Path | None = None,
     method: MethodChoice | None = None,
     global_loss: GlobalLoss | None = None,
     fidelity: Fidelity | None = None,
@@ -44,8 +44,8 @@ def train(
     Args:
         data: a path or name as for `hnclip train` (hnclip docs data), or records. Generated scenes if not given.
         model: directory, checkpoint file, hub name or run, as for `hnclip.load`. Required for data of your own.
-        out: directory of the run. `out/best` and `out/last` are models that `hnclip.load` opens; `hnclip.resume(out)`
-            continues an interrupted run.
+        out: directory of the run, runs/train if not given. `out/best` and `out/last` are models that `hnclip.load`
+            opens; `hnclip.resume(out)` continues an interrupted run.
         method: hn_clip if not given, or a method that it is compared with: its terms and its own global loss.
         global_loss: replaces the global loss of the method.
         fidelity: a method as released, or with its errors corrected.
@@ -83,7 +83,8 @@ def train(
     from hnclip.training import runs
 
     records = data if isinstance(data, DataSet) else None
-    options = with_fields(options or RunOptions(out=Path(out)), running)
+    running |= {} if out is None else {"out": str(out)}
+    options = with_fields(options or RunOptions(), running)
     return runs.train(with_fields(base, chosen | named), options, data=records, on_step=on_step)
 
 
@@ -127,7 +128,7 @@ def evaluate(
     split: str | None = None,
     read: ReadConfig | None = None,
     opening: Opening | None = None,
-    queries: Path | None = None,
+    queries: str | Path | None = None,
     top: int = 10,
     batch: int = 128,
     device: str = "auto",
@@ -151,7 +152,7 @@ def evaluate(
         [data if isinstance(data, DataSet) else str(data)],
         split=split,
         read=read or ReadConfig(),
-        queries=queries,
+        queries=None if queries is None else Path(queries),
         top=top,
         batch=batch,
     )

@@ -40,7 +40,7 @@ from hnclip.data.validate import drop_invalid, drop_unreadable
 from hnclip.encode.fingerprint import images_fingerprint, model_fingerprint, records_fingerprint
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load, models_of
+from hnclip.models.load import load
 from hnclip.report.document import Findings, Missing, Report, Section, Text
 from hnclip.util.console import progress
 from hnclip.util.files import replace_file
@@ -69,10 +69,10 @@ class DiagnoseResult:
 
 
 def diagnose(
-    data: str,
+    data: str | Path,
     *,
-    model: str = "bundled",
-    out: Path = Path("runs/diagnose"),
+    model: str | Path = "bundled",
+    out: str | Path = "runs/diagnose",
     opening: Opening | None = None,
     read: ReadConfig | None = None,
     split: str | None = None,
@@ -110,11 +110,11 @@ def diagnose(
     for name, chosen, choices in (("recipe", recipe, recipes.RECIPES), ("negatives", negatives, KINDS)):
         if chosen not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
-    encoder = load(models_of(model)[0][1], **vars(opening or Opening()), device=device)
+    encoder = load(model, **vars(opening or Opening()), device=device)
     encoder.require_trained("a diagnosis")
     options = DiagnoseOptions(
-        data=data,
-        out=out,
+        data=str(data),
+        out=Path(out),
         read=read or ReadConfig(),
         split=split,
         images=images,
