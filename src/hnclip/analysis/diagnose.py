@@ -40,7 +40,7 @@ from hnclip.data.validate import drop_invalid, drop_unreadable
 from hnclip.encode.fingerprint import images_fingerprint, model_fingerprint, records_fingerprint
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load
+from hnclip.models.load import load, models_of
 from hnclip.report.document import Findings, Missing, Report, Section, Text
 from hnclip.util.console import progress
 from hnclip.util.files import replace_file
@@ -100,6 +100,7 @@ def diagnose(
         threshold: captions with at least this cosine are reported as suspected duplicates.
         batch: images or captions encoded at once.
     """
+    data, model, out = str(data), str(model), Path(out)
     for name, number in (("batch", batch), ("batches", batches)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")
@@ -110,11 +111,11 @@ def diagnose(
     for name, chosen, choices in (("recipe", recipe, recipes.RECIPES), ("negatives", negatives, KINDS)):
         if chosen not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {chosen!r}")
-    encoder = load(model, **vars(opening or Opening()), device=device)
+    encoder = load(models_of(model)[0][1], **vars(opening or Opening()), device=device)
     encoder.require_trained("a diagnosis")
     options = DiagnoseOptions(
-        data=str(data),
-        out=Path(out),
+        data=data,
+        out=out,
         read=read or ReadConfig(),
         split=split,
         images=images,

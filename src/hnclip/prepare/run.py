@@ -29,7 +29,7 @@ from hnclip.data.decoding import cpu_count, decoding_threads, in_order
 from hnclip.data.images import ImageTransform, preprocess_image, to_rgb
 from hnclip.data.lexicon import CaptionFilter, filter_version, load_filter
 from hnclip.data.manifest import Kind, manifest_path, record_mark, write_manifest
-from hnclip.data.sources import is_own_data, open_data
+from hnclip.data.sources import open_data
 from hnclip.data.texts import Splitting, split_sentences
 from hnclip.data.validate import list_problems
 from hnclip.encode.fingerprint import model_fingerprint
@@ -213,8 +213,7 @@ def _prepare(
     else:
         pairs = [pair for record, content in done for pair in zip(record.captions, content)]
         counts = {"captions": len(pairs), "changed": sum(old != new for old, new in pairs)}
-    own_model = ["--model", "MODEL"] if is_own_data(source) else []
-    train = ["hnclip", "train", source, *own_model, "--method", "goal" if kind == "regions" else "structxlip"]
+    train = ["hnclip", "train", "--objective", "goal" if kind == "regions" else "structxlip", "--data", source]
     return PrepareResult(
         kind=kind,
         data=source,
