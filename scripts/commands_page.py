@@ -86,7 +86,7 @@ def parse_help(text: str) -> CommandHelp:
 
 def _row(name: str, text: str) -> tuple[str, str]:
     """An option without what is repeated in every row: its negation, and None as a default."""
-    name = re.sub(r", --[\w.]*no-[\w-]+$", "", PLACEHOLDER.sub("", name).replace("{None,", "{"))
+    name = re.sub(r", --[\w.]*no-[\w-]+$", "", PLACEHOLDER.sub("", name))
     shown = ""
     if found := DEFAULT.search(text):
         text, value = text[: found.start()], found["value"]

@@ -13,6 +13,8 @@ from hnclip.config import RunOptions, TrainConfig
 from hnclip.data.records import DataSet
 from hnclip.data.scenes import scene_records
 
+ROOT = Path(__file__).parents[1]
+
 
 def test_every_name_is_there_and_documented() -> None:
     for name in hnclip.__all__:
@@ -22,23 +24,42 @@ def test_every_name_is_there_and_documented() -> None:
         hnclip.nothing  # noqa: B018
 
 
-def test_fine_tune_evaluate_and_search(tmp_path: Path, model_directory: Path) -> None:
-    captions = []
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of 24 images with captions, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "photos"
+    folder.mkdir()
     for number, record in enumerate(scene_records("park", "train", families=6, members=4)):
-        record.image.load().save(tmp_path / f"{number:02}.png")
-        captions.append(record.captions[0])
-        (tmp_path / f"{number:02}.txt").write_text(captions[-1])
+        record.image.load().save(folder / f"{number:02}.png")
+        (folder / f"{number:02}.txt").write_text(record.captions[0])
+    return folder
 
+
+def test_the_example_of_the_page(photos: Path, model_directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
+    example = page.partition("```python\n")[2].partition("```")[0]
+    exec(example.replace("openai/clip-vit-base-patch16", str(model_directory)), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == [str(model_directory), "runs/mine"]
+    assert all((photos / line.split()[1]).exists() for line in lines[2:])
+    assert len(lines) == 5
+
+
+def test_paths_records_and_models_are_taken(photos: Path, tmp_path: Path, model_directory: Path) -> None:
+    records = DataSet("mine", tuple(scene_records("park", "train", families=6, members=4)))
+    options = hnclip.RunOptions(threads=1)
     result = hnclip.train(
-        tmp_path, model=model_directory, out=tmp_path / "run", epochs=1, micro_batch=4, accumulate=1, lr=1e-4, threads=1
+        records, model=model_directory, out=tmp_path / "run", options=options, epochs=1, micro_batch=4, accumulate=1
     )
-    before, after = (hnclip.evaluate(model, tmp_path, split="all") for model in (model_directory, tmp_path / "run"))
-    assert before.images == after.images == 24
+    assert result.out == tmp_path / "run"
     assert result.best["epoch"] in (0, 1)
-    hnclip.build_index(str(tmp_path), tmp_path / "photos.hnc", model=str(tmp_path / "run"), text_encoder=False)
-    with hnclip.open_index(tmp_path / "photos.hnc") as index:
-        hits = index.search(captions[3], k=24).hits
-    assert {hit.file.name for hit in hits} == {f"{number:02}.png" for number in range(24)}
+    found = hnclip.evaluate(hnclip.load(result.out), records, split="all", queries="queries")
+    assert (found.images, found.data, found.split) == (24, "mine", "all")
+    assert Path("queries/index.json").exists()
+    hnclip.diagnose(photos, model=result.out, out="diagnosis")
+    assert Path("diagnosis/report.html").exists()
+    hnclip.build_index(photos, "photos.hnc", model=result.out, text_encoder=False)
 
 
 def test_a_run_of_records_is_resumed_with_them(tmp_path: Path, model_directory: Path) -> None:
@@ -76,7 +97,10 @@ def test_settings_belong_to_the_section_that_has_them() -> None:
     ("arguments", "keyword"),
     [
         ({"data": "somewhere.csv"}, "--model"),
-        ({"data": "scenes/park", "epochs": 0}, "optim.epochs"),
+        ({"data": "scenes/park", "epochs": 0}, r"^optim\.epochs: .* got 0$"),
+        ({"method": "gaol"}, "goal"),
+        ({"global_loss": "nonsense"}, "infonce"),
+        ({"model": 3}, "model"),
         ({"recipe": "none"}, "recipe"),
         ({"method": "goal", "fidelity": "official", "token_weight": 1.0}, "token_weight"),
     ],

@@ -8,10 +8,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-import tyro
 
-from hnclip.cli import positional_data
-from hnclip.cli.commands import COMMANDS, EXIT_CODES, options_class
+from hnclip.cli import read_options
+from hnclip.cli.commands import COMMANDS, EXIT_CODES
 from hnclip.cli.docs import find_pages
 
 ROOT = Path(__file__).parents[1]
@@ -64,9 +63,7 @@ def test_every_command_of_a_page_is_accepted(page: Path, capsys: pytest.CaptureF
         if {"--resume", "--config"} & {*words}:  # these read files
             continue
         assert name is not None, words
-        kind, options = options_class(name), words[len(name.split()) :]
-        options = positional_data(options) if "data" in kind.__dataclass_fields__ else options
         try:
-            kind.parse(options) if hasattr(kind, "parse") else tyro.cli(kind, args=options)
+            read_options(name, words[len(name.split()) :])
         except SystemExit:
             pytest.fail(f"{shlex.join(words)}\n{capsys.readouterr()}")

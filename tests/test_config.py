@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import doctest
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hnclip import api, config
 from hnclip.config import (
     AdaptConfig,
     ObjectiveConfig,
@@ -65,7 +67,7 @@ def test_dotted_fields() -> None:
     assert (changed.optim.lr, changed.objective.center, changed.context) == (1e-4, "mean", 77)
     assert replace(changed, optim=OptimConfig(), objective=ObjectiveConfig(), context=None) == TrainConfig()
     for name in ("optim.lrr", "sed", "seed.x", ""):
-        with pytest.raises(ValueError, match=f"no field {name}"):
+        with pytest.raises(ValueError, match=name or "no such field"):
             with_fields(TrainConfig(), {name: 1})
     with pytest.raises(ValueError, match=r"optim\.epochs"):
         with_fields(TrainConfig(), {"optim.epochs": 0})
@@ -126,3 +128,8 @@ def test_parameters_reach_every_loss() -> None:
     for name, parameter in (("hcl", "bta"), ("infonce", "offset")):
         with pytest.raises(ValueError, match=f"{name} has no '{parameter}'"):
             build_objective(ObjectiveConfig(global_loss=name, parameters={parameter: 0.25}))
+
+
+@pytest.mark.parametrize("module", [config, api])
+def test_docstring_examples(module) -> None:
+    assert doctest.testmod(module).failed == 0

@@ -22,28 +22,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_MODULES = {
-    "HardNegativeLoss": "hnclip.losses",
-    "clip_loss": "hnclip.losses",
-    "hard_negative_loss": "hnclip.losses",
-    "tiled_hard_negative_loss": "hnclip.losses",
-    "token_loss": "hnclip.losses",
-    "DualEncoder": "hnclip.models.dual_encoder",
-    "load": "hnclip.models.load",
-    "save": "hnclip.models.load",
-    "stretch": "hnclip.models.long_context",
-    "wrap": "hnclip.models.load",
-    "ObjectiveConfig": "hnclip.config",
-    "RunOptions": "hnclip.config",
-    "TrainConfig": "hnclip.config",
-    "train": "hnclip.api",
-    "resume": "hnclip.api",
-    "evaluate": "hnclip.api",
-    "retrieval_ranks": "hnclip.evaluation",
-    "diagnose": "hnclip.analysis.diagnose",
-    "build_index": "hnclip.search.indexer",
-    "open_index": "hnclip.search.searcher",
+_NAMES = {
+    "hnclip.analysis.diagnose": ["diagnose"],
+    "hnclip.api": ["evaluate", "resume", "train"],
+    "hnclip.config": ["ObjectiveConfig", "RunOptions", "TrainConfig"],
+    "hnclip.evaluation": ["retrieval_ranks"],
+    "hnclip.losses": ["HardNegativeLoss", "clip_loss", "hard_negative_loss", "tiled_hard_negative_loss", "token_loss"],
+    "hnclip.models.dual_encoder": ["DualEncoder"],
+    "hnclip.models.load": ["load", "save", "wrap"],
+    "hnclip.models.long_context": ["stretch"],
+    "hnclip.search.indexer": ["build_index"],
+    "hnclip.search.searcher": ["open_index"],
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [  # the names of _MODULES, spelled out for type checkers
     "DualEncoder",
     "HardNegativeLoss",

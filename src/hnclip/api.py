@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from hnclip.objectives.registry import MethodChoice
 from hnclip.recipes import NEEDS_MODEL, change_method, make_config
 from hnclip.util.console import progress
 from hnclip.util.device import find_device
+from hnclip.util.text import did_you_mean
 
 if TYPE_CHECKING:
     from hnclip.evaluation.retrieval import EvaluationResult
@@ -29,7 +29,7 @@ def train(
     data: str | Path | DataSet | None = None,
     *,
     model: str | Path | None = None,
-    out: str | Path = "runs/train",
+    out: str | Path | None = None,
     method: MethodChoice | None = None,
     global_loss: GlobalLoss | None = None,
     fidelity: Fidelity | None = None,
@@ -39,45 +39,53 @@ def train(
     on_step: Callable[[int], None] | None = None,
     **settings: Any,
 ) -> TrainResult:
-    """Fine-tune a model on image–caption pairs, as `hnclip train`. `hnclip.resume(out)` continues an interrupted run.
+    """Fine-tune a model on image–caption pairs, as `hnclip train` does.
 
     Args:
-        data: anything that `hnclip train` takes (hnclip docs data), or records.
-        model: a directory, checkpoint file, hub name or run; the bundled model of drawings only if `data` is not given
-            or generated.
-        out: directory of the run; `out/best` and `out/last` are models that `hnclip.load` opens.
-        method: its terms and global loss; HN-CLIP if not given. `global_loss` replaces that of the method.
+        data: a path or name as for `hnclip train` (hnclip docs data), or records. Generated scenes if not given.
+        model: directory, checkpoint file, hub name or run, as for `hnclip.load`. Required for data of your own.
+        out: directory of the run, runs/train if not given. `out/best` and `out/last` are models that `hnclip.load`
+            opens; `hnclip.resume(out)` continues an interrupted run.
+        method: hn_clip if not given, or a method that it is compared with: its terms and its own global loss.
+        global_loss: replaces the global loss of the method.
         fidelity: a method as released, or with its errors corrected.
         recipe: the settings that all others override; if not given, demo for the bundled model, paper for any other.
         config, options: instead of a recipe, for example those of an earlier run.
         on_step: called after every optimiser step with the number of finished steps.
-        settings: fields of `TrainConfig`, of its sections, and of `RunOptions` by name: `lr=1e-5, epochs=3,
-            gamma=0.25, device="cuda"`; of a section several at once: `adapt={"method": "lora", "rank": 8}`.
+        settings: any field of `TrainConfig`, of its sections, and of `RunOptions`: `lr=1e-5, epochs=3, gamma=0.25,
+            device="cuda"`; several fields of a section at once: `adapt={"method": "lora", "rank": 8}`.
+
+    Returns:
+        the directory of the run, its best and last epoch with their metrics, and what it took.
 
     Raises:
         ValueError: a setting, the data or the model cannot be used; nothing was written.
+
+    Examples:
+        >>> result = train("captions.csv", model="openai/clip-vit-base-patch16", epochs=3)  # doctest: +SKIP
+        >>> result.best["mean_R@1"]  # doctest: +SKIP
+        61.3
     """
-    records = data if isinstance(data, DataSet) else None
-    name = records.name if records else None if data is None else str(data)
+    if not isinstance(model, str | Path | None):
+        raise ValueError("train opens the model itself: give its name or directory (hnclip.save writes one)")
+    given = {"model": model, "data": data.name if isinstance(data, DataSet) else data}
+    named = {key: str(value) for key, value in given.items() if value is not None}
     chosen, running = split_settings(settings)
     if config is not None:
         base = change_method(config, method, global_loss, fidelity)
     else:
-        model_name, adapt = None if model is None else str(model), chosen.get("adapt.method")
-        base = make_config(recipe, model_name, method, global_loss, fidelity, adapt=adapt)
-        if (
-            model is None
-            and base.model == "bundled"
-            and name is not None
-            and (records is not None or is_own_data(name))
-        ):
+        adapt = chosen.get("adapt.method")
+        base = make_config(recipe, named.get("model"), method, global_loss, fidelity, adapt=adapt)
+        own = isinstance(data, DataSet) or is_own_data(named.get("data", base.data))
+        if own and model is None and base.model == "bundled":
             raise ValueError(NEEDS_MODEL)
-    chosen |= {key: str(value) for key, value in (("model", model), ("data", name)) if value is not None}
 
     from hnclip.training import runs
 
-    options = with_fields(options or RunOptions(out=Path(out)), running)
-    return runs.train(with_fields(base, chosen), options, data=records, on_step=on_step)
+    records = data if isinstance(data, DataSet) else None
+    running |= {} if out is None else {"out": str(out)}
+    options = with_fields(options or RunOptions(), running)
+    return runs.train(with_fields(base, chosen | named), options, data=records, on_step=on_step)
 
 
 def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -91,8 +99,7 @@ def split_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
     for name, value in settings.items():
         place = next((place for place, paths in enumerate(known) if name in paths), None)
         if place is None:
-            close = get_close_matches(name, [*known[0], *known[1]], n=1)
-            raise ValueError(f"there is no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise ValueError(f"there is no setting {name!r}{did_you_mean(name, [*known[0], *known[1]])}")
         path = known[place][name]
         section = path in SECTIONS and isinstance(value, Mapping)
         found[place].update({f"{path}.{key}": one for key, one in value.items()} if section else {path: value})
@@ -128,22 +135,25 @@ def resume(
 
 def evaluate(
     model: str | Path | DualEncoder,
-    data: str | Path = "scenes/park",
+    data: str | Path | DataSet = "scenes/park",
     *,
     split: str | None = None,
     read: ReadConfig | None = None,
     opening: Opening | None = None,
-    queries: Path | None = None,
+    queries: str | Path | None = None,
     top: int = 10,
     batch: int = 128,
     device: str = "auto",
 ) -> EvaluationResult:
-    """Retrieval metrics of a model on a split, in both directions, with bootstrap intervals; as `hnclip eval`.
+    """Retrieval metrics of a model on a split, in both directions, with bootstrap intervals, as `hnclip eval` does.
 
     Args:
         model: as for `hnclip.load`; of a run its best epoch.
+        data: a path or name as for `hnclip train` (hnclip docs data), or records.
         split: the test split if not given, or all records if the data declare no splits.
+        read: how to read the data; `opening`: how to open the model.
         queries: also write every query with its rank and its `top` candidates to this directory.
+        batch: images or captions encoded at once.
 
     Examples:
         >>> evaluate("bundled", "scenes/park/small").metrics["text_to_image"]["R@1"]  # doctest: +SKIP
@@ -151,10 +161,10 @@ def evaluate(
     """
     results = evaluate_all(
         open_models(model, opening or Opening(), device)[:1],
-        [str(data)],
+        [data if isinstance(data, DataSet) else str(data)],
         split=split,
         read=read or ReadConfig(),
-        queries=queries,
+        queries=None if queries is None else Path(queries),
         top=top,
         batch=batch,
     )
@@ -163,7 +173,7 @@ def evaluate(
 
 def evaluate_all(
     models: Sequence[tuple[str, Callable[[], DualEncoder]]],
-    data: Sequence[str],
+    data: Sequence[str | DataSet],
     *,
     split: str | None = None,
     read: ReadConfig,
@@ -176,6 +186,8 @@ def evaluate_all(
     from hnclip.analysis.captions import caption_similarity
     from hnclip.evaluation.retrieval import evaluate_models, open_task
 
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
     tasks = [open_task(source, split, read) for source in data]
     with progress("evaluating, batches") as bar:
         return evaluate_models(

@@ -10,6 +10,8 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import field, fields, is_dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -343,8 +345,11 @@ def to_json(config: Any) -> str:
 
 
 def from_json(kind: type[Config], text: str) -> Config:
-    """The inverse of `to_json`; every problem names its field."""
-    return TypeAdapter(kind).validate_json(text)
+    """The inverse of `to_json`; ValueError names all wrong fields in one line."""
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise ValueError(one_line(error)) from error
 
 
 def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
@@ -356,15 +361,10 @@ def with_fields(config: Config, values: Mapping[str, Any]) -> Config:
     content = json.loads(to_json(config))
     for name, value in values.items():
         *groups, last = name.split(".")
-        place: Any = content
-        kind: Any = config
-        for group in groups:
-            if not (isinstance(place, dict) and group in place):
-                raise ValueError(f"there is no field {name}")
-            place, kind = place[group], getattr(kind, group, None)
-        if not isinstance(place, dict) or (is_dataclass(kind) and last not in place):
-            raise ValueError(f"there is no field {name}")
-        place[last] = value
+        try:
+            reduce(getitem, groups, content)[last] = value
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"there is no field {name}") from error
     return from_json(type(config), json.dumps(content))
 
 
@@ -372,22 +372,23 @@ def read_config(kind: type[Config], path: Path) -> Config:
     """A configuration from a JSON file."""
     try:
         return from_json(kind, path.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        raise ValueError(f"{path}: {one_line(error)}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a text file: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
-def one_line(error: ValidationError) -> str:
-    """The fields that are wrong, and why.
+def one_line(error: ValidationError, prefix: str = "") -> str:
+    """The fields that are wrong, and why; with the `prefix` of their options as these.
 
-    >>> try: with_fields(TrainConfig(), {"optim.epochs": 0, "seed": "x"})
-    ... except ValidationError as error: print(one_line(error))
-    optim.epochs: Input should be greater than or equal to 1, got 0; seed: Input should be a valid integer, got 'x'
+    >>> with_fields(TrainConfig(), {"optim.epochs": 0, "sed": 1})
+    Traceback (most recent call last):
+    ValueError: optim.epochs: Input should be greater than or equal to 1, got 0; sed: there is no such field
     """
     problems = []
     for found in error.errors(include_url=False):
-        name, message = ".".join(map(str, found["loc"])), found["msg"].removeprefix("Value error, ")
+        name = ".".join(part for part in found["loc"] if isinstance(part, str))
+        message = found["msg"].removeprefix("Value error, ")
+        if name and prefix:
+            name = prefix + name.replace("_", "-")
         if found["type"] == "unexpected_keyword_argument":
             message = "there is no such field"
         elif isinstance(found["input"], str | int | float) and found["type"] != "json_invalid":

@@ -39,7 +39,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -55,6 +54,7 @@ from hnclip.models.adapters import merge_adapters
 from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.preprocessing import image_processor, silence_transformers
 from hnclip.util.files import read_json, replace_directory
+from hnclip.util.optional import import_extra
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,6 @@ OPSET = 18  # what torch writes without converting; onnxruntime reads it since 1
 TOLERANCE = 1e-4  # fp32 on both sides; errors of an export are far larger
 LARGEST_GRAPH = 1_500_000_000  # bytes of weights inside a graph file; protobuf is limited to 2 GB
 BATCHES = (1, 2, 5)  # batch sizes of the comparison with torch
-_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 # Models that immich knows, by the width of their vectors. Only M-CLIP's text towers take an attention mask.
 IMMICH_NAMES = {
@@ -336,9 +335,8 @@ class _TextTower(nn.Module):
 
 
 def _check_packages() -> None:
-    for package in _PACKAGES:
-        if find_spec(package) is None:
-            raise ValueError(f"ONNX export needs the package {package}: pip install 'hnclip[onnx]'")
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        import_extra(package, "ONNX exports", "onnx")
 
 
 def _cpu_copy(model: DualEncoder) -> DualEncoder:

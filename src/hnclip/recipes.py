@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from hnclip.config import AdaptConfig, Fidelity, GlobalLoss, ObjectiveConfig, OptimConfig, TrainConfig
-from hnclip.objectives.registry import MethodChoice, apply_method, with_fidelity, with_global
+from hnclip.objectives.registry import METHOD_CHOICES, MethodChoice, apply_method, with_fidelity, with_global
 
 
 def paper() -> TrainConfig:
@@ -160,15 +160,15 @@ def tiny() -> TrainConfig:
 
 
 RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    "demo": demo,
     "paper": paper,
     "paper/docci": paper_docci,
     "paper/dci": paper_dci,
     "paper/urban-1k": paper_urban_1k,
-    "lora": lora,
-    "dora": dora,
-    "demo": demo,
     "tiny": tiny,
     "results": results,
+    "lora": lora,
+    "dora": dora,
     "long_clip": long_clip,
     "finelip": finelip,
     "goal": goal,
@@ -212,6 +212,13 @@ def change_method(
     config: TrainConfig, method: MethodChoice | None, global_loss: GlobalLoss | None, fidelity: Fidelity | None
 ) -> TrainConfig:
     """The configuration with another method, variant or global loss, each unchanged if None."""
+    for name, given, known in (
+        ("method", method, METHOD_CHOICES),
+        ("global loss", global_loss, get_args(GlobalLoss)),
+        ("fidelity", fidelity, get_args(Fidelity)),
+    ):
+        if given is not None and given not in known:
+            raise ValueError(f"there is no {name} {given!r}: choose one of {', '.join(known)}")
     source = config.objective.margin_source
     if method is not None:
         config = apply_method(config, method, fidelity)

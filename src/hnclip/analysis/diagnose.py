@@ -68,10 +68,10 @@ class DiagnoseResult:
 
 
 def diagnose(
-    data: str,
+    data: str | Path,
     *,
-    model: str = "bundled",
-    out: Path = Path("runs/diagnose"),
+    model: str | Path = "bundled",
+    out: str | Path = "runs/diagnose",
     opening: Opening | None = None,
     read: ReadConfig | None = None,
     split: str | None = None,
@@ -99,6 +99,7 @@ def diagnose(
         threshold: captions with at least this cosine are reported as suspected duplicates.
         batch: images or captions encoded at once.
     """
+    data, model, out = str(data), str(model), Path(out)
     for name, number in (("batch", batch), ("batches", batches)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number}")

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
+from io import TextIOWrapper
+from typing import Any
 
-from hnclip.cli.commands import COMMANDS, help_text, options_class
+from hnclip.cli.commands import COMMANDS, NOTHING, help_text, options_class
 from hnclip.cli.errors import user_message
 from hnclip.util.console import configure_logging
+from hnclip.util.text import did_you_mean
 
 log = logging.getLogger("hnclip")
 
@@ -23,7 +24,9 @@ log = logging.getLogger("hnclip")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns 0 on success, 1 for an error with a message, 2 for wrong arguments, 130 if interrupted;
     an error of the program itself is raised with its traceback."""
-    os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "false")  # read when pydantic is imported
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # of a terminal or file whose encoding lacks → or γ
+            stream.reconfigure(errors="replace")
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     if not words or words[0] in ("-h", "--help", "help"):
         print(help_text())
@@ -48,40 +51,47 @@ def _unknown(words: Sequence[str]) -> int:
         print(help_text(group))
         return 0 if len(words) > 1 else 2
     name = " ".join(words[:2]) if group else words[0]
-    close = get_close_matches(name, group or {word for known in COMMANDS for word in (known, known.split()[0])}, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, group or {word for known in COMMANDS for word in (known, known.split()[0])})
     print(f"hnclip: there is no command {name!r}{hint}\n\n{help_text(group)}", file=sys.stderr)
     return 2
 
 
 def _run(name: str, words: Sequence[str]) -> int:
     configure_logging()  # until the options are read
-    shown = False
+    options: Any = None
     try:
-        from hnclip.cli.options import parse_options  # imports tyro
-
-        kind = options_class(name)
-        words = positional_data(words) if "data" in kind.__dataclass_fields__ else words
-        options = kind.parse(words) if hasattr(kind, "parse") else parse_options(kind, name, words)
-        output, shown = options.output, options.output.traceback
+        options = read_options(name, words)
+        output = options.output
         configure_logging(quiet=output.quiet or output.json, log_file=output.log_file)
         result = options.run()
         if result is None:
             return 0
         print(json.dumps(result.to_dict(), default=str) if output.json else result.to_text())
         return getattr(result, "exit_code", 0)
+    except SystemExit as done:  # help, or options that do not exist
+        return int(done.code or 0)
     except BrokenPipeError:  # the reader of the output has closed it
         sys.stdout = None  # otherwise the interpreter tries to flush it on exit
         return 1
     except KeyboardInterrupt:
-        log.error(f"hnclip {name}: interrupted; {COMMANDS[name].interrupted}")
+        again = COMMANDS[name].interrupted.format(**vars(options)) if options else NOTHING
+        log.error(f"hnclip {name}: interrupted; {again}")
         return 130
     except Exception as error:
         message = user_message(error)
-        if message is None or shown:
+        if message is None or (options and options.output.traceback):
             raise
         log.error(f"hnclip {name}: {message}")
-        return 1
+        return 1 if options else 2
+
+
+def read_options(name: str, words: Sequence[str]) -> Any:
+    """The options of a command from the command line; ValueError if they are wrong."""
+    from hnclip.cli.options import parse_options  # imports tyro
+
+    kind = options_class(name)
+    words = positional_data(words) if "data" in kind.__dataclass_fields__ else words
+    return kind.parse(words) if hasattr(kind, "parse") else parse_options(kind, name, words)
 
 
 def positional_data(words: Sequence[str]) -> list[str]:
@@ -90,14 +100,16 @@ def positional_data(words: Sequence[str]) -> list[str]:
     others: list[str] = []
     taking = False
     for word in words:
-        flag, equals, value = word.partition("=")
-        if flag in ("--data", "--on"):
-            taking = not equals
-            moved += [value] if equals else []
+        if word == "--data":
+            taking = True
+        elif word.startswith("--data="):
+            moved.append(word.removeprefix("--data="))
         elif taking and not word.startswith("-"):
             moved.append(word)
         else:
             taking = False
             others.append(word)
+    if "--data" in words and not moved:
+        raise ValueError("--data needs a value")
     first = next((place for place, word in enumerate(others) if word.startswith("-") and word != "-"), len(others))
     return [*others[:first], *moved, *others[first:]]

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 AGAIN = "the same command continues"
-RESUME = "continue with hnclip train --resume RUN, where RUN is the directory of the run"
+RESUME = "continue with hnclip train --resume {out}"
 NOTHING = "nothing was written"
 
 
@@ -19,7 +19,7 @@ class Command:
     Args:
         options: "module:Class" in `hnclip.cli`: a dataclass of options, with a method `run`.
         help: one line for `hnclip --help`.
-        interrupted: what to do after Ctrl-C.
+        interrupted: what to do after Ctrl-C; may name options, as {out}.
     """
 
     options: str

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import (
-    Compute,
-    ComputeGroup,
     Data,
+    ModelOnData,
     ModelOpening,
     Output,
     OutputGroup,
     Printed,
     arguments_of,
-    at_least,
 )
-from hnclip.config import Opening, ReadConfig
+from hnclip.config import Count, Number, Opening, ReadConfig
 from hnclip.util.optional import large_import
 from hnclip.util.text import parse_share
 
@@ -39,7 +38,7 @@ class Check:
     """Count the tokens of this model, and the captions that it would truncate."""
     images: bool = True
     """Also decode the images."""
-    listed: int = 5
+    listed: Number = 5
     """Examples printed per problem; --json has all of them."""
     opening: ModelOpening = field(default_factory=Opening)
     read: ReadConfig = field(default_factory=ReadConfig)
@@ -97,7 +96,7 @@ class Cache:
 
 
 @dataclass(frozen=True)
-class PrepareRegions:
+class PrepareRegions(ModelOnData):
     """Find regions of the images and the sentences of the captions that describe them. The same command continues
     after an interruption and updates records that have changed."""
 
@@ -116,15 +115,8 @@ class PrepareRegions:
     """Split to prepare; train if not given, all if the data declare no splits."""
     replace: bool = False
     """Overwrite a manifest instead of continuing it, for example with another proposer or model."""
-    workers: int | None = None
+    workers: Count | None = None
     """Images processed at once before they are encoded; the number of processors if not given."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "workers")
 
     def run(self) -> PrepareResult:
         from hnclip.prepare.run import prepare_regions as run
@@ -146,13 +138,10 @@ class PrepareText:
     """Split to prepare; train if not given, all if the data declare no splits."""
     replace: bool = False
     """Overwrite a manifest instead of continuing it, for example with another filter."""
-    workers: int = 1
+    workers: Count = 1
     """Records filtered at once, for a function that waits for a service."""
     read: ReadConfig = field(default_factory=ReadConfig)
     output: OutputGroup = field(default_factory=Output)
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "workers")
 
     def run(self) -> PrepareResult:
         from hnclip.prepare.run import prepare_text as run
@@ -161,7 +150,7 @@ class PrepareText:
 
 
 @dataclass(frozen=True)
-class Encode:
+class Encode(ModelOnData):
     """Encode images and captions to a directory of embeddings in the layout of clip-retrieval. The same command resumes
     an interrupted one and encodes damaged files again. With --partition 1/N to N/N, N processes share the work; the
     result is bit-identical."""
@@ -178,7 +167,7 @@ class Encode:
     """Encode only images or only captions."""
     partition: str = "1/1"
     """K/N: write only the K-th of N parts of the shards, for example 1/3, 2/3 and 3/3 in three processes."""
-    shard_size: int = 4096
+    shard_size: Count = 4096
     """Records per shard; an interruption loses at most the unfinished shard."""
     dtype: Literal["float32", "float16"] = "float32"
     """Data type of the embeddings on disk."""
@@ -186,19 +175,13 @@ class Encode:
     """Encode nothing; compare every file of --out with its checksum."""
     engine: Literal["local", "ray"] = "local"
     """local: in this process. ray: in a pool of Ray actors (pip install 'hnclip[scale]')."""
-    workers: int | None = None
+    workers: Count | None = None
     """Actors of the ray engine; if not given, one per GPU of the cluster, or one per four CPUs."""
-    threads: int = 0
+    threads: Number = 0
     """CPU threads per process or actor; 0 leaves the choice to torch, and with ray divides the CPUs among the
     actors."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
 
     def __post_init__(self) -> None:
-        at_least(1, self, "shard_size", "workers")
-        at_least(0, self, "threads")
         parse_share(self.partition)
         if self.workers is not None and self.engine != "ray":
             raise ValueError("--workers requires --engine ray; otherwise start one process for each --partition")

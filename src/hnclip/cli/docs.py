@@ -5,15 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from dataclasses import field
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated
 
 import tyro
+from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import Output, OutputGroup, Printed
+from hnclip.util.text import did_you_mean
 
 PARTS = ("", "tutorials", "how-to", "reference", "explanation")  # folders in the order of the list
 API_ENTRY = re.compile(r"^::: ([\w.]+)\n((?: +.+\n)*)", re.MULTILINE)  # of mkdocstrings: a name, and options
@@ -39,9 +40,8 @@ class Docs:
         wanted = self.page.removesuffix(".md").removeprefix("docs/")
         found = [name for name in pages if wanted in (name, name.rpartition("/")[2])]
         if not found:
-            close = get_close_matches(wanted, [*pages, *(name.rpartition("/")[2] for name in pages)], n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ValueError(f"there is no page {wanted!r}{hint} hnclip docs lists all")
+            hint = did_you_mean(wanted, [*pages, *(name.rpartition("/")[2] for name in pages)])
+            raise ValueError(f"hnclip docs lists all pages; there is no {wanted!r}{hint}")
         text = API_ENTRY.sub(_summarize, pages[found[0]].read_text(encoding="utf-8"))
         if self.output.json or not sys.stdout.isatty():
             return Printed(text, {"page": found[0], "text": text})

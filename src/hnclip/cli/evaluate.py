@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import (
-    Compute,
-    ComputeGroup,
-    ModelOpening,
-    Output,
-    OutputGroup,
+    ModelOnData,
     Printed,
+    Recipe,
     Repeatable,
     SeveralData,
     arguments_of,
-    at_least,
     several,
     sources,
 )
-from hnclip.config import Opening, ReadConfig
+from hnclip.config import Count, NonNegative
 from hnclip.util.optional import large_import
 
 if TYPE_CHECKING:
     from hnclip.analysis.diagnose import DiagnoseResult
 
-log = logging.getLogger("hnclip")
-
 
 @dataclass(frozen=True)
-class Eval:
+class Eval(ModelOnData):
     """Retrieval metrics of one or more models on one or more data sets: both directions, with bootstrap intervals.
     Every model is compared with the first."""
 
@@ -49,17 +43,10 @@ class Eval:
     """Also write the results to these files: .json, .md, .tex, .txt or .html."""
     queries: Path | None = None
     """Also write every query with its rank and top candidates to this directory, one file per model and data set."""
-    top: int = 10
+    top: Count = 10
     """Candidates per query in those files."""
     paper: bool = True
     """Show the paper's published numbers next to the results, if it has the benchmark."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "top")
 
     def run(self) -> Printed:
         with large_import():
@@ -92,7 +79,7 @@ class Eval:
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(ModelOnData):
     """Compare two models on the same queries: the difference in recall, with the interval of a paired bootstrap."""
 
     a: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="A")]
@@ -101,18 +88,12 @@ class Compare:
     """The model, or the file, that it is compared with."""
     data: SeveralData = ()
     """Data on which two models are compared, as for `hnclip eval`; scenes/park if not given."""
-    k: tuple[int, ...] = (1, 5, 10)
+    k: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 5, 10)
     """Values of K for R@K."""
     split: str | None = None
     """As for `hnclip eval`."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
 
     def __post_init__(self) -> None:
-        if not self.k or min(self.k) < 1:
-            raise ValueError(f"--k must be numbers from 1 on, got {self.k}")
         files = [name.endswith(".jsonl") for name in (self.a, self.b)]
         if any(files) and (self.data or not all(files)):
             raise ValueError("compare two files of queries, or two models on data")
@@ -145,7 +126,7 @@ class Compare:
 
 
 @dataclass(frozen=True)
-class Diagnose:
+class Diagnose(ModelOnData):
     """Analyse data with a model before training: how similar captions are, which records are duplicates, whether the
     model knows the images, and whether InfoNCE is saturated. Writes a report that ends with advice for a run."""
 
@@ -161,20 +142,16 @@ class Diagnose:
     """Also encode the images, for retrieval, losses and gradients."""
     gradients: bool = False
     """Measure the gradients of both losses with respect to all parameters, at the model's weights."""
-    batches: int = 16
+    batches: Count = 16
     """Batches on which gradients are measured."""
-    recipe: Literal["demo", "paper", "tiny", "lora", "dora"] = "demo"
+    recipe: Recipe = "demo"
     """Settings of the planned run, above all its batch sizes."""
     negatives: Literal["micro", "batch", "memory"] = "micro"
     """Negatives of the planned run, as --optim.negatives of `hnclip train`."""
-    gamma: float = 0.5
+    gamma: NonNegative = 0.5
     """γ of the planned run."""
     threshold: float = 0.98
     """Captions with at least this cosine are reported as suspected duplicates."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
 
     def run(self) -> DiagnoseResult:
         with large_import():

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
 import tyro
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import (
-    Compute,
-    ComputeGroup,
+    ModelOnData,
     ModelOpening,
     Output,
     OutputGroup,
@@ -22,8 +24,7 @@ from hnclip.cli.options import (
     check_free,
     sources,
 )
-from hnclip.config import Opening, ReadConfig
-from hnclip.util.console import progress
+from hnclip.config import Opening
 
 log = logging.getLogger("hnclip")
 
@@ -66,7 +67,7 @@ class Convert:
 
 
 @dataclass(frozen=True)
-class Interpolate:
+class Interpolate(ModelOnData):
     """Interpolate the weights of a base model and its fine-tuned version (WiSE-FT): (1 − α)·base + α·tuned.
 
     With one --alpha and --out, writes that model. With several, evaluates each on the validation split of all DATA,
@@ -78,22 +79,21 @@ class Interpolate:
     """The model after fine-tuning, for example its run."""
     data: SeveralData = ("scenes/park",)
     """Data to evaluate on: those of the fine-tuning, and those that must not be forgotten."""
-    alpha: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+    alpha: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1)] = (
+        0.0,
+        0.2,
+        0.4,
+        0.6,
+        0.8,
+        1.0,
+    )
     """Values of α: 0 is the base model, 1 the tuned model."""
     out: Path | None = None
     """Directory to write; it must be empty or not exist, unless --replace is given."""
     replace: bool = False
     """Replace the contents of the directory."""
-    compute: ComputeGroup = field(default_factory=Compute)
-    opening: ModelOpening = field(default_factory=Opening)
-    read: ReadConfig = field(default_factory=ReadConfig)
-    output: OutputGroup = field(default_factory=Output)
 
     def __post_init__(self) -> None:
-        if not self.alpha or not all(0 <= alpha <= 1 for alpha in self.alpha):
-            raise ValueError(f"--alpha must be numbers between 0 (the base) and 1 (the tuned model), got {self.alpha}")
-        if not self.data:
-            raise ValueError("--data needs the name of at least one data set")
         if len(self.alpha) == 1 and self.out is None:
             raise ValueError("one --alpha without --out would do nothing: give --out, or several values to compare")
 
@@ -101,59 +101,38 @@ class Interpolate:
         if self.out is not None:
             check_free(self.out, self.replace)
 
-        from hnclip.evaluation.retrieval import drop_unusable, evaluate_task, open_task
+        from hnclip.api import evaluate_all
         from hnclip.models.load import load, save
         from hnclip.models.model_card import Training
-        from hnclip.models.parameters import interpolate as set_weights
-        from hnclip.models.parameters import match_base
-        from hnclip.report.document import Report, Section
-        from hnclip.report.results import recall_table
+        from hnclip.models.parameters import interpolate, match_base
+        from hnclip.report.results import evaluation_report
         from hnclip.util.device import find_device
 
         device, data = find_device(self.compute.device), sources(self.data)
         base = load(self.base, **vars(self.opening)).to(device)
         tuned, mixed = load(self.tuned).to(device), load(self.tuned).to(device)
         match_base(base, tuned)
-        best = self.alpha[0]
-        results: dict[float, dict[str, Any]] = {}
+        best, lines = self.alpha[0], list[str]()
+        metrics: dict[float, dict[str, Any]] = {}
         if len(self.alpha) > 1:
-            with progress("encoding batches") as bar:
-                opened = {source: open_task(source, "validation", self.read) for source in data}
-                tasks = {source: drop_unusable(task, mixed, self.read) for source, task in opened.items()}
-                for alpha in self.alpha:
-                    model = set_weights(mixed, base, tuned, alpha)
-                    results[alpha] = {
-                        source: evaluate_task(
-                            "",
-                            model,
-                            task,
-                            self.read,
-                            intervals=False,
-                            batch=self.compute.batch,
-                            progress=bar.iterate,
-                        ).metrics
-                        for source, task in tasks.items()
-                    }
-            best = max(results, key=lambda alpha: fmean(found["mean_R@1"] for found in results[alpha].values()))
-        lines = []
-        if results:
-            tables = {
-                source: recall_table({f"α {alpha:g}": found[source] for alpha, found in results.items()})
-                for source in data
-            }
-            sections = [Section(f"{source}, validation split", [table]) for source, table in tables.items()]
-            lines += [Report("Interpolated models", [], sections).to_text(), f"best mean R@1: α {best:g}"]
+            names = {f"α {alpha:g}": alpha for alpha in self.alpha}
+            models = [(name, partial(interpolate, mixed, base, tuned, alpha)) for name, alpha in names.items()]
+            results = evaluate_all(models, data, split="validation", read=self.read, batch=self.compute.batch)
+            for result in results:
+                metrics.setdefault(names[result.model], {})[result.data] = result.metrics
+            best = max(metrics, key=lambda alpha: fmean(found["mean_R@1"] for found in metrics[alpha].values()))
+            lines += [evaluation_report(results).to_text(), f"best mean R@1: α {best:g}"]
         if self.out is not None:
-            set_weights(mixed, base, tuned, best)
-            words = ["hnclip", "interpolate", self.base, self.tuned, "--alpha", f"{best:g}", "--out", "mixed"]
+            interpolate(mixed, base, tuned, best)
+            words = ["hnclip", "interpolate", self.base, self.tuned, "--alpha", f"{best:g}", "--out", str(self.out)]
             mixed.provenance = Training(
                 base=f"{self.base}, interpolated with {self.tuned}",
-                data=f"{', '.join(data)} (validation, to choose α)" if results else "none",
+                data=f"{', '.join(data)} (validation, to choose α)" if metrics else "none",
                 objective={"alpha": best},
                 command=shlex.join(words),
-                metrics={f"validation of {source}": found for source, found in results.get(best, {}).items()},
+                metrics={f"validation of {source}": found for source, found in metrics.get(best, {}).items()},
             )
             save(mixed, self.out)
             lines.append(f"written: {self.out}")
         out = None if self.out is None else str(self.out)
-        return Printed("\n".join(lines), {"alpha": best, "out": out, "split": "validation", "results": results})
+        return Printed("\n".join(lines), {"alpha": best, "out": out, "split": "validation", "results": metrics})

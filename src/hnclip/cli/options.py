@@ -1,36 +1,25 @@
-"""Groups of options that commands share, each shown under a heading of its own in the help."""
+"""Groups of options that commands share, each shown under a heading of its own in the help, and how all are read."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import field, is_dataclass, replace
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import tyro
+from pydantic import ValidationError
+from pydantic.dataclasses import dataclass
+from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructTypeInfo
 
-from hnclip.cli.errors import user_message
-from hnclip.config import Opening
+from hnclip.config import Count, Opening, ReadConfig, one_line
+from hnclip.recipes import RECIPES
 
-log = logging.getLogger("hnclip")
-
-Recipe = Literal[
-    "demo",
-    "paper",
-    "paper/docci",
-    "paper/dci",
-    "paper/urban-1k",
-    "tiny",
-    "results",
-    "lora",
-    "dora",
-    "long_clip",
-    "finelip",
-    "goal",
-    "smartclip",
-    "structxlip",
-]
+if TYPE_CHECKING:
+    Recipe = str
+else:
+    Recipe = Literal[tuple(RECIPES)]
 
 Repeatable = Annotated[tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction]
 """`--out X Y` and `--out X --out Y`: the values of each occurrence."""
@@ -58,17 +47,23 @@ class Output:
 class Compute:
     """Where and in which portions a model computes."""
 
-    batch: int = 128
+    batch: Count = 128
     """Images or captions encoded at once."""
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
 
-    def __post_init__(self) -> None:
-        at_least(1, self, "batch")
-
 
 OutputGroup = tyro.conf.OmitArgPrefixes[Output]
-ComputeGroup = tyro.conf.OmitArgPrefixes[Compute]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOnData:
+    """The groups of a command that runs models on data."""
+
+    compute: tyro.conf.OmitArgPrefixes[Compute] = field(default_factory=Compute)
+    opening: ModelOpening = field(default_factory=Opening)
+    read: ReadConfig = field(default_factory=ReadConfig)
+    output: OutputGroup = field(default_factory=Output)
 
 
 @dataclass(frozen=True)
@@ -84,14 +79,6 @@ class Printed:
 
     def to_dict(self) -> Any:
         return self.content
-
-
-def at_least(least: int, options: Any, *names: str) -> None:
-    """ValueError if an option that is given is smaller."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, got {value}")
 
 
 def several(given: tuple[tuple[str, ...], ...]) -> list[str]:
@@ -116,10 +103,57 @@ def arguments_of(options: Any) -> dict[str, Any]:
     return own | (vars(options.compute) if hasattr(options, "compute") else {})
 
 
-def parse_options(kind: type, name: str, words: Sequence[str], **extra: Any) -> Any:
-    """The options of a command from the command line; exits with 2 if they are wrong."""
+class Refused(Exception):
+    """A dataclass refuses the values of its options. No ValueError, of which tyro would print a box of its own."""
+
+
+REGISTRY = ConstructorRegistry()
+NOT_NONE: Any = tyro.conf.DisallowNone
+_reading = set[Any]()
+
+
+@REGISTRY.struct_rule
+def dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Dataclasses as tyro reads them, with the help of each field as one paragraph, of which tyro keeps the line ends,
+    without None as a value where it is the default, and with `Refused` for wrong values."""
+    if not is_dataclass(info.type) or info.type in _reading:
+        return None
+    _reading.add(info.type)
     try:
-        return tyro.cli(kind, prog=f"hnclip {name}", args=words, **extra)
-    except ValueError as error:  # values that the dataclasses of a command refuse together
-        log.error(f"hnclip {name}: {user_message(error) or error}")
-        raise SystemExit(2) from error
+        spec = ConstructorRegistry.get_struct_spec(info)  # asks this rule again
+    finally:
+        _reading.remove(info.type)
+    assert isinstance(spec, StructConstructorSpec)
+
+    @wraps(info.type, updated=())  # tyro prints its docstring
+    def create(**values: Any) -> Any:
+        try:
+            return spec.instantiate(**values)
+        except ValueError as error:
+            raise Refused(info.type) from error
+
+    def paragraph(text: Any) -> str | None:
+        found = text() if callable(text) else text
+        return found and " ".join(found.split())
+
+    described = []
+    for found in spec.fields:
+        kind = NOT_NONE[found.type] if found.default is None else found.type
+        described.append(replace(found, type=kind, helptext=partial(paragraph, found.helptext)))
+    return replace(spec, instantiate=create, fields=tuple(described))
+
+
+def parse_options(kind: type, name: str, words: Sequence[str], **extra: Any) -> Any:
+    """The options of a command from the command line. Prints help, and options that do not exist, by itself and exits.
+
+    Raises:
+        ValueError: values of options are refused.
+    """
+    try:
+        return tyro.cli(kind, prog=f"hnclip {name}", args=words, registry=REGISTRY, **extra)
+    except Refused as refused:
+        error = refused.__cause__
+        if not isinstance(error, ValidationError):
+            raise ValueError(error) from error
+        groups = {hint: f"{group}." for group, hint in get_type_hints(kind, include_extras=True).items()}
+        raise ValueError(one_line(error, f"--{groups.get(refused.args[0], '')}")) from error

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from pydantic.dataclasses import dataclass
 
-from hnclip.cli.options import ModelOpening, Output, OutputGroup, arguments_of, at_least
-from hnclip.config import Opening, ReadConfig
+from hnclip.cli.options import ModelOpening, Output, OutputGroup, arguments_of
+from hnclip.config import Count, Number, Opening, ReadConfig
 from hnclip.search.database import EngineName
 from hnclip.search.serve.run import Settings
 from hnclip.util.optional import large_import
@@ -43,21 +44,17 @@ class Index:
     text_encoder: bool = True
     """Export the model's text tower into the index, so that a search starts without importing torch. Needs pip install
     'hnclip[search]'."""
-    batch: int = 64
+    batch: Count = 64
     """Images or captions encoded at once."""
-    workers: int = 0
+    workers: Number = 0
     """Threads that read and decode images; 0 for the number of CPUs."""
-    threads: int = 0
+    threads: Number = 0
     """CPU threads of the encoder; 0 leaves the choice to torch."""
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     opening: ModelOpening = field(default_factory=Opening)
     read: ReadConfig = field(default_factory=ReadConfig)
     output: OutputGroup = field(default_factory=Output)
-
-    def __post_init__(self) -> None:
-        at_least(1, self, "batch")
-        at_least(0, self, "workers", "threads")
 
     def run(self) -> IndexResult:
         with large_import():
@@ -78,7 +75,7 @@ class Search:
     """Search by this image instead."""
     find: Literal["images", "captions"] = "images"
     """Kind of hits."""
-    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 20
+    k: Annotated[Count, tyro.conf.arg(aliases=["-k"])] = 20
     """Number of hits."""
     explain: bool = False
     """Show which words match which parts of the images, which hits are near-duplicates, and how these differ."""
@@ -91,6 +88,12 @@ class Search:
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
     output: OutputGroup = field(default_factory=Output)
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.image is None):
+            raise ValueError("give either a description or an image with --image")
+        if self.rerank and (self.text is None or self.find != "images"):
+            raise ValueError("--rerank requires TEXT and --find images")
 
     def run(self) -> SearchResult:
         from hnclip.search.searcher import open_index

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import Output, OutputGroup, Printed, Recipe, SeveralData, arguments_of, sources
-from hnclip.config import ReadConfig
+from hnclip.config import Number, ReadConfig
+from hnclip.util.text import parse_share
 
 log = logging.getLogger("hnclip")
 
@@ -52,10 +54,14 @@ class StudyOptions:
     process that finds everything done writes the tables."""
     device: str = "auto"
     """auto uses an accelerator if there is one; or cpu, cuda, mps …"""
-    threads: int = 0
+    threads: Number = 0
     """CPU threads of a run; 0 leaves the choice to torch. Results are bit-identical only for the same number."""
     read: ReadConfig = field(default_factory=ReadConfig)
     output: OutputGroup = field(default_factory=Output)
+
+    def __post_init__(self) -> None:
+        if self.shard is not None:
+            parse_share(self.shard)
 
     def run(self) -> Printed:
         if self.name == "list":

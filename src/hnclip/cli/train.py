@@ -6,11 +6,14 @@ import logging
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from contextlib import redirect_stderr
+from dataclasses import field, fields, replace
+from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from pydantic.dataclasses import dataclass
 
 from hnclip.cli.options import ModelOpening, Output, OutputGroup, Printed, Recipe, parse_options
 from hnclip.config import (
@@ -27,6 +30,7 @@ from hnclip.config import (
     TrainConfig,
     option_words,
     read_config,
+    with_fields,
 )
 from hnclip.data.sources import is_own_data
 from hnclip.objectives.registry import MethodChoice
@@ -36,7 +40,11 @@ from hnclip.util.text import counted, duration
 
 log = logging.getLogger("hnclip")
 
-SHORT = {"gamma": "objective", "epochs": "optim", "lr": "optim", "micro_batch": "optim"}  # short names of these fields
+# Options that are fields of a section under a short name.
+SHORT = {
+    **dict.fromkeys(("global_loss", "fidelity", "gamma"), "objective"),
+    **dict.fromkeys(("epochs", "lr", "micro_batch"), "optim"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,12 +67,16 @@ class Execution(RunOptions):
 
 @dataclass(frozen=True)
 class Base:
-    """The options that decide the defaults of the others."""
+    """The options that decide the defaults of the others, those of their sections included."""
 
     model: str | None = None
     method: MethodChoice | None = None
     global_loss: GlobalLoss | None = None
     fidelity: Fidelity | None = None
+    gamma: float | None = None
+    epochs: int | None = None
+    lr: float | None = None
+    micro_batch: int | None = None
     recipe: Recipe | None = None
     config: Path | None = None
     resume: Path | None = None
@@ -79,8 +91,11 @@ class Base:
             return saved_config(self.resume), saved_options(self.resume)
         method, loss, fidelity = self.method, self.global_loss, self.fidelity
         if self.config is not None:
-            return change_method(read_config(TrainConfig, self.config), method, loss, fidelity), RunOptions()
-        return make_config(self.recipe, self.model, method, loss, fidelity, adapt=self.adapt), RunOptions()
+            config = change_method(read_config(TrainConfig, self.config), method, loss, fidelity)
+        else:
+            config = make_config(self.recipe, self.model, method, loss, fidelity, adapt=self.adapt)
+        given = {f"{section}.{name}": getattr(self, name) for name, section in SHORT.items()}
+        return with_fields(config, {name: value for name, value in given.items() if value is not None}), RunOptions()
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,7 @@ class Train:
     gamma: float = 0.5
     """γ, the strength of the similarity margin of hn. With 0, hn is plain InfoNCE."""
     epochs: int = 10
+    """Passes over the training data."""
     lr: float = 2e-6
     """Highest learning rate."""
     micro_batch: int = 16
@@ -125,22 +141,35 @@ class Train:
     speed: SpeedConfig = field(default_factory=SpeedConfig)
     output: OutputGroup = field(default_factory=Output)
 
+    def __post_init__(self) -> None:
+        self.config()  # refuses options that contradict each other
+
     @classmethod
     def parse(cls, words: Sequence[str]) -> Train:
         """Two passes: options that decide the defaults of others, then all, so that the help shows these defaults."""
-        base, _ = tyro.cli(
-            Base,
-            prog="hnclip train",
-            args=[word for word in words if word not in ("-h", "--help")],
-            return_unknown_args=True,
-            add_help=False,
-        )
+        first = [word for word in words if word not in ("-h", "--help")]
+        try:
+            with redirect_stderr(StringIO()):
+                base, _ = parse_options(Base, "train", first, return_unknown_args=True, add_help=False)
+        except SystemExit:  # the second pass says what is wrong
+            base = Base()
         usual = cls.with_defaults(*base.defaults())
-        given: Train = parse_options(cls, "train", words, default=usual)
-        named = base.model or base.config or base.resume
-        if given.model == "bundled" and not named and is_own_data(given.data):
+        options: Train = parse_options(cls, "train", words, default=usual)
+        if options.resume is not None:
+            may_change = {name: getattr(options, name) for name in ("resume", "execution", "speed", "output")}
+            if options != replace(usual, **may_change):
+                raise ValueError(
+                    "--resume continues with the run's own configuration: only --device, --threads, --speed.*, "
+                    "--save-minutes, --evaluate-batch and --tensorboard may change"
+                )
+            return options
+        for name, section in SHORT.items():
+            if getattr(base, name) not in (None, getattr(getattr(options, section), name)):
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} and --{section}.{flag} are the same: give one of them")
+        if options.model == "bundled" and not (base.model or base.config) and is_own_data(options.data):
             raise ValueError(NEEDS_MODEL)
-        return given.without_short_names(usual)
+        return options
 
     @classmethod
     def with_defaults(cls, config: TrainConfig, run: RunOptions) -> Train:
@@ -149,7 +178,10 @@ class Train:
             data=config.data,
             model=config.model,
             out=run.out,
-            **{name: getattr(getattr(config, section), name) for name, section in SHORT.items()},
+            gamma=config.objective.gamma,
+            epochs=config.optim.epochs,
+            lr=config.optim.lr,
+            micro_batch=config.optim.micro_batch,
             objective=config.objective,
             optim=config.optim,
             adapt=config.adapt,
@@ -159,27 +191,6 @@ class Train:
             execution=Execution(**_fields(RunOptions, run)),
             speed=run.speed,
         )
-
-    def without_short_names(self, usual: Train) -> Train:
-        """The same options, with values of short names in their sections.
-
-        Args:
-            usual: the defaults. An option that differs from them was given.
-
-        Raises:
-            ValueError: a short and a long name are given, with different values.
-        """
-        sections: dict[str, Any] = {"objective": self.objective, "optim": self.optim}
-        given = {"global_loss": self.global_loss, "fidelity": self.variant.fidelity}
-        clash = [name for name, value in given.items() if value not in (None, getattr(self.objective, name))]
-        for name, section in SHORT.items():
-            short, long, before = getattr(self, name), getattr(sections[section], name), getattr(usual, name)
-            clash += [name] if short != long and before not in (short, long) else []
-            sections[section] = replace(sections[section], **{name: long if short == before else short})
-        if clash:
-            flag, section = clash[0].replace("_", "-"), SHORT.get(clash[0], "objective")
-            raise ValueError(f"--{flag} and --{section}.{flag} are the same: give one of them")
-        return replace(self, **sections)
 
     def config(self) -> TrainConfig:
         return TrainConfig(
@@ -197,22 +208,13 @@ class Train:
         return RunOptions(**{**_fields(RunOptions, self.execution), "out": self.out, "speed": self.speed})
 
     def run(self) -> Printed | None:
-        config, run = self.config(), self.run_options()
         with large_import():
             from hnclip import api
-            from hnclip.training.runs import saved_config, saved_options
 
         if self.resume is not None:
-            given = (self.recipe, self.method, self.global_loss, *vars(self.variant).values())
-            saved = saved_options(self.resume)
-            if any(given) or run.out != saved.out or config != saved_config(self.resume):
-                raise ValueError(
-                    "--resume continues with the run's own configuration: only --device, --threads, --speed.*, "
-                    "--save-minutes, --evaluate-batch and --tensorboard may change"
-                )
-            result = api.resume(self.resume, run)
+            result = api.resume(self.resume, self.run_options())
         else:
-            result = api.train(config=config, options=run)
+            result = api.train(config=self.config(), options=self.run_options())
         if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun, rank 0 prints the result
             return None
         return Printed("\n".join(_summary(result)), {**vars(result), "out": str(result.out)})

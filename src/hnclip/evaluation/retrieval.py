@@ -175,9 +175,9 @@ class Task:
     skipped: int = 0
 
 
-def open_task(source: str, split: str | None, read: ReadConfig) -> Task:
+def open_task(source: str | DataSet, split: str | None, read: ReadConfig) -> Task:
     """The given split; by default the test split, or all records if the source declares no splits."""
-    data = open_data(source, read, splits={split or "test"})
+    data = source if isinstance(source, DataSet) else open_data(source, read, splits={split or "test"})
     check_rows(data, largest=read.max_bad)
     chosen = split or ("test" if data.splits() else "all")
     return Task(data, chosen, data.part(chosen, validation_share=read.validation_share))

@@ -37,10 +37,10 @@ log = logging.getLogger(__name__)
 
 
 def build_index(
-    data: str,
+    data: str | Path,
     out: str | Path,
     *,
-    model: str | None = None,
+    model: str | Path | None = None,
     opening: Opening | None = None,
     read: ReadConfig | None = None,
     split: str = "all",
@@ -68,7 +68,10 @@ def build_index(
         ValueError: there are no images, or the index is of another model or other data; it is as it was.
         OSError: the disk is full or fails; what was committed is kept, and the same call continues.
     """
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
     start, out, read = time.monotonic(), Path(out), read or ReadConfig()
+    data, model = str(data), None if model is None else str(model)
     _check_place(out, local_path(data))
     existing = None
     if not replace and (published_database(out) or (out / COMMAND).is_file()):  # damaged, if it has no database

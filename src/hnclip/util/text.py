@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from itertools import groupby
 
 Passage = tuple[tuple[str, bool], ...]
@@ -75,6 +76,16 @@ def parse_share(text: str) -> tuple[int, int]:
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise ValueError(f"a share of the work is K/N with K from 1 to N, for example 1/4, 2/4, 3/4, 4/4; got {text!r}")
     return int(number) - 1, int(count)
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """The end of a message about an unknown name.
+
+    >>> did_you_mean("gama", ["gamma", "lr"]), did_you_mean("x", ["gamma"])
+    ("; did you mean 'gamma'?", '')
+    """
+    close = get_close_matches(name, list(choices), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def slugify(*names: str) -> str:
