@@ -33,7 +33,8 @@ from hnclip.search.reader import IndexReader
 from hnclip.search.render import IndexResult
 from hnclip.search.scan import open_source
 from hnclip.search.update import make_thumbnail
-from hnclip.search.writer import Change, IndexWriter
+from hnclip.search.writer import LOCK, Change, IndexWriter
+from hnclip.util.files import Busy, exclusive_lock
 
 COUNTS = ("added", "updated", "deleted", "unchanged", "encoded", "encoded_captions")
 Captions = dict[str, tuple[str, ...]]
@@ -227,6 +228,8 @@ def test_what_would_empty_or_mix_an_index_is_refused(build: Indexing, model_dire
         with pytest.raises(ValueError, match=message):
             build(data, **changed)
     assert not new.exists()
+    with exclusive_lock(out / LOCK, ""), pytest.raises(Busy, match="another process is writing"):
+        build(model="it is not loaded")
     check_index(out, folder, CAPTIONS)
     (out / "index-1.db").unlink()
     with pytest.raises(ValueError, match=r"is damaged.*no database"):

@@ -39,7 +39,7 @@ from hnclip.data.validate import drop_invalid, drop_unreadable
 from hnclip.encode.fingerprint import images_fingerprint, model_fingerprint, records_fingerprint
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load, models_of
+from hnclip.models.load import load
 from hnclip.report.document import Findings, Missing, Report, Section, Text
 from hnclip.util.console import progress
 from hnclip.util.files import replace_file
@@ -110,7 +110,7 @@ def diagnose(
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     planned = {"data": data, "objective.gamma": gamma, "optim.negatives": "memory", "optim.memory": SAMPLE}
     config = with_fields(recipes.RECIPES[recipe](), planned)
-    encoder = load(models_of(model)[0][1], **vars(opening or Opening()), device=device)
+    encoder = load(model, **vars(opening or Opening()), device=device)
     encoder.require_trained("a diagnosis")
     read = read or ReadConfig()
     split, every = _choose_records(data, split, read)

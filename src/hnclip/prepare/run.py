@@ -35,7 +35,7 @@ from hnclip.data.validate import list_problems
 from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.encode.loop import encode_captions, encode_pixels
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import load, models_of
+from hnclip.models.load import load
 from hnclip.prepare.proposers import FindBoxes, open_proposer
 from hnclip.util.console import progress
 from hnclip.util.text import counted
@@ -121,7 +121,7 @@ def prepare_regions(
         automatic = "felzenszwalb+grid" if weights is None else "sam"
         name = automatic if proposer == "auto" else proposer
         with open_proposer(name, weights=weights, device=device, workers=count) as (find_boxes, settings):
-            encoder = load(models_of(model)[0][1], **vars(opening or Opening()), device=device)
+            encoder = load(model, **vars(opening or Opening()), device=device)
             encoder.require_trained("matching regions")
             tool = {"proposer": settings, "model": model_fingerprint(encoder), "sentences": sentences}
             if name != "sam":

@@ -181,7 +181,7 @@ def read_meta(database: sqlite3.Connection, path: Path) -> tuple[About, dict[Kin
     if version not in (0, FORMAT):
         raise ValueError(
             f"{path} has format {version}, this version of hnclip reads {FORMAT}: use the version that made it, or "
-            f"make it anew with\n  {rebuild_command(path)}"
+            f"rebuild it with\n  {rebuild_command(path)}"
         )
     try:
         meta = {key: json.loads(value) for key, value in database.execute("SELECT key, value FROM meta")}
@@ -210,7 +210,7 @@ def check_file(path: Path, name: str, size: int, crc: int, *, limit: int, replac
 
     Args:
         limit: bytes; of larger files the checksum is not compared.
-        replace: the index has to be made anew; otherwise an update repairs it.
+        replace: the index has to be rebuilt; otherwise an update repairs it.
     """
     try:
         found = (path / name).stat().st_size

@@ -240,11 +240,11 @@ def check_engine(name: str) -> None:
 def _update_faiss(
     writer: IndexWriter, rows: RowFile, vectors: np.ndarray, name: str, found: dict[str, Any]
 ) -> dict[str, Any]:
-    """Add rows to the file of faiss, or build it anew where more rows are new than it was trained on."""
+    """Add rows to the file of faiss, or rebuild it where more rows are new than it was trained on."""
     faiss = import_faiss()
     index, first, trained = None, 0, len(vectors)
     if found and len(vectors) <= 2 * found["trained"]:
-        with suppress(RuntimeError):  # damaged: it is built anew
+        with suppress(RuntimeError):  # damaged: it is rebuilt
             index = faiss.read_index(str(writer.path / found["file"]))
             first, trained = found["rows"], found["trained"]
     if index is None:

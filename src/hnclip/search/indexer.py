@@ -19,7 +19,7 @@ from hnclip.data.decoding import cpu_count
 from hnclip.data.sources import SCENES, local_path
 from hnclip.encode.fingerprint import model_fingerprint
 from hnclip.models.dual_encoder import DualEncoder
-from hnclip.models.load import BUNDLED, load, models_of
+from hnclip.models.load import BUNDLED, load
 from hnclip.search.database import COMMAND, KINDS, About, EngineName, published_database
 from hnclip.search.engines import check_engine, import_faiss, update_engine
 from hnclip.search.query_encoder import update_text_encoder
@@ -27,9 +27,8 @@ from hnclip.search.reader import IndexReader
 from hnclip.search.render import IndexResult
 from hnclip.search.scan import Source, open_source
 from hnclip.search.update import Update
-from hnclip.search.writer import IndexWriter, open_writer
+from hnclip.search.writer import IndexWriter, open_writer, refuse_second_writer
 from hnclip.util.console import progress
-from hnclip.util.device import find_device
 from hnclip.util.optional import import_extra
 from hnclip.util.text import counted
 
@@ -59,7 +58,7 @@ def build_index(
         data: a folder of images, or any data that `hnclip train` takes.
         model: as for `hnclip.load`, or a run; if not given, that of the existing index, opened in the same way.
         engine: exact, faiss-ivf, faiss-hnsw or milvus (at `uri`); if not given, that of the existing index.
-        replace: make the index anew, for example with another model; until it is complete the old one is searched.
+        replace: rebuild the index, for example with another model; until it is complete the old one is searched.
         text_encoder: export the text tower into the index, so that queries need no torch.
         workers: threads that read and decode; 0 for the number of CPUs.
         threads: CPU threads of torch during the call; 0 leaves them as they are.
@@ -73,6 +72,7 @@ def build_index(
     start, out, read = time.monotonic(), Path(out), read or ReadConfig()
     data, model = str(data), None if model is None else str(model)
     _check_place(out, local_path(data))
+    refuse_second_writer(out)
     existing = None
     if not replace and (published_database(out) or (out / COMMAND).is_file()):  # damaged, if it has no database
         with IndexReader(out) as reader:
@@ -80,7 +80,7 @@ def build_index(
     name, opening = _choose_model(data, model, opening or Opening(), existing)
     engine, uri = _choose_engine(engine, uri, existing)
     source = open_source(data, read, split=split)
-    opened = load(models_of(name)[0][1], **vars(opening)).eval().to(find_device(device))
+    opened = load(name, **vars(opening), device=device)
     opened.require_trained("an index")
     about = _make_about(opened, source, read, opening, split=split, model=name, engine=engine, uri=uri)
     log.info(f"model: {opened.source}; data: {counted(len(source.records), 'image')} of {source.data}")

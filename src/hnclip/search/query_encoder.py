@@ -156,7 +156,7 @@ class OnnxTextTower:
         directory = reader.path / self._settings["file"]
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors
-        # Weights are used once or a few times: what is saved by packing them anew is less than it costs.
+        # Weights are used once or a few times: packing them again costs more than it saves.
         options.add_session_config_entry("session.disable_prepacking", "1")
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # it keeps processors from others
         providers = ["CPUExecutionProvider"]
@@ -206,11 +206,11 @@ def open_model(path: Path, about: About, name: str | None, device: str) -> DualE
 
     with large_import():
         from hnclip.encode.fingerprint import model_fingerprint
-        from hnclip.models.load import load, models_of
+        from hnclip.models.load import load
         from hnclip.util.device import find_device
 
     try:
-        model = load(models_of(name or about.model)[0][1], **about.opening).eval()
+        model = load(name or about.model, **about.opening)
     except (ValueError, OSError) as error:
         if name is not None:
             raise
@@ -221,7 +221,7 @@ def open_model(path: Path, about: About, name: str | None, device: str) -> DualE
     if model_fingerprint(model, model.name) != about.fingerprint:
         raise ValueError(
             f"{path} was made with {about.source}, but {name or about.model} is another model now: give the one "
-            f"that it was made with as --model, or make the index anew with\n  {rebuild_command(path)}"
+            f"that it was made with as --model, or rebuild the index with\n  {rebuild_command(path)}"
         )
     return model.to(find_device(device))
 

@@ -11,7 +11,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from hnclip.util.files import exclusive_lock, replace_file, transaction
 log = logging.getLogger(__name__)
 
 LOCK = "lock"
-DELETED_SHARE, DELETED_LEAST = 0.25, 1000  # of rows: with more of them the vectors are written anew
+DELETED_SHARE, DELETED_LEAST = 0.25, 1000  # of rows: with more of them the vectors are written to a new file
 _OWN = re.compile(r"(index|images|captions|text)-.*|lock|\.?command\.txt.*")
 _COPIED = 4096  # rows copied at once
 
@@ -311,8 +311,7 @@ def open_writer(path: Path, about: About, *, replace: bool = False) -> Iterator[
     other = [] if database_files(path) else [file.name for file in path.iterdir() if not _OWN.fullmatch(file.name)]
     if other:
         raise ValueError(f"{path} holds other files ({other[0]}): choose another --out")
-    busy = f"another process is writing to {path}: wait until it has finished"
-    with explain_full_disk(path), exclusive_lock(path / LOCK, busy):
+    with explain_full_disk(path), _lock(path):
         new = published_database(path) is None
         if replace and not new:
             database = _unfinished(path, about) or _create(path, about)
@@ -322,6 +321,17 @@ def open_writer(path: Path, about: About, *, replace: bool = False) -> Iterator[
             if new:  # there is nothing that readers could go on with: they see it grow
                 writer.publish()
             yield writer
+
+
+def refuse_second_writer(path: Path) -> None:
+    """Busy if another process writes to an index: a look ahead of work that it would waste."""
+    if (path / LOCK).exists():
+        with _lock(path):
+            pass
+
+
+def _lock(path: Path) -> AbstractContextManager[None]:
+    return exclusive_lock(path / LOCK, f"another process is writing to {path}: wait until it has finished")
 
 
 def write_command(path: Path, about: About) -> None:

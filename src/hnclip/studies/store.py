@@ -271,7 +271,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path) -> ValueError:
-    return ValueError(f"{path} is damaged: delete it and give the command again, which measures it anew")
+    return ValueError(f"{path} is damaged: delete it and give the command again, which measures it again")
 
 
 def _json_hash(content: Any) -> str:
