@@ -17,7 +17,7 @@ settings.load_profile("steady")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Training comes first. Some of its modules begin with minutes of several processes: near the end each worker would
-    take some of their tests from the other, and begin them anew."""
+    take some of their tests from the other, and begin them again."""
     items.sort(key=lambda item: item.path.parent.name != "training")
 
 

@@ -24,7 +24,7 @@ PROCESSES.set_forkserver_preload(
 )
 
 
-def save_picture(path: Path, seed: int) -> None:
+def save_image(path: Path, seed: int) -> None:
     pixels = np.random.default_rng(seed).integers(0, 256, (60, 50 + seed % 7, 3), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
@@ -38,7 +38,7 @@ def write_table(folder: Path, records: int) -> Path:
         rows = csv.writer(file)
         rows.writerow(["image", "caption"])
         for number in range(records):
-            save_picture(folder / f"{number:02}.png", number)
+            save_image(folder / f"{number:02}.png", number)
             for index in range(1 + number % 3):
                 words = " ".join(random.choice(WORDS, 2 + int(random.integers(60))))
                 rows.writerow([f"{number:02}.png", f"{number} {index} {words}"])

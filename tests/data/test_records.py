@@ -85,7 +85,7 @@ def test_smaller_fractions_lie_inside_larger_ones(count: int, low: float, high: 
 
 
 def test_splits_and_fractions_that_do_not_exist_are_errors() -> None:
-    for splits, split, keyword in (([None] * 9, "test", "it has none"), ([None] * 3, "validation", "too few")):
+    for splits, split, keyword in (([None] * 9, "test", "it declares none"), ([None] * 3, "validation", "too few")):
         with pytest.raises(ValueError, match=keyword):
             data_of(splits).part(split)
     with pytest.raises(ValueError, match="--fraction"):

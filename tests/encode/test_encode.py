@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from encode_helpers import contents, run, save_picture, start, write_table
+from encode_helpers import contents, run, save_image, start, write_table
 from hnclip.cli import main
 from hnclip.data.batching import pad_texts
 from hnclip.data.image_sources import FileImage
@@ -118,7 +118,7 @@ def test_half_precision_captions_alone_and_metadata_without_pyarrow(
 
 def test_of_a_folder_without_captions_the_images_are_encoded(model_directory: Path, tmp_path: Path) -> None:
     for number, file in enumerate(("val/one.png", "a.png", "val/one.jpg", "val/.hidden.png")):
-        save_picture(tmp_path / "images" / file, number)
+        save_image(tmp_path / "images" / file, number)
     for split, ids in {
         "all": ("a.png", "val/one.jpg", "val/one.png"),
         "validation": ("val/one.jpg", "val/one.png"),
@@ -196,7 +196,7 @@ def test_a_changed_image_changes_its_shard_only(model_directory: Path, tmp_path:
     data, out = write_table(tmp_path / "data", 7), tmp_path / "out"
     run(data, model_directory, out)
     before, old = contents(out), vectors(out)[0][6]
-    save_picture(data.parent / "06.png", 99)
+    save_image(data.parent / "06.png", 99)
     result = run(data, model_directory, out)
     assert (result.encoded, result.kept) == (1, 1)
     changed = {name for name, content in contents(out).items() if before[name] != content}

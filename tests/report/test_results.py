@@ -40,7 +40,7 @@ def tables(report: Report) -> list[Table]:
 
 @pytest.mark.parametrize("suffix", FORMATS[:3])
 def test_each_format(suffix: str, tmp_path: Path) -> None:
-    """The files in golden/ were read line by line; after an intended change write them anew and read the difference."""
+    """The files in golden/ were read line by line; after an intended change write them again and read the diff."""
     path = tmp_path / f"results.{suffix}"
     evaluation_report(two_data_sets()).write_file(path)
     assert path.read_text(encoding="utf-8") == (GOLDEN / path.name).read_text(encoding="utf-8")

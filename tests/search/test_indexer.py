@@ -19,7 +19,7 @@ from PIL import ExifTags, Image
 from small_index import bundled
 from store_helpers import all_files, vectors_of
 
-from encode_helpers import PROCESSES, save_picture
+from encode_helpers import PROCESSES, save_image
 from hnclip.cli import main
 from hnclip.config import ReadConfig
 from hnclip.core import InvalidImage, Problem
@@ -55,7 +55,7 @@ class Indexing:
         self.tmp, self.folder, self.out, self.read = tmp_path, tmp_path / "images", tmp_path / "x.hnc", list[str]()
         for number in range(11):
             image = self.folder / f"{'ab'[number % 2]}/{number:02}.png"
-            save_picture(image, number)
+            save_image(image, number)
             if number % 3 == 0:
                 image.with_suffix(".txt").write_text(caption_of(number) + "\n")
 
@@ -138,11 +138,11 @@ def test_an_update_reads_what_has_changed_and_encodes_what_is_new(build: Indexin
     build()
     folder = build.folder
     os.utime(folder / "a/00.png", ns=(10**18, 10**18))
-    save_picture(folder / "b/01.png", 101)
+    save_image(folder / "b/01.png", 101)
     (folder / "a/02.png").rename(folder / "b/moved.png")
     shutil.copy(folder / "b/05.png", folder / "copy.png")
     (folder / "a/04.png").unlink()
-    save_picture(folder / "c/new.png", 102)
+    save_image(folder / "c/new.png", 102)
     (folder / "b/07.png").rename(folder / "a/08.png")  # one is deleted, the other changed
     assert counts(build()) == {"added": 3, "updated": 2, "deleted": 3, "unchanged": 6, "encoded": 2}
     assert sorted(build.read) == ["00.png", "01.png", "08.png", "copy.png", "moved.png", "new.png"]
@@ -172,8 +172,8 @@ def test_bad_images_are_listed_and_tried_again_when_they_change(build: Indexing)
     again = build()
     assert (counts(again), set(again.problems)) == ({"unchanged": 9, "problems": 4}, set(result.problems))
     assert build.read == []
-    save_picture(folder / "b/01.png", 77)
-    save_picture(folder / "nowhere.png", 78)  # what the link links to
+    save_image(folder / "b/01.png", 77)
+    save_image(folder / "nowhere.png", 78)  # what the link links to
     assert counts(build()) == {"added": 3, "unchanged": 9, "encoded": 2, "problems": 2}
 
 
@@ -210,7 +210,7 @@ def test_captions_are_kept_while_their_table_cannot_be_read(build: Indexing) -> 
 def test_what_would_empty_or_mix_an_index_is_refused(build: Indexing, model_directory: Path) -> None:
     build()
     folder, out, other, new = build.folder, build.out, build.tmp / "other", build.tmp / "new.hnc"
-    save_picture(other / "test/1.png", 1)
+    save_image(other / "test/1.png", 1)
     (other / "test/1.txt").write_text("a house")
     (build.tmp / "empty").mkdir()
     for message, data, changed in (
@@ -258,7 +258,7 @@ def index_until(end: str, data: Path, out: Path, replacing: bool) -> None:
 @pytest.mark.parametrize(("end", "replacing"), [("killed", False), ("failed", True)])
 def test_a_run_that_was_killed_or_failed_is_resumed(end: str, replacing: bool, build: Indexing) -> None:
     if replacing:
-        save_picture(build.tmp / "other/1.png", 1)
+        save_image(build.tmp / "other/1.png", 1)
         build(build.tmp / "other")
     process = PROCESSES.Process(target=index_until, args=(end, build.folder, build.out, replacing))
     process.start()
@@ -303,7 +303,7 @@ def test_images_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return {record.id: record.captions for record in source.records}, list(source.problems)
 
     for name in ("val/a.png", "test/b.png", "test/b.jpg", "c.png", ".hidden/d.png", "docci/.e.png", "docci/f.png"):
-        save_picture(tmp_path / name, 0)
+        save_image(tmp_path / name, 0)
     for name in ("val/a", "test/b", "c", "README"):
         (tmp_path / f"{name}.txt").write_text(name)
     captions, problems = scanned(tmp_path)

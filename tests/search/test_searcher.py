@@ -82,7 +82,8 @@ def test_search_equals_all_scores(query: dict[str, Any], k: int, index: Searcher
 
 def test_invalid_queries_are_refused(index: Searcher) -> None:
     rerank = {"text": TEXT, "rerank": True}
-    for options in ({}, {**rerank, "image": IMAGE}, {"text": TEXT, "k": 0}, {**rerank, "find": "captions"}):
+    wrong = ({}, {**rerank, "image": IMAGE}, {"text": TEXT, "k": 0}, {"text": TEXT, "find": "x"})
+    for options in (*wrong, {**rerank, "find": "captions"}):
         with pytest.raises(ValueError):
             index.search(**options)
     for call in (index.explain, index.separate):

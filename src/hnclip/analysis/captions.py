@@ -15,7 +15,7 @@ from hnclip.losses.hard_negative import product
 from hnclip.util.console import Iterate
 
 BINS = 20_000  # of [-1, 1]
-LARGEST = 50_000  # captions of which all pairs are compared; of more, a random part of this size
+LARGEST = 50_000  # captions whose pairs are all compared; larger sets are sampled to this size
 TILE = 1024
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 

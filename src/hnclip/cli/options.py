@@ -104,7 +104,7 @@ def arguments_of(options: Any) -> dict[str, Any]:
 
 
 class Refused(Exception):
-    """A dataclass refuses the values of its options. No ValueError, of which tyro would print a box of its own."""
+    """A dataclass refuses the values of its options. Not a ValueError: tyro would print it in a box of its own."""
 
 
 REGISTRY = ConstructorRegistry()
@@ -114,8 +114,8 @@ _reading = set[Any]()
 
 @REGISTRY.struct_rule
 def dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """Dataclasses as tyro reads them, with the help of each field as one paragraph, of which tyro keeps the line ends,
-    without None as a value where it is the default, and with `Refused` for wrong values."""
+    """Dataclasses as tyro reads them, but with the help of each field as one paragraph (tyro keeps line ends), without
+    None as a value where it is the default, and with `Refused` for wrong values."""
     if not is_dataclass(info.type) or info.type in _reading:
         return None
     _reading.add(info.type)

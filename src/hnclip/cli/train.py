@@ -83,7 +83,7 @@ class Base:
     adapt: Annotated[str | None, tyro.conf.arg(name="adapt.method")] = None
 
     def defaults(self) -> tuple[TrainConfig, RunOptions]:
-        """Of a saved run, a configuration file or a recipe."""
+        """The defaults from a saved run, a configuration file or a recipe."""
         if self.resume is not None:
             with large_import():
                 from hnclip.training.runs import saved_config, saved_options

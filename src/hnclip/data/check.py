@@ -83,7 +83,7 @@ def check_data(
             detail = f"{which}… {text[max(0, place - 20) : place + 20]} …"
             problems.append(Problem("garbled caption", records[row].id, detail))
         if context is not None and length > context:
-            detail = f"{which}{length} tokens, of which the model reads {context}"
+            detail = f"{which}{length} tokens; the model reads {context}"
             problems.append(Problem("cut caption", records[row].id, detail))
 
     keys = [record.image.key for record in records]

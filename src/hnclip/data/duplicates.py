@@ -158,8 +158,8 @@ def near_duplicate_images(
 
     Compression, another size, other light or a small mark change 0 to 4 of the 64 signs, a crop by 2 % about 4; two
     photographs differ in 32 on average. At most `bits` of them may differ. Signs alone would not tell drawings on one
-    background apart, so the strengths must correlate as well, with more weight on fast waves, of which images have
-    less: of 100 crops of 2 % 98 are above 0.96, other drawings on one background are below.
+    background apart, so the strengths must correlate as well, with more weight on fast waves, which are weaker in
+    images: 98 of 100 crops of 2 % are above 0.96, other drawings on one background are below.
     """
     if len(fingerprints) > MOST:
         return [], False

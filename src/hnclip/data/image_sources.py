@@ -113,8 +113,8 @@ class TarImage(EncodedImage):
 
 @dataclass(frozen=True, slots=True)
 class CellImage(EncodedImage):
-    """An image in a cell of a table: the bytes of an image file, or Hugging Face's {"bytes", "path"}, of which the
-    path, relative to `folder`, is read if there are no bytes. `version` changes when the table changes; `cell` reads
+    """An image in a cell of a table: the bytes of an image file, or Hugging Face's {"bytes", "path"}. The path,
+    relative to `folder`, is read if there are no bytes. `version` changes when the table changes; `cell` reads
     the cell in a row."""
 
     table: str

@@ -27,8 +27,8 @@ def word_list(category: str) -> tuple[str, ...]:
 
 
 def filter_caption(text: str, categories: Sequence[str] = CATEGORIES, *, repair: bool = True) -> str:
-    """A caption without the words of these lists: whole words in any case, longest entries first. A text of which fewer
-    than two words other than stop words would remain is not changed.
+    """A caption without the words of these lists: whole words in any case, longest entries first. A text is not changed
+    if fewer than two words other than stop words would remain.
 
     Args:
         repair: also remove hyphens and conjunctions of removed words, and choose between "a" and "an" again.

@@ -62,8 +62,8 @@ class DataSet:
         if why:
             raise ValueError(f"{self.name} has no split {split!r} here: {why}")
         if split not in ("train", "validation") or (declared and "train" not in declared):
-            have = ", ".join(declared) or "none, so use train, validation or all"
-            raise ValueError(f"{self.name} has no split {split!r}: it has {have} (--read.no-splits ignores splits)")
+            have = f"it has {', '.join(declared)}" if declared else "it declares none: use train, validation or all"
+            raise ValueError(f"{self.name} has no split {split!r}: {have} (--read.no-splits ignores splits)")
         training = [record for record in self.records if not declared or record.split == "train"]
         held_out = _held_out(training, validation_share)
         return tuple(record for record in training if (_group(record) in held_out) == (split == "validation"))

@@ -80,9 +80,9 @@ def crossed_bootstrap(
     retrieval, share what is drawn.
 
     Args:
-        values: of each part one number per query and run.
-        groups: of each part the label of every query; equal labels in several parts are one group, and every group
-            needs queries in every part.
+        values: one array per part, with one number per query and run.
+        groups: one array per part, with the label of every query; equal labels in several parts are one group, and
+            every group needs queries in every part.
         level, resamples, seed: as in `bootstrap_intervals`.
 
     Shape:
@@ -90,8 +90,8 @@ def crossed_bootstrap(
         of the parts.
 
     Relations:
-        Equal runs, or a single one, leave `bootstrap_intervals`. Of S runs S − 1 are drawn: where all queries agree,
-        the variance of a resample is then s²/S, that of a mean of S runs, of which S draws would make (S − 1)/S.
+        With equal runs, or a single one, this is `bootstrap_intervals`. S − 1 of S runs are drawn: where all queries
+        agree, the variance of a resample is then s²/S, as of a mean of S runs; S draws would give (S − 1)/S of it.
         What a query does in one run alone counts threefold, so where runs scatter by query the interval is rather too
         wide; a few runs give only a rough estimate of their spread, and a single one none.
 

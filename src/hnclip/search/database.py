@@ -4,15 +4,14 @@ imports torch.
 `photos.hnc` is a directory:
 
     index-1.db        SQLite: images, thumbnails, files, captions, problems, and what the other files hold
-    images-1.f16      vectors of images, a row each; likewise captions-1.f16
+    images-1.f16      vectors of images, a row each; captions-1.f16 is the same for captions
     images-1-*.faiss  approximate engines (`hnclip.search.engines`)
     text-1/           the text tower and its tokenizer, for queries without torch (`hnclip.search.query_encoder`)
     command.txt       the command that updates the index
 
 The database is the only commit point. Bytes of other files are flushed before the transaction that names them, so a
-killed writer leaves bytes that are not referenced. Of several databases the published one with the highest number
-counts, and what publishes a database is its format number, which is 0 before: an index is replaced by setting that of a
-new database.
+killed writer leaves bytes that are not referenced. The published database with the highest number counts. A database is
+published by its format number, which is 0 before: an index is replaced by setting the format number of a new database.
 
 An image is its content, identified by its hash; a file is a name that has an image and captions. Each new image or
 caption gets the next id and the next row, so ids rise with rows. An id is never given to something else, so a reader
@@ -75,7 +74,7 @@ class About:
         model: as given to `hnclip index`; `source` is what was recognised, `fingerprint` what it computes by.
         opening: how it was opened (`hnclip.config.Opening`).
         width: D of a vector.
-        data: what was indexed; of files and folders the absolute path.
+        data: what was indexed; files and folders by their absolute path.
         root: the directory that the places of files are relative to, if there is one.
         engine: that searches unless another is asked for; `uri` of one that is a server.
         split: of the data, or all.

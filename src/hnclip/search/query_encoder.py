@@ -54,7 +54,7 @@ class QueryText:
 
     Args:
         text: cleaned by the model's `TextTransform.clean`; `given` is the text before, which a model takes.
-        words: those within the context, in order; of a word that the context cuts, the tokens that were read.
+        words: those within the context, in order; a word that the context cuts has the tokens that were read.
         truncated: there were more.
     """
 

@@ -110,6 +110,8 @@ class Searcher:
         start = perf_counter()
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
+        if find not in KINDS:
+            raise ValueError(f"find must be one of {', '.join(KINDS)}, got {find!r}")
         if rerank and (text is None or find != "images"):
             raise ValueError("re-ranking requires a text and finds images")
         query = None if text is None else read_query(self.encoder.transform, text)

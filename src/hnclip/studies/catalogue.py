@@ -224,7 +224,7 @@ _STUDIES = (
     ),
     Study(
         "family",
-        "Control: margin, adaptivity, temperature, number of negatives",
+        "Control: margin, adaptivity, scale, number of negatives",
         "Which of these do the data need?",
         (  # Each comparison answers one question.
             ZERO_SHOT,
@@ -234,7 +234,7 @@ _STUDIES = (
             # L_HN is both: the first comparison shows what adaptivity adds to a margin, the second the reverse.
             _against(L_HN, FIXED.name, "adaptive part alone", "InfoNCE"),
             _against(HN_CLIP, "InfoNCE", "L_HN"),  # the token term
-            *map(_fixed_scale, (20.0, 50.0)),  # temperature
+            *map(_fixed_scale, (20.0, 50.0)),  # scale
             INFONCE_BATCH,  # more negatives
             L_HN_BATCH,  # the margin, given more negatives
             *map(_memory, (0.0, 0.25, 0.5)),  # even more negatives, and the margin, given these

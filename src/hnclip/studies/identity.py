@@ -41,7 +41,7 @@ Records = tuple[Record, ...]
 
 
 def run_identity(config: TrainConfig, *, trained: bool = True, matched: bool = False) -> str:
-    """Of a training run, or of the model before training.
+    """The identity of a training run, or of the model before training.
 
     Args:
         matched: the margin is γ·mean(Ḡ), which model and data determine.
@@ -91,7 +91,7 @@ def _is_here(model: str) -> bool:
 
 
 def model_identity(config: TrainConfig) -> str:
-    """Of the model that a run starts from."""
+    """The identity of the model that a run starts from."""
     return _model_identity(*attrgetter(*OPENING)(config))
 
 
@@ -119,7 +119,7 @@ def _training_records(*reading: Any) -> tuple[Records, Records]:
 
 @cache
 def _training_identity(kinds: frozenset[Kind], *reading: Any) -> tuple[str, str]:
-    """Of the training records, with what `hnclip prepare` made for them, and of the validation records."""
+    """The identities of the training records, with what `hnclip prepare` made, and of the validation records."""
     config = TrainConfig(**dict(zip(READING, reading)))
     train, held_out = training_records(config)
     for kind in KINDS:

@@ -138,9 +138,9 @@ def _claims_note(judged: Sequence[tuple[Claim, Judgement]]) -> str:
     counts = Counter(found.verdict for _, found in judged)
     return (
         f"{', '.join(f'{count} {verdict}' for verdict, count in counts.most_common())}. Differences are points of "
-        "R@1, average of both directions, with paired 95 % intervals; of many the lowest and the highest are shown. A "
-        "claim *holds* if all of them are above what is claimed, *does not hold* if one is below, and is *undecided* "
-        "otherwise. A number that belongs to the paper's model, data or hardware is *not comparable*."
+        "R@1, average of both directions, with paired 95 % intervals; if there are many, the lowest and the highest "
+        "are shown. A claim *holds* if all of them are above what is claimed, *does not hold* if one is below, and is "
+        "*undecided* otherwise. A number that belongs to the paper's model, data or hardware is *not comparable*."
     )
 
 

@@ -32,7 +32,7 @@ class RunJob:
     """A run, or the model before training, and the galleries that it is evaluated on.
 
     Args:
-        config: of the run, with what is observed along it. Of an untrained model only its opening counts.
+        config: of the run, with what is observed along it. For an untrained model only its opening counts.
         trained, matched: as of `Variant`.
         places: where it stands, in which studies.
     """

@@ -89,7 +89,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def slugify(*names: str) -> str:
-    """Names joined into a file name of at most 60 characters, of which the last are kept.
+    """Names joined into a file name, of which the last 60 characters are kept.
 
     >>> slugify("convergence", "scenes/park")
     'convergence-scenes-park'

@@ -61,8 +61,8 @@ class Columns:
 def choose_columns(
     table: str, names: Sequence[str], head: Sequence[Row], read: ReadConfig, *, holding: Sequence[str] = ()
 ) -> Columns:
-    """The columns of a table, of which those in `holding` hold images themselves, not their names. The first rows tell
-    names of images from other text."""
+    """The columns of a table; those in `holding` contain images themselves, not their names. The first rows tell names
+    of images from other text."""
 
     def error(problem: str, setting: str) -> ValueError:
         option = "--read." + setting.replace("_", "-")

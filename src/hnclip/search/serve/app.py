@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class StrictModel(BaseModel):
-    """Neither unknown fields, of which a misspelt one would be ignored, nor other types, such as "24" for a number."""
+    """Refuses unknown fields, so that a misspelt one is not ignored, and other types, such as "24" for a number."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
