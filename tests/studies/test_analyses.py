@@ -92,6 +92,8 @@ def test_a_step_of_every_row_is_timed_in_turns(config: TrainConfig, monkeypatch:
 
     monkeypatch.setattr(step_timer, "time_ways", time_ways)
     other = replace(config, objective=replace(config.objective, global_loss="infonce", token_weight=0.0))
-    runs = [RunJob(name, one, True, False, ()) for name, one in (("a", config), ("b", other))]
-    assert measure("step_time", config, *runs)["seconds"] == {"a": [1.0, 2.0], "b": [1.0, 2.0]}
+    memory = replace(other, optim=replace(other.optim, negatives="memory", memory=8))
+    runs = [RunJob(name, one, True, False, ()) for name, one in (("a", config), ("b", other), ("c", memory))]
+    assert measure("step_time", config, *runs)["seconds"] == {name: [1.0, 2.0] for name in "abc"}
     assert {*steps["a"]} > {*steps["b"]}  # HN-CLIP has a token term, InfoNCE has not
+    assert steps["c"]["infonce"] > steps["b"]["infonce"]  # among more negatives

@@ -15,6 +15,7 @@ ZERO_SHOT = Variant("zero-shot", trained=False, published=("Long-CLIP", "release
 HN_CLIP = Variant("HN-CLIP", method="hn_clip", published=("HN-CLIP", ""))
 FINELIP = Variant("FineLIP", method="finelip", published=("FineLIP", ""))
 GOAL = Variant("GOAL", method="goal", published=("GOAL", ""))
+SMARTCLIP = Variant("SmartCLIP", method="smartclip")
 STRUCTXLIP = Variant("StructXLIP", method="structxlip", published=("StructXLIP", ""))
 LORA = Variant("LoRA", method="lora", published=("LoRA", "with InfoNCE"))
 DORA = Variant("DoRA", method="dora", published=("DoRA", "with InfoNCE"))
@@ -190,7 +191,7 @@ _STUDIES = (
         "efficiency",
         "Training efficiency",
         "What does a training step cost?",
-        (INFONCE, FINELIP, GOAL, STRUCTXLIP, HN_CLIP),
+        (INFONCE, _memory(0.0), FINELIP, GOAL, SMARTCLIP, STRUCTXLIP, HN_CLIP),
         parts=("step_time",),
     ),
     Study(
@@ -234,7 +235,7 @@ _STUDIES = (
             # L_HN is both: the first comparison shows what adaptivity adds to a margin, the second the reverse.
             _against(L_HN, FIXED.name, "adaptive part alone", "InfoNCE"),
             _against(HN_CLIP, "InfoNCE", "L_HN"),  # the token term
-            *map(_fixed_scale, (20.0, 50.0)),  # scale
+            *map(_fixed_scale, (20.0, 50.0, 100.0)),  # scale
             INFONCE_BATCH,  # more negatives
             L_HN_BATCH,  # the margin, given more negatives
             *map(_memory, (0.0, 0.25, 0.5)),  # even more negatives, and the margin, given these

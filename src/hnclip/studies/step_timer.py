@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from hnclip.config import RunOptions, TrainConfig
-from hnclip.data.batching import prepare
+from hnclip.core import NegativePairs
+from hnclip.data.batching import PairData, prepare
+from hnclip.models.dual_encoder import DualEncoder
 from hnclip.models.parameters import train_mode
 from hnclip.objectives.registry import build_objective
 from hnclip.report.document import Block, Table
@@ -22,6 +24,7 @@ from hnclip.studies.plan import MeasureJob
 from hnclip.studies.results import StudyResults
 from hnclip.studies.store import Store
 from hnclip.training.data import add_views, needed_views
+from hnclip.training.memory import PairMemory
 from hnclip.training.optimizer import build_optimizer
 from hnclip.training.setup import choose_precision, prepare_model
 from hnclip.training.step import TrainStep
@@ -83,10 +86,19 @@ def _training_step(config: TrainConfig, options: RunOptions) -> tuple[Callable[[
     if config.objective.margin_source == "frozen":  # computed before the first step; the values do not matter
         pairs = replace(pairs, margin_text=F.normalize(torch.randn(len(pairs.owner), model.width), dim=-1))
     batch = pairs.batch(range(len(pairs)))
-    step = TrainStep(model, objective, build_optimizer(model, optim), optim, total=2)
+    memory = _memory(min(optim.memory, len(records)), pairs, model) if optim.memory else None
+    step = TrainStep(model, objective, build_optimizer(model, optim), optim, total=2, memory=memory)
     size = sum(weight.numel() * (16 if weight.requires_grad else 4) for weight in model.parameters())
     # In the middle of the run, where a method whose terms change on the way has all of them.
     return lambda: step(batch, 1).read(), size
+
+
+def _memory(size: int, pairs: PairData, model: DualEncoder) -> PairMemory:
+    """A full memory of other pairs than these; the values do not matter."""
+    image, text = F.normalize(torch.randn(2, size, model.width), dim=-1).to(model.device, model.dtype)  # [M, D] each
+    ids = -1 - torch.arange(size, device=model.device)[:, None].expand(size, pairs.ids.shape[1])  # [M, K]
+    margin_text = None if pairs.margin_text is None else text
+    return PairMemory(size, NegativePairs(image, text, ids, margin_text), len(pairs) + torch.arange(size))
 
 
 def step_timings(results: StudyResults) -> dict[str, dict[str, Timing]]:
