@@ -29,6 +29,9 @@ from hnclip.config import Opening
 log = logging.getLogger("hnclip")
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 @dataclass(frozen=True)
 class Convert:
     """Read a model of any supported layout, print what was recognised, and write it in another layout."""
@@ -79,14 +82,7 @@ class Interpolate(ModelOnData):
     """The model after fine-tuning, for example its run."""
     data: SeveralData = ("scenes/park",)
     """Data to evaluate on: those of the fine-tuning, and those that must not be forgotten."""
-    alpha: Annotated[tuple[Annotated[float, Field(ge=0, le=1)], ...], Field(min_length=1)] = (
-        0.0,
-        0.2,
-        0.4,
-        0.6,
-        0.8,
-        1.0,
-    )
+    alpha: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """Values of α: 0 is the base model, 1 the tuned model."""
     out: Path | None = None
     """Directory to write; it must be empty or not exist, unless --replace is given."""

@@ -222,10 +222,12 @@ class IndexWriter:
     def delete_leftovers(self) -> None:
         """Delete files that nothing refers to: of older databases, and of killed writers. Until this database is
         published, readers may use them."""
+        if not self._is_published():
+            return
         kept = {LOCK, COMMAND, self._file.name, f"{self._file.name}-wal", f"{self._file.name}-shm"}
         kept |= {rows.name for rows in self.files.values()}
         kept |= {str(extra.get("file")) for extra in self.extras.values() if isinstance(extra, dict)}
-        for file in self.path.iterdir() if self._is_published() else ():
+        for file in self.path.iterdir():
             if file.name not in kept and _OWN.fullmatch(file.name):
                 with suppress(OSError):  # some systems keep files that are open; the next run deletes them
                     shutil.rmtree(file) if file.is_dir() else file.unlink()
